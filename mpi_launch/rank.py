@@ -41,6 +41,9 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 PR_SET_PDEATHSIG = 1
 
+#: Seconds between asking a program whose launcher has gone to end, and killing it.
+GRACE = 3.0
+
 
 def load(name: str) -> Any:
     """A table of ``machine/``, which is a folder of the package above, loaded without that package."""
@@ -164,6 +167,7 @@ class Parent:
 
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
+        launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: in a namespace around ours
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
         try:
             child = subprocess.Popen(
@@ -177,15 +181,23 @@ class Parent:
             return not_started(self.start, words, error)
         for kind in PASSED_ON:
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
-        report(self.start.rank, event="started")
+        # No launcher hears that which had gone before this process looked for it.
+        is_heard = report(self.start.rank, event="started")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         assert child.stderr is not None
-        relay(child.pid, child.stderr.fileno(), self.copy)
+        if is_heard:
+            relay([os.pidfd_open(child.pid), *launcher], child.stderr.fileno(), self.copy)
+        if child.poll() is None:
+            end_all(child)
         status = child.wait()
         if status and not self.told:
             lines = [line for line in self.last.decode(errors="replace").splitlines() if line.strip()]
             shown = "\n".join(lines[-KEPT_LINES:])
             report(self.start.rank, event="failed", status=status if status > 0 else 128 - status, lines=shown)
+        if status:
+            signal_group(child, signal.SIGTERM)  # which it may have left processes in
+        else:
+            report(self.start.rank, event="ended")
         if status < 0:
             die_of(-status)
         return status
@@ -201,11 +213,27 @@ class Parent:
         self.last = (self.last + data)[-KEPT_BYTES:]
 
 
-def report(rank: int, **event: object) -> None:
-    """Tell ucch-run; one write, so that lines of several ranks do not mix."""
+def report(rank: int, **event: object) -> bool:
+    """Tell ucch-run; one write, so that lines of several ranks do not mix. False if no process listens any more."""
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
-    with contextlib.suppress(OSError):
+    try:
         os.write(2, MARK + text.encode() + b"\n")
+    except OSError as error:
+        return not isinstance(error, BrokenPipeError)
+    return True
+
+
+def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    """Signal the program, and what it has started: launchers give each rank a group of processes."""
+    os.killpg(0, number) if os.getpgrp() == os.getpid() else child.send_signal(number)
+
+
+def end_all(child: subprocess.Popen[bytes]) -> None:
+    """End the program of a launcher that has gone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        signal_group(child, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE)
 
 
 def not_started(start: Start, words: list[str], error: OSError) -> int:
@@ -232,31 +260,35 @@ def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) ->
     Returns:
         What the child calls before it becomes its program.
     """
-    libc = ctypes.CDLL(None)
+    libc, parent = ctypes.CDLL(None), os.getpid()
 
     def before() -> None:
         libc.prctl(PR_SET_PDEATHSIG, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        if os.getppid() != parent:  # it has ended already
+            os.kill(os.getpid(), number)
 
     return before
 
 
-def relay(pid: int, fd: int, take: Callable[[bytes], None], often: Callable[[], None] | None = None) -> None:
-    """Hand over what a process writes until it ends; its stream may stay open, in processes that it leaves behind.
+def relay(
+    ended: Collection[int], fd: int, take: Callable[[bytes], None], often: Callable[[], None] | None = None
+) -> None:
+    """Hand over what comes by a stream until a process ends; it may stay open, in processes that are left behind.
 
     Args:
-        pid: the process, a child of this one.
+        ended: descriptors of processes, one of which ends; they are closed.
         fd: the stream.
         take: takes its bytes.
         often: is called ten times a second.
     """
-    ended, over, reads = os.pidfd_open(pid), False, True
+    over, reads = False, True
     os.set_blocking(fd, False)
     with selectors.DefaultSelector() as waiting:
-        waiting.register(ended, selectors.EVENT_READ)
-        waiting.register(fd, selectors.EVENT_READ)
+        for each in (*ended, fd):
+            waiting.register(each, selectors.EVENT_READ)
         while not over:
-            over = ended in [key.fd for key, _ in waiting.select(0.1 if often else None)]
+            over = any(key.fd in ended for key, _ in waiting.select(0.1 if often else None))
             with contextlib.suppress(BlockingIOError):
                 while reads and (data := os.read(fd, 1 << 16)):
                     take(data)
@@ -265,7 +297,8 @@ def relay(pid: int, fd: int, take: Callable[[bytes], None], often: Callable[[], 
                     reads = False
             if often:
                 often()
-    os.close(ended)
+    for each in ended:
+        os.close(each)
 
 
 def write_all(fd: int, data: bytes) -> None:

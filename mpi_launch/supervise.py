@@ -47,6 +47,7 @@ class Reports:
     def __init__(self, size: int) -> None:
         self.size = size
         self.started: dict[int, str] = {}
+        self.ended: set[int] = set()
         self.failure: dict[str, Any] | None = None
         self.held = b""
 
@@ -59,6 +60,8 @@ class Reports:
             return False
         if kind == "started":
             self.started[rank] = host
+        elif kind == "ended":
+            self.ended.add(rank)
         elif kind == "failed" and (self.failure is None or (_killed(event) and not _killed(self.failure))):
             self.failure = event
         return True
@@ -71,6 +74,10 @@ class Reports:
                 found.append(name)
             first += slots
         return list(dict.fromkeys(found))
+
+    def lost(self) -> list[str]:
+        """Hosts of ranks that have started, and did not say that they have ended."""
+        return list(dict.fromkeys(host for rank, host in self.started.items() if rank not in self.ended))
 
     def feed(self, data: bytes) -> bytes:
         """Text for people; the rest of a report that is not complete is held back."""
@@ -169,7 +176,7 @@ def supervise(
         watch = _Watch(process, Reports(sum(slots for _, slots in hosts)), start_timeout)
         with process:  # closes its stream, and waits
             assert process.stderr is not None
-            relay(process.pid, process.stderr.fileno(), watch.copy, watch.look)
+            relay([os.pidfd_open(process.pid)], process.stderr.fileno(), watch.copy, watch.look)
         status = process.returncode
         while signal.sigtimedwait(_SIGNALS, 0):
             pass  # what came while the job was ending is about the job
@@ -199,6 +206,9 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return LATE if why else code
+    if not code and (lost := reports.lost()):  # Open MPI 5 ends well where a host's daemon has died
+        _say(f"not every rank ended: {os.path.basename(launcher)} has lost those on {_names(lost)}")
+        return 1
     if code and not why:
         _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
     return code

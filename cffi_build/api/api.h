@@ -297,6 +297,7 @@ int ucch_link_ask(int link);
 void ucch_links_stop(int well);
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks);
+int ucch_circle_reach(ucch_circle *circle, int rank, const void *addresses, size_t bytes, double patience);
 void ucch_circle_lost(ucch_circle *circle, int rank);
 void ucch_circle_free(ucch_circle *circle);
 
@@ -353,6 +354,8 @@ uint64_t ucch_board_announce(ucch_board *board, uint64_t signature, const char *
 uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *label);
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
+int ucch_board_cut(ucch_board *board, double waited, int *peer);
+const char *ucch_board_link(const ucch_board *board, int rank);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);
 void ucch_board_failed(ucch_board *board, uint64_t seq);

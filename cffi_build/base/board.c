@@ -511,6 +511,22 @@ int ucch_board_fate(ucch_board *b, int slot) {
     return best;
 }
 
+/* 0, or UCCH_FAIL_CONNECTION for what has waited for so many seconds, where a link to the host of `peer`, as
+ * ucch_board_gone has it, is cut; for -1 to any host, of which it then has a rank. */
+int ucch_board_cut(ucch_board *b, double waited, int *peer) {
+    if (!b->far || *peer >= 0) return 0;
+    int rank = ucch_far_cut(b->far, waited, *peer == -1 ? -1 : -2 - *peer);
+    if (rank >= 0) *peer = -2 - rank;
+    return rank >= 0 ? UCCH_FAIL_CONNECTION : 0;
+}
+
+/* The link to the host of a rank of another one that was found to be cut, our address and the other one; empty without
+ * one. */
+const char *ucch_board_link(const ucch_board *b, int rank) {
+    const char *link = b->far ? ucch_far_link(b->far, rank) : NULL;
+    return link ? link : "";
+}
+
 void ucch_board_break(ucch_board *b) { b->broken = 1; }
 
 /* Our own label of a call; `label` stays as it is where that has been overwritten. */

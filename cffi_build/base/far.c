@@ -6,10 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long the wish for a look at links holds. */
+#define ASKED_NS 2000000000u
+
 typedef struct standing {
     int how;               /* UCCH_THERE, or why no call after `last` can end well */
     uint64_t last, failed; /* and the first call that has failed on it, or 0 */
     double since;          /* when that was heard */
+    int cut;               /* whether a link to its host is, or was, while a call waited */
 } standing;
 
 struct ucch_far {
@@ -20,6 +24,9 @@ struct ucch_far {
     uint64_t differs;                 /* the first call that ranks of several hosts have made differently */
     int by;                           /* a rank that has made it differently from us */
     char label[UCCH_LABEL_BYTES];     /* and what it called */
+    char link[UCCH_PATH_BYTES];       /* the first that was cut, once a rank has `cut` */
+    uint64_t patience;                /* nanoseconds of waiting after which links are looked at; 0: never */
+    uint64_t asked;                   /* when a call has last wanted that */
     standing ranks[];
 };
 
@@ -85,12 +92,14 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
 /* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
 static int cannot_end(const standing *s, uint64_t seq) {
-    if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
-    if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
+    int how = __atomic_load_n(&s->how, __ATOMIC_ACQUIRE);
+    if (!how) return 0;
+    if (how >= UCCH_DIED || __atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
     return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
 }
 
-/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
+/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none.
+ * Call 0: one that has died. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
     int found = -1;
     for (int i = 0; i < far->size; i++) {
@@ -118,4 +127,35 @@ uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
     *rank = first ? far->by : -1;
     if (first) memcpy(label, far->label, UCCH_LABEL_BYTES);
     return first;
+}
+
+/* ---- links that are cut ---- */
+
+void ucch_far_patience(ucch_far *far, double seconds) {
+    __atomic_store_n(&far->patience, (uint64_t)(1e9 * seconds), __ATOMIC_RELAXED);
+}
+
+/* True if a call has waited for long, just now. */
+int ucch_far_is_asked(const ucch_far *far) {
+    return ucch_now_ns() - __atomic_load_n(&far->asked, __ATOMIC_RELAXED) < ASKED_NS;
+}
+
+void ucch_far_note_cut(ucch_far *far, int rank, const char *link) {
+    if (!far->link[0]) memcpy(far->link, link, UCCH_PATH_BYTES);
+    __atomic_store_n(&far->ranks[rank].cut, 1, __ATOMIC_RELEASE);
+}
+
+/* The link to a rank's host that is cut; NULL without one. */
+const char *ucch_far_link(const ucch_far *far, int rank) {
+    return __atomic_load_n(&far->ranks[rank].cut, __ATOMIC_ACQUIRE) ? far->link : NULL;
+}
+
+/* The rank to whose host a link is cut, -1 for none, once a call has waited for long: `rank`, or any for -1. */
+int ucch_far_cut(ucch_far *far, double waited, int rank) {
+    uint64_t patience = __atomic_load_n(&far->patience, __ATOMIC_RELAXED);
+    if (!patience || 1e9 * waited < (double)patience) return -1;
+    __atomic_store_n(&far->asked, ucch_now_ns(), __ATOMIC_RELAXED);
+    for (int i = rank < 0 ? 0 : rank; i < far->size && (rank < 0 || i == rank); i++)
+        if (__atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED)) return i;
+    return -1;
 }

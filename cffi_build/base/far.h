@@ -28,6 +28,8 @@ int ucch_far_gone(const ucch_far *far, uint64_t seq);
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
 uint64_t ucch_far_given_up(const ucch_far *far, int rank);
 int ucch_far_fate(const ucch_far *far, int rank);
+int ucch_far_cut(ucch_far *far, double waited, int rank);
+const char *ucch_far_link(const ucch_far *far, int rank);
 
 /* For the thread that hears of other hosts, which alone writes. */
 uint64_t ucch_far_changed(ucch_far *far);
@@ -35,6 +37,10 @@ uint64_t ucch_far_called(const ucch_far *far);
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
 void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
 int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed);
+
+void ucch_far_patience(ucch_far *far, double seconds);
+int ucch_far_is_asked(const ucch_far *far);
+void ucch_far_note_cut(ucch_far *far, int rank, const char *link);
 
 ucch_far *ucch_board_far(const ucch_board *board);
 void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);

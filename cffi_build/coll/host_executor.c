@@ -113,6 +113,7 @@ static int check_locked(ucch_op *op, double now) {
     if (bad) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
     if (op->error.peer != -1) return UCCH_FAIL_PEER;
+    if (ucch_board_cut(p->board, now - op->started, &op->error.peer)) return UCCH_FAIL_CONNECTION;
     if (has_lost_message(p)) return UCCH_FAIL_LOST;
     return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
 }

@@ -112,7 +112,7 @@ static int check_locked(ucch_op *op, double now) {
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
-        bad = op->error.peer == -1 ? 0 : UCCH_FAIL_PEER;
+        bad = op->error.peer == -1 ? ucch_board_cut(l->board, now - op->started, &op->error.peer) : UCCH_FAIL_PEER;
     }
     if (!bad && needs_others) bad = lost(l, &op->error.peer);
     return bad ? bad : tainted(l, &op->error.peer);
@@ -292,11 +292,12 @@ static int check_graphs_locked(ucch_op *op, double now) {
     if (!status && rank >= 0 && rank != g->channels->rank) status = UCCH_FAIL_PEER;
     if (status) op->error.peer = ucch_board_peer(g->board, rank);
     int other = ucch_board_mismatch(g->board, op->error.seq); /* when it was captured */
-    if (other >= 0) {
+    if (other != -1) {
         op->error.peer = other;
         return UCCH_FAIL_MISMATCH;
     }
-    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) >= 0) status = UCCH_FAIL_PEER;
+    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) != -1) status = UCCH_FAIL_PEER;
+    if (!status && under_way) status = ucch_board_cut(g->board, now - g->since, &op->error.peer);
     return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
 }
 

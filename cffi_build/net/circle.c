@@ -11,6 +11,7 @@
 
 #include "base/far.h"
 #include "net/link.h"
+#include "net/path.h"
 
 #define SEEN UCCH_CALLS_SEEN
 /* Hashes in one message, and messages of them in one turn. */
@@ -18,10 +19,10 @@
 #define WORDS 4
 /* Different reports of what was called that are kept at most. */
 #define MOST_REPORTS 8
-/* Seconds after which a rank says that it waits. */
+/* Seconds after which a rank says that it waits, and between looks at links while it does. */
 #define LONG_S 1.0
 
-enum { CALLS = 2, REPORT, GONE, WAITS };
+enum { CALLS = 2, REPORT, GONE, WAITS, CUT };
 
 typedef struct calls {
     uint64_t first, count;
@@ -42,6 +43,12 @@ typedef struct gone {
     int32_t rank, how;
 } gone;
 
+/* A link between the hosts of two ranks. */
+typedef struct cut {
+    int32_t from, to;
+    char link[UCCH_PATH_BYTES];
+} cut;
+
 /* The last call of a rank, which has been under way for a while; call 0: none any more. */
 typedef struct waits {
     uint64_t call;
@@ -55,6 +62,7 @@ typedef struct news {
     union {
         report report;
         gone gone;
+        cut cut;
     };
 } news;
 
@@ -68,6 +76,15 @@ typedef struct contact {
     double since;                     /* when that began, by our clock */
 } contact;
 
+/* Another host: one of its ranks, and its addresses. */
+typedef struct place {
+    int rank;
+    size_t bytes;
+    double patience;
+    struct place *next;
+    char addresses[];
+} place;
+
 struct ucch_circle {
     uint64_t key;
     ucch_board *board;
@@ -76,6 +93,8 @@ struct ucch_circle {
     int ended;          /* whether that was said of this rank */
     uint64_t under_way; /* the last call, where it has not ended, or 0 */
     double since;       /* when it was seen first */
+    double looked;      /* at links */
+    place *places;
     news *news;
     ucch_circle *next;
     int *hosts; /* by rank, behind the contacts */
@@ -98,7 +117,7 @@ static void forward_news(ucch_circle *c) {
         contact *s = &c->contacts[i];
         for (int said = 0; s->told < c->nnews && !said; s->told += !said) {
             const news *n = &c->news[s->told];
-            size_t bytes = n->kind == REPORT ? sizeof(n->report) : sizeof(n->gone);
+            size_t bytes = n->kind == REPORT ? sizeof(n->report) : n->kind == CUT ? sizeof(n->cut) : sizeof(n->gone);
             said = ucch_link_send(s->link, (uint32_t)n->kind, c->key, &n->report, bytes);
         }
     }
@@ -165,6 +184,18 @@ static void compare_reports(ucch_circle *c) {
         else if (mine && ucch_calls_differ(mine, o.hash) && mine != UCCH_REFUSED_CALL)
             ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
+}
+
+/* The ranks of the two hosts note it; all pass it on, once. */
+static void note_cut(ucch_circle *c, const cut *l) {
+    const int *hosts = c->hosts, from = hosts[l->from], to = hosts[l->to], here = hosts[c->rank];
+    for (int i = 0; i < c->nnews; i++) {
+        const news *n = &c->news[i];
+        if (n->kind == CUT && hosts[n->cut.from] == from && hosts[n->cut.to] == to) return;
+    }
+    add(c, &(news){.kind = CUT, .cut = *l});
+    for (int r = 0; r < c->size && (here == from || here == to); r++)
+        if (hosts[r] == (here == from ? to : from)) ucch_far_note_cut(c->far, r, l->link);
 }
 
 /* ---- calls ---- */
@@ -269,6 +300,7 @@ static int fits(uint32_t kind, const void *data, size_t bytes) {
     if (kind == REPORT) return bytes == sizeof(report);
     if (kind == GONE) return bytes == sizeof(gone);
     if (kind == WAITS) return bytes == sizeof(waits);
+    if (kind == CUT) return bytes == sizeof(cut);
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
     memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
     return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
@@ -281,6 +313,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         report report;
         gone gone;
         waits waits;
+        cut cut;
     } word;
     if (!fits(kind, data, bytes)) return -1;
     if (!c) return 0; /* given back, or not made yet */
@@ -292,6 +325,10 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     } else if (kind == GONE) {
         if (word.gone.how < UCCH_LEFT || word.gone.how > UCCH_UNREACHABLE) return -1;
         note_gone(c, &word.gone);
+    } else if (kind == CUT) {
+        if (word.cut.from < 0 || word.cut.from >= c->size || word.cut.to < 0 || word.cut.to >= c->size) return -1;
+        word.cut.link[UCCH_PATH_BYTES - 1] = 0;
+        note_cut(c, &word.cut);
     } else if (kind == WAITS && !(word.waits.seconds >= 0 && word.waits.seconds < 1e9)) {
         return -1;
     }
@@ -303,6 +340,25 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     compare_reports(c);
     forward_news(c);
     return 0;
+}
+
+/* True if a rank waits for long in a call that this one may have ended. */
+static int is_awaited(const ucch_circle *c, double now) {
+    for (int i = 0; i < c->ncontacts; i++)
+        if (c->contacts[i].waits.call && c->places && now - c->contacts[i].since > c->places->patience) return 1;
+    return 0;
+}
+
+/* While a call waits, find links that are cut although the process at the other end is there. Who sends nothing by
+ * them does not see that. */
+static void look_at_links(ucch_circle *c) {
+    double now = ucch_now();
+    if (now - c->looked < LONG_S || (!ucch_far_is_asked(c->far) && !is_awaited(c, now))) return;
+    c->looked = now;
+    for (const place *p = c->places; p; p = p->next) {
+        cut found = {c->rank, p->rank, ""};
+        if (ucch_path_find_cut(p->addresses, p->bytes, p->patience, found.link)) note_cut(c, &found);
+    }
 }
 
 static void turn_of(ucch_circle *c) {
@@ -321,6 +377,7 @@ static void turn_of(ucch_circle *c) {
     forward_news(c);
     note_last(c);
     note_waiter(c);
+    look_at_links(c);
 }
 
 static void on_turn(void) {
@@ -370,6 +427,21 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
     return c;
 }
 
+/* The addresses of a rank's host, as they are on the network. What waits for longer than `patience` fails where one of
+ * them does not answer. 0, or not 0: no memory. */
+int ucch_circle_reach(ucch_circle *c, int rank, const void *addresses, size_t bytes, double patience) {
+    place *p = calloc(1, sizeof(*p) + bytes);
+    if (!p) return UCCH_FAIL_MEMORY;
+    *p = (place){.rank = rank, .bytes = bytes, .patience = patience};
+    memcpy(p->addresses, addresses, bytes);
+    ucch_links_lock();
+    p->next = c->places;
+    c->places = p;
+    ucch_far_patience(c->far, patience);
+    ucch_links_unlock();
+    return 0;
+}
+
 /* A rank has died, as is known from elsewhere. */
 void ucch_circle_lost(ucch_circle *c, int rank) {
     if (!c) return; /* given back */
@@ -385,6 +457,10 @@ void ucch_circle_free(ucch_circle *c) {
     if (has_ended(c)) turn_of(c);
     UCCH_UNLINK(circles, c, next);
     ucch_links_unlock();
+    for (place *p = c->places, *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
     free(c->news);
     free(c);
 }

@@ -50,7 +50,8 @@ static int ask(int fd, const void *address, size_t bytes, double patience, char 
     if (!n || !memmem(address, bytes, at, n) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &room)) return UNKNOWN;
     if (text) say(fd, &there, text);
     if (info.tcpi_last_ack_recv < 1e3 * patience) return ANSWERS;
-    return info.tcpi_unacked ? SILENT : UNKNOWN;
+    /* What was sent longer ago, and is to be sent again, tells nothing of the link as it is now. */
+    return info.tcpi_unacked && info.tcpi_last_data_sent < 1e3 * patience ? SILENT : UNKNOWN;
 }
 
 static int ask_all(const void *address, size_t bytes, double patience, char *text) {
@@ -72,3 +73,21 @@ int ucch_path_is_cut(const void *address, size_t bytes, double patience) {
 
 /* The way there: our address and the other one. */
 void ucch_path_name(const void *address, size_t bytes, char *text) { ask_all(address, bytes, 0, text); }
+
+/* True if that is so of one of a host's addresses, whatever the others do; with the way there. */
+int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text) {
+    DIR *files = opendir("/proc/self/fd");
+    int found = 0;
+    for (struct dirent *file; files && !found && (file = readdir(files));) {
+        struct sockaddr_storage there;
+        socklen_t length = sizeof(there);
+        size_t n;
+        int fd = atoi(file->d_name);
+        if (ask(fd, addresses, bytes, patience, text) != SILENT) continue;
+        if (getpeername(fd, (struct sockaddr *)&there, &length)) continue;
+        const void *one = bytes_of(&there, &n);
+        found = ucch_path_is_cut(one, n, patience);
+    }
+    if (files) closedir(files);
+    return found;
+}

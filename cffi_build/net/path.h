@@ -6,5 +6,6 @@
 
 int ucch_path_is_cut(const void *address, size_t bytes, double patience);
 void ucch_path_name(const void *address, size_t bytes, char *text);
+int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text);
 
 #endif

@@ -329,8 +329,9 @@ static int check_locked(ucch_op *op, double now) {
     const ucch_channel *rings[] = {l->shorts, l->longs};
     for (int i = 0; i < 2; i++)
         if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_CONNECTION;
-    int fate = ucch_board_fate(m->board, m->slot);
+    int fate = ucch_board_fate(m->board, m->slot), peer = m->slot;
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
+    if (ucch_board_cut(m->board, now - op->started, &peer)) return UCCH_FAIL_CONNECTION;
     int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
     if (is_there) return 0; /* and is taken in time */
     if (fate == UCCH_LEFT && m->left == 0) m->left = now;

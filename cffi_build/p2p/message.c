@@ -235,8 +235,9 @@ static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
     if (m->board && ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
     if (m->board && m->start.what == START_RECV && ucch_board_lossy(m->board)) return UCCH_FAIL_LOST;
-    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0;
+    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0, peer = m->peer;
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
+    if (m->board && ucch_board_cut(m->board, now - op->started, &peer)) return UCCH_FAIL_CONNECTION;
     if (fate == UCCH_LEFT) {
         if (m->left == 0)
             m->left = now;

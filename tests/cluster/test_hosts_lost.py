@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,60 @@ def test_a_rank_ends(outputs: Callable[..., list[str]], name: str) -> None:
     for rank in range(last):
         assert re.search(end.others.format(rank, 1 - rank), out[rank]), (how, out)
     assert re.search(end.last, out[last]), (how, out)
+
+
+#: What ranks of two hosts wait in, by host memory, when a link is cut. The first rank of a transfer that goes one way
+#: sees that the other one does not acknowledge it, and tells it.
+ONE_LINK = """
+import os, time
+from pathlib import Path
+import numpy as np
+from mpi4py import MPI
+from ucc_hetero import CollectiveError, Communicator
+
+def right(comm, n):
+    x, y = np.full(n, comm.rank + 1.0), np.full(n, -1.0)
+    comm.Allreduce(x, y)
+    assert (y == 3).all()
+
+def send(comm, n):
+    x = np.full(n, comm.rank + 1.0)
+    (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
+    assert (x == 1).all()
+
+folder, n, call = Path(os.environ["FOLDER"]), int(os.environ["LENGTH"]), globals()[os.environ["CALL"]]
+comm = Communicator()
+call(comm, n)
+(folder / f"up{comm.rank}").touch()
+try:
+    while True:
+        call(comm, n)
+except CollectiveError as error:
+    print("cut:", error, flush=True)
+(folder / f"down{comm.rank}").touch()
+while not (folder / "back").exists():
+    time.sleep(0.01)
+with Communicator() as other:
+    right(other, n)
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["right", "send"])
+def test_the_link_of_the_data_is_cut(emulate: Callable[..., Cluster], appear: Any, tmp_path: Path, call: str) -> None:
+    """And not that of the heartbeats. Both ranks name it, long before their deadline."""
+
+    def cut() -> None:
+        appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
+        cluster.set_link(1, up=False, link=1)
+        appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])
+        cluster.set_link(1, up=True, link=1)
+        (tmp_path / "back").touch()
+
+    cluster = emulate(hosts=2, slots=1, links=2, rate="none")
+    threading.Thread(target=cut, daemon=True).start()
+    about = {"FOLDER": str(tmp_path), "CALL": call, "LENGTH": random.choice(["3", "300000"])}
+    env = {"UCCH_TIMEOUT": str(DEADLINE), "UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0", **about}
+    done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
+    said = re.findall(r"cut: .* does not answer over the link 10.11.0.[12] - 10.11.0.[12], ", done.stdout)
+    assert (len(said), done.stdout.count("right")) == (2, 2), (about, done.stdout, done.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import is_free, until
 
 from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.native.libraries import load
@@ -88,6 +89,34 @@ def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Run, flavour: tupl
         "ucch-run: its last lines were:",
         "    it is me",
     )
+
+
+#: A rank that kills what has started it: mpirun on the first host, its daemon on the other one. All would stay.
+KILLS = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_SH)
+open(sys.argv[1] + os.environ["RANK"], "w").close()
+while not all(os.path.exists(sys.argv[1] + rank) for rank in "0123"):
+    time.sleep(0.01)
+if os.environ["RANK"] == sys.argv[2]:
+    with open(f"/proc/{os.getppid()}/stat") as wrapper:
+        os.kill(int(wrapper.read().split()[3]), signal.SIGKILL)
+time.sleep(200)
+"""
+
+
+@pytest.mark.parametrize("by", "03")
+def test_a_launcher_is_killed(
+    cluster: Cluster, ucch_run: Run, flavour: tuple[str, int], tmp_path: Path, by: str
+) -> None:
+    """No rank stays, on any host."""
+    locked, document = tmp_path / "locked", {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
+    done = ucch_run(cluster, document, sys.executable, "-c", KILLS, str(locked), by)
+    assert done.returncode != 0 and "ucch-run: " in done.stderr.splitlines()[-1], done.stderr
+    with locked.open() as lock:
+        until(lambda: is_free(lock), "ranks have stayed")
 
 
 def test_real_ssh(ssh_cluster: Cluster, ucch_run: Run) -> None:

@@ -1,11 +1,12 @@
 """What tests of every folder do: run a script in a new Python, and wait until something is so."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 #: Seconds for what takes a moment: only what fails takes that long.
 LONG = 300.0
@@ -28,3 +29,12 @@ def until(condition: Callable[[], Any], what: object = "") -> None:
     while not condition():
         assert time.monotonic() < ends, what or "not within the time limit"
         time.sleep(0.002)
+
+
+def is_free(file: TextIO) -> bool:
+    """True if no process holds a lock of a file, which ends with its process."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -283,3 +283,27 @@ graphs[0].replay(stream)
 reached(stream)  # at once, with nobody
 MPI.COMM_WORLD.Barrier()
 """
+
+#: The last rank is lost while the others replay: killed, stopped, or cut off from outside.
+LOST = FAILS
+LOST += """
+import signal
+from pathlib import Path
+x, y, folder = Array(1000).set(1), Array(1000), Path(os.environ["FOLDER"])
+comm.Allreduce(x, y)
+with Graph(stream) as graph:
+    comm.Iallreduce(x, y, stream=stream)
+graph.replay(stream)
+there(stream, y, comm.size)
+comm.mpi.Barrier()
+(folder / f"up{r}").touch()
+if r == comm.size - 1 and way.startswith("SIG"):
+    os.kill(os.getpid(), getattr(signal, way))
+while way == "cut" and not (folder / "cut").exists():
+    time.sleep(0.01)
+if r < comm.size - 1:
+    graph.replay(stream)
+    next_call()
+    (folder / "known").touch()
+os._exit(way != "SIGKILL")  # ends a job one of whose ranks is stopped
+"""

@@ -313,7 +313,7 @@ class Info(ctypes.Structure):
 
 ask = ctypes.CDLL(None).mallinfo2
 ask.restype = Info
-N, TURNS = 30_000_000, 30
+N, TURNS = 30_000_000, 12
 region, values = memory(N)
 values[:] = 0
 mpi.Barrier()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import cases
 import numpy as np
@@ -21,6 +22,7 @@ from cases import raises, seen
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
+from ucc_hetero.p2p.messages import Messages
 
 if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array
@@ -73,6 +75,30 @@ def case_synchronous(comm: Communicator) -> None:
             with raises(ValueError, "received already"):
                 found.Recv(into)
         send.Wait()
+        comm.Barrier()
+
+
+def case_probes_of_either_kind(comm: Communicator) -> None:
+    """Each spelling sees buffers and Python objects, with source and tag, by which a pool's rank receives them."""
+    right, left = neighbours(comm)
+    sends = {1: lambda: comm.send(["x"], right, 1), 2: lambda: comm.Send(vector(np.full(3, 4.0)), right, 2)}
+    for probe, look in (comm.Probe, comm.Iprobe), (comm.probe, comm.iprobe):
+        for tag in random.sample([*sends], 2):
+            sends[tag]()
+        for tag in random.sample([*sends], 2):
+            status = MPI.Status()
+            assert probe(left, tag, status) and look(left, tag) and not look(left, 9)
+            assert (status.source, status.tag) == (left, tag) and status.count > 0
+            if tag == 1:
+                assert comm.recv(source=left, tag=tag) == ["x"]
+            else:
+                comm.Recv(into := blank(3), left, tag)
+                assert (seen(into) == 4).all()
+        comm.Barrier()
+        assert not look(left)
+        comm.Barrier()
+        comm.send("taken out", right, 5)
+        assert comm.mprobe(left, 5, status).recv() == "taken out" and (status.source, status.tag) == (left, 5)
         comm.Barrier()
 
 
@@ -188,6 +214,24 @@ def case_cancel(comm: Communicator) -> None:
     sent.Cancel()  # MPI lets a send go on
     comm.Recv(second, comm.rank, 6)
     sent.Wait()
+
+
+def case_interrupted_as_it_begins(comm: Communicator) -> None:
+    """Ctrl-C between the start of a message and its request: a send goes on, a receive is taken back."""
+    right, left = neighbours(comm)
+    data, first, second = vector(pattern(LONG, comm.rank)), blank(LONG), blank(LONG)
+    ctrl_c = mock.patch.object(Messages, "request", side_effect=KeyboardInterrupt)
+    with ctrl_c, raises(KeyboardInterrupt):
+        comm.Irecv(first, left, 6)
+    comm.Barrier()
+    with ctrl_c, raises(KeyboardInterrupt):
+        comm.Isend(data, right, 6)
+    del data
+    gc.collect()
+    poison = [pattern(LONG, -1, turn) for turn in range(3)]
+    comm.Recv(second, left, 6)
+    assert (seen(first) == -1).all() and (seen(second) == pattern(LONG, left)).all()
+    assert all((each == pattern(LONG, -1, turn)).all() for turn, each in enumerate(poison))
 
 
 def case_idioms_of_mpi4py(comm: Communicator) -> None:

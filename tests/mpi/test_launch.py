@@ -1,6 +1,7 @@
 """ucch-run on this machine with every launcher that it has: ranks, statuses, signals and time limits."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import until
+from processes import is_free, until
 
 from ucc_hetero.launch import launcher
 from ucc_hetero.launch.__main__ import main
@@ -138,6 +139,27 @@ def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, n
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 2
     until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids), "ranks have stayed")
+
+
+def test_nothing_stays_behind_launchers_that_are_killed(environment: dict[str, str], tmp_path: Path) -> None:
+    """As by `timeout -s KILL`, which kills their group: programs that wait to be killed, and what they have started."""
+    locked = tmp_path / "locked"
+    script = f"""
+import fcntl, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lock = open({str(locked)!r}, "w")
+fcntl.flock(lock, fcntl.LOCK_SH)
+print("up", flush=True)
+time.sleep(200)"""
+    program = ["sh", "-c", f"{shlex.join(python(script))}; true"]
+    with subprocess.Popen(
+        words("-np", "2", *program), env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        os.killpg(process.pid, signal.SIGKILL)
+    with locked.open() as lock:
+        until(lambda: is_free(lock), "ranks have stayed")
 
 
 def test_dry_run_is_what_runs(ucch_run: Run) -> None:

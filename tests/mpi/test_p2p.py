@@ -33,6 +33,8 @@ if rank == 0:
         lambda: u.Request.Waitany([comm.Irecv(one, 1, 5), comm.Irecv(one, 1, 6)]),
         lambda: comm.Probe(1, 5),
         lambda: comm.Mprobe(),
+        lambda: comm.probe(1, 5),
+        lambda: comm.mprobe(1, 5),
         lambda: comm.Ssend(one, 1, 7),
         lambda: comm.Isend(big, 1, 8).Wait(),
         lambda: comm.Sendrecv(one, 0, 1, one.copy(), 1, 1),
@@ -61,7 +63,7 @@ world.Barrier()
 early.Wait()
 assert (one == 9).all()
 print("end", flush=True)
-""", 2, {"caught": 10, "^end": 2} | dict.fromkeys((
+""", 2, {"caught": 12, "^end": 2} | dict.fromkeys((
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
         "probe for source 1, tag 5: no message within 0.3",

@@ -226,6 +226,35 @@ dist.destroy_process_group()
     assert torchrun(script, []).count("went on 4.0") == 2
 
 
+CHILD = """
+import sys
+import torch
+import torch.distributed as dist
+rank, size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("ucch", init_method=meeting, rank=rank, world_size=size)
+dist.all_reduce(total := torch.ones(1))
+print(f"{int(total)} children", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_processes_that_ranks_start_make_a_group(mpirun, tmp_path: Path) -> None:
+    """They are no ranks of MPI's, whatever is in their environment: torch saves checkpoints in such processes."""
+    script = f"""
+import subprocess, sys
+import torch
+import torch.distributed as dist
+import ucc_hetero.torch
+dist.init_process_group("ucch")
+place = [str(dist.get_rank()), str(dist.get_world_size()), "file://{tmp_path}/meeting"]
+subprocess.run([sys.executable, "-c", {CHILD!r}, *place], check=True)
+dist.all_reduce(total := torch.ones(1))
+assert total == 2
+dist.destroy_process_group()
+"""
+    assert mpirun(script, 2).stdout.count("2 children") == 2
+
+
 @pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
 def test_messages_without_their_others_do_not_hold_the_end(crew, layout: str) -> None:
     """They used to, for torch's half an hour: a receive of nothing, and a long send that no rank receives."""

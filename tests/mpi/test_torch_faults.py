@@ -221,6 +221,26 @@ for generation in range(first, 3):
 print(f"right: {rank}", flush=True)
 """
 
+#: Libraries that are not closed in time: the thread that closes them is in torch's store, for ever.
+LATE = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ucc_hetero.torch
+from ucc_hetero.bootstrap import exit, process
+
+def never():
+    while True:
+        store.add("looks", 0)
+
+rank, _, port = map(int, sys.argv[1:])
+store = dist.TCPStore("127.0.0.1", port, is_master=False)
+group = ucc_hetero.torch.process_group(store, rank, 3, timedelta(seconds=200))
+group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+process.close_all, exit._PATIENCE = never, 0.3
+print(f"right: {rank}", flush=True)
+"""
+
 #: A script of torchft's: a replica dies in a step and comes back; the others go on without it, and it gets their state.
 MANAGED = """
 import os, signal, sys
@@ -277,6 +297,10 @@ def test_ranks_that_are_started_again_join(port: int, come_back: Any, how: str) 
     if how == "torchft":
         pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})
+
+
+def test_libraries_that_are_not_closed_in_time(port: int, come_back: Any) -> None:
+    come_back(LATE, str(port), {})
 
 
 def test_torchfts_manager(come_back: Any) -> None:

@@ -28,7 +28,7 @@ def run(*words: str | Path) -> str:
 
 def test_parity(tmp_path: Path) -> None:
     """Two vendors and a single process come to the same losses, in some ways of all; another seed does not."""
-    ways, out = random.sample(WAYS, 4), tmp_path / "out.json"
+    ways, out = random.sample(WAYS, 2), tmp_path / "out.json"
     said = run(ROOT / "tools" / "torch_parity.py", *PARITY.split(), "--ways", ",".join(ways), "--json", out)
     found = {name: [*each["losses"]] for name, each in json.loads(out.read_text())["runs"].items()}
     assert "parity holds" in said and found == {"single": ways, "mixed": ways, "control": ways[:1]}

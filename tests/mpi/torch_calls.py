@@ -246,6 +246,23 @@ def monitored_barrier() -> None:
 
 
 @case
+def methods_that_look_for_a_backend_in_cpp() -> None:
+    """One of torch's ended the process."""
+    group = dist.new_group()
+    store = group.get_group_store()
+    store.set(f"of {R}", "x")
+    store.wait([f"of {r}" for r in range(N)], timedelta(seconds=200))
+    for way_out, wrong in (
+        ("new_group", lambda: group.split_group([0])),
+        ("store", lambda: group.merge_remote_group(store, N)),
+    ):
+        with pytest.raises(NotImplementedError, match=way_out):
+            wrong()
+    dist.all_reduce(total := torch.ones(1), group=group)
+    same(total, torch.tensor([float(N)]))
+
+
+@case
 def failures() -> None:
     group = dist.new_group(list(range(N)))
     for _ in range(2):

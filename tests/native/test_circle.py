@@ -13,7 +13,7 @@ from processes import LONG, until
 
 from ucc_hetero.native.libraries import ffi, lib
 
-CALLS, OPINION, GONE, WAITS = 2, 3, 4, 5
+CALLS, OPINION, GONE, WAITS, CUT = 2, 3, 4, 5, 6
 KEY = 0x1234567890ABCDEF
 OPINIONS, ENDS, WAITING = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.UCCH_LABEL_BYTES}s"
 
@@ -206,7 +206,7 @@ def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(ra
     broken, short, patient = rank(), rank(1.0), rank(0.0)
     broken.far.close()
     until(lambda: broken.fate() == lib.UCCH_DIED and short.fate() == lib.UCCH_SILENT)
-    assert lib.ucch_board_gone(broken.board, 1) == -3 and patient.fate() == lib.UCCH_THERE
+    assert [lib.ucch_board_gone(broken.board, call) for call in (0, 1)] == [-3, -3] and patient.fate() == lib.UCCH_THERE
     assert struct.unpack(ENDS, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
 
 
@@ -214,7 +214,7 @@ def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     here = rank()
     here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
-    assert [lib.ucch_board_gone(here.board, call) for call in (5, 6)] == [-1, -3]
+    assert [lib.ucch_board_gone(here.board, call) for call in (0, 5, 6)] == [-1, -1, -3]
     lib.ucch_board_leave(here.board)
     until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
 
@@ -239,6 +239,23 @@ def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> Non
     assert struct.unpack(ENDS, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
+def test_a_link_that_is_cut_ends_what_waits_for_long(rank: Callable[..., Rank]) -> None:
+    """As the rank at its other end tells: what waits for that one's host, or for all ranks."""
+    here = rank(slots=2)
+    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+
+    def cut(waited: float, peer: int) -> tuple[int, int]:
+        found = ffi.new("int *", peer)
+        return int(lib.ucch_board_cut(here.board, waited, found)), found[0]
+
+    assert cut(60.0, -1) == (0, -1) and not ffi.string(lib.ucch_board_link(here.board, 2))
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
+    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
+    assert cut(4.0, -1) == (0, -1) and cut(6.0, -1) == cut(6.0, -4) == (lib.UCCH_FAIL_CONNECTION, -4)
+    assert cut(6.0, 1) == (0, 1)
+    assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1), "it is passed on"
+
+
 NONSENSE = {
     "too long": struct.pack("<IIQ", 1 << 20, CALLS, KEY),
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
@@ -246,6 +263,7 @@ NONSENSE = {
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
     "rank": struct.pack("<IIQ", 256, OPINION, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
     "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
+    "link": struct.pack("<IIQ", 104, CUT, KEY) + struct.pack("<ii96s", 0, 2, b"a - b"),
     "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
 }
 
@@ -268,8 +286,8 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
     for _ in range(60):
         here = rank()
         for _ in range(rng.randint(1, 30)):
-            kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE])
-            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 24}.get(kind, 0)
+            kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE, CUT])
+            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 24, CUT: 104}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 many = n if rng.random() < 0.9 else rng.choice(HUGE)
@@ -279,6 +297,8 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
             elif kind == GONE:
                 data[:16] = struct.pack("<QQ", rng.choice([1, *HUGE]), rng.choice([0, 1, *HUGE]))
                 data[16:24] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
+            elif kind == CUT:
+                data[:8] = struct.pack("<ii", rng.choice([0, 1, 1, 2]), rng.choice([0, 0, 1, 1 << 30]))
             if rng.random() < 0.02:
                 data = data[: len(data) // 2]
             try:

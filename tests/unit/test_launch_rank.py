@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hosts import amd_host, nvidia_host
+from processes import is_free, until
 
 from ucc_hetero.launch import rank
 from ucc_hetero.launch.supervise import LATE, Reports, supervise
@@ -277,6 +278,7 @@ def test_reports() -> None:
     assert (done.returncode, done.stdout) == (7, "out\n")
     started, failed = events(done.stderr)
     assert (started["event"], failed["status"], failed["lines"]) == ("started", 7, "one\ntwo\nhalf")
+    assert [event["event"] for event in events(run_wrapper("--report", script="0").stderr)] == ["started", "ended"]
     done = run_wrapper("--report")
     assert done.returncode == 127
     assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
@@ -291,6 +293,19 @@ def test_a_stray_process_does_not_hold_the_rank() -> None:
     assert done.returncode == 0
 
 
+def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path: Path) -> None:
+    """Of its group of processes, which launchers give each rank."""
+    script = "import fcntl, subprocess, sys; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_SH)"
+    script += "; subprocess.Popen(['sleep', '500'], pass_fds=[lock.fileno()]); sys.exit(3)"
+    path = tmp_path / "locked"
+    path.touch()
+    words = [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script, str(path)]
+    done = subprocess.run(words, stderr=subprocess.DEVNULL, start_new_session=True, timeout=400, check=False)
+    assert done.returncode == 3
+    with path.open() as lock:
+        until(lambda: is_free(lock))
+
+
 def test_reports_are_taken_out_of_the_stream() -> None:
     stream = Reports(2)
     text = b'hello\n\x1e{"event": "started", "rank": 1, "host": "b"}\nrest\x1enot ours\nend'
@@ -300,7 +315,9 @@ def test_reports_are_taken_out_of_the_stream() -> None:
         assert stream.started == {1: "b"}
     assert stream.missing([("a", 1), ("b", 1)]) == ["a"]
     assert stream.feed(b'aborted\n\0\x1e\0{"event": "started", "rank": 0, "host": "a"}\n') == b"aborted\n"
-    assert stream.started == {0: "a", 1: "b"}
+    assert stream.started == {0: "a", 1: "b"} and stream.lost() == ["b", "a"]
+    stream.feed(b'\x1e{"event": "ended", "rank": 1, "host": "b"}\n')
+    assert stream.lost() == ["a"]
 
 
 @pytest.mark.parametrize("tag", [b"[1,0]<stderr>: ", b"[1,0]<stderr>:", b"[0] ", b"0: "])

@@ -118,7 +118,7 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
     messages: Any = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False)
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
-        probe.mprobe(messages, 1, 7, None, remove=True)
+        probe.mprobe(messages, 1, 7, None)
     assert 1 < len(looks) < 2000
 
 

@@ -147,7 +147,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     def _begin_late(self) -> None:
         """Make what calls need, with the first call."""
         with _first_call:
-            if "_fault_watch" in vars(self):  # another thread was here
+            if "_runner" in vars(self):  # another thread was here, or has freed it
                 return
             try:
                 self._begin(self._seat)
@@ -325,7 +325,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     def __getattr__(self, name: str) -> Any:
         if name in ("_runner", "_fault_watch") and "_seat" in vars(self):
             self._begin_late()
-            return vars(self)[name]
+            return vars(self).get(name, self._runner)  # of one that was freed unused there is nothing else
         # Methods for pickled objects, and those that ask MPI something about these ranks. Its other buffer methods are
         # not passed on: they know nothing of devices and islands.
         passed_on = not name[:1].isupper() or name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON

@@ -12,7 +12,7 @@ from ..docstrings import forms
 from ..p2p.composite import MessageGroup, start_all
 from ..p2p.messages import Messages
 from ..p2p.partitioned import PartitionedRequest, Partitions
-from ..p2p.probe import Message, mprobe, object_message, probe
+from ..p2p.probe import Message, mprobe, object_message, probe, wait_for_any, waits
 
 
 @forms
@@ -321,7 +321,7 @@ class MessageMethods(ABC):
     # --- probes -------------------------------------------------------------------------------------------------------
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Wait for a message without receiving it.
+        """Wait for a message without receiving it: one of ``Send`` and its like, or a Python object of ``send``.
 
         Args:
             source: Rank; any if None.
@@ -334,7 +334,7 @@ class MessageMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: No message came within ``UCCH_TIMEOUT`` seconds, or its sender died.
         """
-        mprobe(self._messages, *self._wild(source, tag), status, remove=False)
+        wait_for_any(self._messages, self._mpi, *self._wild(source, tag), status)
         return True
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
@@ -343,7 +343,9 @@ class MessageMethods(ABC):
         Returns:
             True if a message has arrived.
         """
-        return probe(self._messages, *self._wild(source, tag), status, remove=False) is not None
+        return waits(self._messages, self._mpi, *self._wild(source, tag), status)
+
+    probe, iprobe = Probe, Iprobe
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message:
         """Do as :meth:`Probe`, with its arguments, and take the message out.
@@ -351,7 +353,7 @@ class MessageMethods(ABC):
         Returns:
             The :class:`Message`, which alone can receive it.
         """
-        return mprobe(self._messages, *self._wild(source, tag), status, remove=True)
+        return mprobe(self._messages, *self._wild(source, tag), status)
 
     def Improbe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message | None:
         """Do as :meth:`Mprobe`, with its arguments, without waiting.
@@ -360,3 +362,11 @@ class MessageMethods(ABC):
             The :class:`Message`, which alone can receive it, or None.
         """
         return probe(self._messages, *self._wild(source, tag), status, remove=True)
+
+    def mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
+        """Do as :meth:`Mprobe`, with its arguments, for a Python object.
+
+        Returns:
+            An ``mpi4py.MPI.Message``, whose ``recv`` alone can receive it.
+        """
+        return object_message(self._messages, self._mpi, *self._wild(source, tag), status)

@@ -197,6 +197,16 @@ class Board:
         here = int(lib.ucch_board_fate(self.native, peer)) if self.native else 0
         return here or (int(lib.ucch_board_fate(self.native, -2 - rank)) if self.native else 0)
 
+    def cut(self, waited: float) -> int:
+        """A peer, as of errors, to whose host a link is cut, once a call has ``waited`` for long; -1 for none."""
+        peer = ffi.new("int *", -1)
+        lib.ucch_board_cut(self.native, waited, peer)
+        return int(peer[0])
+
+    def link_to(self, rank: int) -> str:
+        """The link to a rank's host that was found to be cut, by the addresses of its ends; empty without one."""
+        return ffi.string(lib.ucch_board_link(self.native, rank)).decode(errors="replace")
+
     def dead_ranks(self) -> list[int]:
         """Ranks that are known to be gone without having left: dead, stopped, or on a host that is out of reach."""
         return [rank for rank in range(len(self.hosts)) if self.fate(rank) >= lib.UCCH_DIED]
@@ -294,7 +304,8 @@ def _mapped(pid: int, file: int, size: int) -> Any:
         return ffi.NULL
     page = lib.ucch_shared_map(opened, size)
     os.close(opened)
-    return page if page == ffi.NULL else ffi.gc(page, lambda page: lib.ucch_shared_unmap(page, size))
+    unmap = lib.ucch_shared_unmap  # at the interpreter's end a module's names may be gone before the page
+    return page if page == ffi.NULL else ffi.gc(page, lambda page: unmap(page, size))
 
 
 def _anonymous(size: int) -> int:

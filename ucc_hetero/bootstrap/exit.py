@@ -49,6 +49,8 @@ _has_leaked_calls = False
 
 #: Seconds that those who live wait for each other at the end, once ranks have died, and for threads to leave calls.
 _PATIENCE = 10.0
+#: Seconds for calls that all ranks have come to.
+_THROUGH = 0.2
 #: Seconds in which a rank that has failed may reach the others' store, and others on its host write what they do.
 _WORD = 2.0
 
@@ -147,8 +149,8 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        if process.mpi_runs():
-            _leave_calls()
+        # One in torch's store, which Python ends by force, would abort the process.
+        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
         links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
         if _within_calls():
@@ -187,10 +189,13 @@ def _end_together(runners: list[Any], survives: bool) -> None:
     global _status
     from mpi4py import MPI
 
-    found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
-    worst = min(found, default=_WHOLE)
+    jobs = process.all_jobs()
+    found = [_together(each) for each in jobs]  # every rank takes part in each, whatever the others say
     releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
-    stays = not _leave_calls() and MPI.Is_initialized()
+    # From here on no rank of a job begins a call any more: those that all ranks have come to get through.
+    found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
+    worst = min(found, default=_WHOLE)
+    stays = not _leave_calls(_THROUGH) and MPI.Is_initialized()
     if stays and not survives:
         _status = 1  # MPI_Finalize would take down what a call of MPI's goes by
         _abort()
@@ -234,20 +239,22 @@ def _within_calls() -> list[int]:
     return found
 
 
-def _leave_calls() -> bool:
-    """Have threads leave the calls that they are in, by SystemExit: no rank will come to these any more.
+def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
+    """Have threads leave the calls that they are in within ``seconds``, by SystemExit: no rank comes to these any more.
 
-    MPI takes down what a thread goes by that asks it for news meanwhile. False if one stays: in a call of MPI's that
-    not all ranks have made.
+    Those that get through within ``grace`` seconds do not: a rank that left between the agreement to make a
+    communicator and its making would leave the others in MPI. MPI takes down what a thread goes by that asks it for
+    news meanwhile. False if one stays: in a call of MPI's that not all ranks have made.
     """
+    first = time.monotonic() + grace
 
     def all_have() -> bool:
         threads = _within_calls()
-        for thread in threads:
+        for thread in threads if time.monotonic() >= first else ():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
         return not (threads or aside.under_way())
 
-    return progress_until(all_have, _PATIENCE)
+    return progress_until(all_have, seconds)
 
 
 def _ends_job() -> bool:

@@ -19,6 +19,7 @@ from .. import env, log
 from ..machine import nics
 from ..native.aside import Aside
 from ..native.libraries import ffi, lib
+from ..transport.wires import HEARTBEATS
 
 #: Seconds that all connections of a communicator may take, and one address.
 _PATIENCE, _ATTEMPT = 10.0, 3.0
@@ -45,6 +46,12 @@ def spokes(hosts: Sequence[int], rank: int) -> list[int]:
         turns = range(here.index(rank), max(len(here), len(there)), len(here))
         found |= {there[turn % len(there)] for turn in turns}
     return sorted(found)
+
+
+def _packed(address: tuple[str, str]) -> bytes:
+    """As it is on the network, behind and before nothing that would look like another one with part of it."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.inet_pton(family, address[0]).ljust(16, b"\0")
 
 
 class _Offer(NamedTuple):
@@ -112,6 +119,15 @@ class Links:
         if handle == ffi.NULL:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
+        for rank, host in enumerate(hosts):
+            if host not in (hosts[self._rank], *hosts[:rank]) and env.get("HEARTBEAT"):
+                self._reach_by(rank, b"".join(map(_packed, self._offers[rank].addresses)))
+
+    def _reach_by(self, rank: int, addresses: bytes) -> None:
+        """Have links to the host of a rank looked at while calls wait for long."""
+        patience = HEARTBEATS * env.get("HEARTBEAT")
+        if lib.ucch_circle_reach(self._handle, rank, addresses, len(addresses), patience):
+            raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
         """Connect with those of higher ranks, and accept the connections of the others, at the same time."""

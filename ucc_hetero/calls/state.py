@@ -243,13 +243,23 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
 
 def _link_to(board: Board, peer: int) -> str:
     """The link to a peer that was found to be cut; empty without one."""
-    return wires.cut(int(board.processes[peer], 16)) if 0 <= peer < len(board.processes) else ""
+    if not 0 <= peer < len(board.processes):
+        return ""
+    return wires.cut(int(board.processes[peer], 16)) or board.link_to(peer)
+
+
+def cut_text(link: str) -> str:
+    """What to say of a link that is cut."""
+    return (
+        f"its host does not answer over the link {link}, but over another one; mend it: what is made anew "
+        "uses it, too, unless its port is left out of UCX_NET_DEVICES"
+    )
 
 
 def broken_text(board: Board, peer: int) -> str:
     """What to say of a connection of network threads with a peer, which has broken."""
     link = _link_to(board, peer)
-    why = f": its host does not answer over the link {link}, but over another one" if link else ""
+    why = f": {cut_text(link)}" if link else ""
     return f"the connection with rank {peer} has broken{why}"
 
 
@@ -331,6 +341,8 @@ class Watch:
         if not status:
             peer = lib.ucch_board_gone(self.board.native, self.seq)
             status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
+        if status == lib.UCCH_FAIL_TIMEOUT and (beyond := self.board.cut(elapsed)) != -1:
+            status, peer = lib.UCCH_FAIL_CONNECTION, beyond
         if status == lib.UCCH_FAIL_TIMEOUT and not 0 < timeout < elapsed:
             return
         lib.ucch_record_end(self.record, status)

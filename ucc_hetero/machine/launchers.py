@@ -23,7 +23,7 @@ SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SL
 #: First letters of the variables by which an MPI library knows that it is inside a job already.
 INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
 
-#: Set for processes that a rank starts, which are alone in MPI whatever the launcher's variables say.
+#: The rank's process number, for processes that it starts: they are alone in MPI whatever the launcher's variables say.
 CHILD = "_UCC_HETERO_CHILD"
 
 #: First letters of the variables by which an MPI library joins its launcher's job, as one of its ranks.
@@ -62,4 +62,10 @@ def keep_from_children(environ: MutableMapping[str, str]) -> None:
     """
     for name in [name for name in environ if name.startswith(_JOINING)]:
         del environ[name]
-    environ[CHILD] = "1"
+    environ[CHILD] = str(os.getpid())
+
+
+def is_child(environ: Mapping[str, str]) -> bool:
+    """True in a process that a rank has started, unless that is another launcher's rank."""
+    mine = environ.get(CHILD, "") in ("", str(os.getpid()))
+    return not mine and not any(name.startswith(_JOINING) for name in environ)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import aside
 from .libraries import lib
@@ -25,12 +25,17 @@ SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 _State = TypeVar("_State")
 
 
-def progress_mpi() -> None:
-    """Let MPI make progress, if this thread may call it, and no other one is in a call of MPI's that does."""
+def callable_mpi() -> Any:
+    """MPI's module, if this thread may call it, and no other one is in a call of MPI's that makes progress; or None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or aside.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
-        return
-    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
+        return None
+    return mpi if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main() else None
+
+
+def progress_mpi() -> None:
+    """Let MPI make progress, where this thread may call it."""
+    if (mpi := callable_mpi()) is not None:
         # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
         with suppress(mpi.Exception):
             mpi.COMM_SELF.Iprobe()

@@ -526,7 +526,7 @@ class Messages:
         try:
             self.begin(transfer, 0)
             return self.request(transfer)
-        except BaseException:  # likewise
+        except BaseException:  # Ctrl-C may come right here, or the end of a daemon
             self.withdraw(transfer)
             raise
 

@@ -13,7 +13,7 @@ from ..calls.request import Request, set_status
 from ..docstrings import forms
 from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
-from ..native.waiting import progress_until
+from ..native.waiting import callable_mpi, progress_until
 from .messages import Messages
 from .transfer import Transfer, source_and_tag
 
@@ -81,7 +81,7 @@ class Message:
 
     @classmethod
     def probe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Wait for a pickled object: ``comm.mprobe``, which is MPI's own.
+        """Wait for a pickled object and take it out, as ``comm.mprobe`` does.
 
         Args:
             comm: The communicator.
@@ -94,7 +94,7 @@ class Message:
 
     @classmethod
     def iprobe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Take out a pickled object that has arrived: ``comm.improbe``, which is MPI's own.
+        """Take out a pickled object that has arrived, as ``comm.improbe`` does.
 
         Args:
             comm: The communicator.
@@ -172,10 +172,33 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     return Message(messages, matched[0] if remove else None, where, what, found)
 
 
-def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:
-    """Wait for a message as ``probe`` does; ``CollectiveTimeout`` after the communicator's time limit."""
+def mprobe(messages: Messages, source: int, tag: int, status: Any) -> Message:
+    """Wait for a message and take it out; ``CollectiveTimeout`` after the communicator's time limit."""
+    return _awaited(messages, source, tag, lambda: probe(messages, source, tag, status, remove=True))
+
+
+def waits(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> bool:
+    """Look once for an arrived message of either kind: of a buffer, or of a Python object, which is ``mpi``'s."""
+    if probe(messages, source, tag, status, remove=False) is not None:
+        return True
+    module, look = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store have no objects
+    if module is None or look is None:
+        return False
+    try:
+        return bool(look(source, tag, status))
+    except module.Exception:  # of ranks that have died, of which the caller's own look says more
+        return False
+
+
+def wait_for_any(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> None:
+    """Wait for a message of either kind; ``CollectiveTimeout`` after the communicator's time limit."""
+    _awaited(messages, source, tag, lambda: waits(messages, mpi, source, tag, status) or None)
+
+
+def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | None]) -> _T:
+    """What ``look`` returns once a message has come; ``CollectiveTimeout`` where none does."""
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
-    found = poll(messages, source, where, lambda: probe(messages, source, tag, status, remove=remove))
+    found = poll(messages, source, where, look)
     if found is None:
         raise CollectiveTimeout(
             f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
@@ -183,8 +206,8 @@ def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bo
     return found
 
 
-def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
-    """The message of a Python object of ``mpi``'s, taken out once it has come.
+def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: Any = None) -> Any:
+    """The message of a Python object of ``mpi``'s, taken out once it has come; fills ``status`` as a probe does.
 
     Raises:
         CollectiveTimeout: None came within the communicator's time limit.
@@ -193,7 +216,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
-    found = poll(messages, source, where, lambda: mpi.improbe(source, tag), longest=1e-4, spin=2e-4)
+    found = poll(messages, source, where, lambda: mpi.improbe(source, tag, status), longest=1e-4, spin=2e-4)
     if found is None:
         buffers = None
         with suppress(CollectiveError):  # it can no longer be used, and objects still come

@@ -177,7 +177,23 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def _get_backend(self, device: Any = None) -> ProcessGroupUCCH:
         return self
 
-    supports_splitting = supports_coalescing = supports_tensor_alloc = False
+    supports_splitting = supports_coalescing = supports_tensor_alloc = supports_time_estimate = False
+
+    def get_group_store(self) -> Any:
+        """The store in which the ranks met, under a prefix of the group's own."""
+        return self._store
+
+    # Torch's look for a C++ backend, and one of them ends the process where there is none.
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            "split_group of a group needs a backend in C++, which ucch is not: use dist.new_group"
+        )
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            "merge_remote_group needs a backend in C++, which ucch is not: ucc_hetero.torch.process_group makes a "
+            "group of ranks that meet in a store"
+        )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of the calls to come."""

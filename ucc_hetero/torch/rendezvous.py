@@ -28,8 +28,11 @@ _ours: set[str] = set()
 
 def launched_by_mpi() -> bool:
     """True if this process is a rank of an MPI job. One that torchrun has started is none: what it has of a launcher's
-    variables is torchrun's, which mpirun or srun may have started on each host."""
-    return not dist.is_torchelastic_launched() and any(name in os.environ for name in launchers.MPI["RANK"])
+    variables is torchrun's, which mpirun or srun may have started on each host. Nor is one that a rank has started, as
+    torch does to save checkpoints: such processes meet in a store."""
+    if dist.is_torchelastic_launched() or launchers.is_child(os.environ):
+        return False
+    return any(name in os.environ for name in launchers.MPI["RANK"])
 
 
 def _export(name: str, value: object) -> None:

@@ -35,7 +35,7 @@ _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN
 
 #: Times ``UCCH_HEARTBEAT`` after which a link that is silent, while others are not, counts as cut: TCP has sent five
 #: times again what was lost, by 1.5 s.
-_HEARTBEATS = 5
+HEARTBEATS = 5
 
 #: Held while wires are made: two workers of rma, or communicators, may ask for them at the same time.
 _making = threading.Lock()
@@ -117,7 +117,7 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
             _contexts.clear()
             _addresses.clear()
             _pid = os.getpid()
-            lib.ucch_wires_patience(_HEARTBEATS * env.get("HEARTBEAT"))
+            lib.ucch_wires_patience(HEARTBEATS * env.get("HEARTBEAT"))
         try:
             # Once one could not be made, none is tried again: each that sends is followed by one that receives.
             while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
