@@ -244,7 +244,8 @@ with suppress(u.CollectiveError):  # other ranks may finish it
 made.Free()
 ring(comm, 5000)
 print("end", flush=True)
-""", 2, {"^end": 2, "KeyboardInterrupt has ended its first call; .* make a new one": 1, "allreduce float64.1000. SUM was interrupted": None}, head=HEAD + """
+""", 2, {"^end": 2, "KeyboardInterrupt has ended its first call; .* make a new one": 1,
+        "allreduce float64.1000. SUM was interrupted": None}, head=HEAD + """
 import random
 from contextlib import suppress
 from pathlib import Path
