@@ -41,6 +41,10 @@ def calls(crew: Any, flipping: str, flip: dict[str, str]) -> Callable[..., Any]:
     )  # fmt: skip
 
 
+def test_first_used_by_one_rank(crew: Any) -> None:
+    crew("verification_cases:first_used_by_one_rank", 2, env={"UCCH_CHECK": "data:1", "UCCH_TIMEOUT": "30"})
+
+
 FORMS = ("allreduce", "in place", "bcast", "allgather", "alltoall", "gatherv", "started", "dropped", "persistent")
 
 

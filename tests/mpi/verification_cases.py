@@ -37,6 +37,21 @@ def persistent(s: Sent) -> None:
     request.Free()
 
 
+def first_used_by_one_rank() -> None:
+    """A message is no call of all ranks: who sends one first waits for none of them to use the communicator, too."""
+    comm = u.Communicator()
+    comm.Dup().Free()
+    with comm.Dup() as made:
+        into = np.zeros(N)
+        sent = [made.Isend(np.ones(N), 1) for _ in range(comm.rank == 0)]
+        comm.mpi.Barrier()
+        if comm.rank == 1:
+            made.Recv(into, 0)
+        u.Request.Waitall(sent)
+        assert comm.rank != 1 or (into == 1).all()
+    comm.Free()
+
+
 def unseen(s: Sent) -> None:
     s.comm.Allgather(s.x, y := s.all())
     if s.rank == 0:

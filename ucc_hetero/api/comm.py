@@ -21,6 +21,7 @@ from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..calls.runner import Runner
 from ..calls.state import ANEW
+from ..calls.verification import sampled
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSupported
@@ -130,7 +131,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
 
     def _join(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         self._mpi = mpi
-        if seat is not None and seat.ready:
+        if seat is not None and seat.ready and not sampled():  # whose first exchange is made by all ranks
             self._seat = seat
             self.rank: int = seat.known.rank
             self.size: int = seat.known.size
