@@ -36,7 +36,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         function = self._replaced.get(name) or getattr(lib, name)
-        change = {"ucch_lock": 1, "ucch_unlock": -1}.get(name, 0)
+        change = {"ucch_lock": 1, "ucch_unlock": -1}.get(name.removesuffix("_noted"), 0)
         guarded = name.startswith(("ucc_", "ucp_", "ucch_ucp_")) and "version" not in name.replace("init_version", "")
         if not change and not guarded:
             return function

@@ -143,6 +143,12 @@ class Arrays:
         return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
 
 
+def _hold(transfer: AnyTransfer) -> None:
+    """Keep the memory of a transfer that has ended for its caller, while libucp or a stream uses it."""
+    if transfer.held() and transfer not in _held:
+        _held.append(transfer)
+
+
 class Messages:
     """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
 
@@ -569,8 +575,7 @@ class Messages:
         """Give up a transfer: cancel a receive that has not been matched, and keep the memory of all others."""
         if transfer.what == "receive":
             transfer.cancel()
-        if transfer.held():
-            _held.append(transfer)
+        _hold(transfer)
 
     def _end(self, transfer: AnyTransfer, state: int, status: Any) -> None:
         self._fill_status(transfer, state, status)
@@ -599,8 +604,7 @@ class Messages:
 
     def failure(self, transfer: AnyTransfer) -> UCCHError:
         """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
-        if transfer.held():
-            _held.append(transfer)
+        _hold(transfer)
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
         return with_record_path(self._explain(transfer, error))
