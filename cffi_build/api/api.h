@@ -39,6 +39,7 @@ void ucch_lock(void);
 void ucch_unlock(void);
 void ucch_lock_noted(int *has);
 void ucch_unlock_noted(int *has);
+void ucch_lock_ends(void);
 int ucch_progress_thread(int on);
 void ucch_leave_with(int status);
 void ucch_leave(void);

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/lock.h"
 
@@ -38,6 +39,8 @@
 /* Recursive: Python holds it in places (bindings/handle.py), and may collect objects there whose ends need it. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
+static pthread_t last; /* thread of Python's at its end */
+static int has_last;
 _Atomic int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
 /* A thread's naps in the place of its next yields, and when it last had a long yield. */
@@ -144,15 +147,27 @@ int ucch_trylock(void) {
 void ucch_unlock(void) { ucch_give(&lock, UCCH_AT_ENGINE); }
 
 /* For Python, where Ctrl-C may be heard of right after a call: the lock, and a note that it is had; and its end, if it
- * is. */
+ * is. At the end of Python another thread than the last one's sleeps for ever. */
 void ucch_lock_noted(int *has) {
     ucch_lock();
+    while (has_last && !pthread_equal(last, pthread_self())) {
+        ucch_unlock();
+        pause();
+        ucch_lock();
+    }
     *has = 1;
 }
 
 void ucch_unlock_noted(int *has) {
     if (*has) ucch_unlock();
     *has = 0;
+}
+
+/* Python ends, in this thread. Others end as they come back to Python, and would have the lock for good there. */
+void ucch_lock_ends(void) {
+    UCCH_LOCKED;
+    last = pthread_self();
+    has_last = 1;
 }
 
 /* Without the lock: let threads that wait for it have it. */
@@ -169,7 +184,7 @@ void ucch_sleep_locked(pthread_cond_t *wake, double seconds) { ucch_cond_wait(wa
 
 /* In a child of this process: a thread of the parent's may have had it. */
 void ucch_lock_after_fork(void) {
-    wanted = 0;
+    wanted = has_last = 0;
     lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 }
 

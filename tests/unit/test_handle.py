@@ -9,6 +9,7 @@ import threading
 from collections import deque
 
 import pytest
+from processes import python
 
 from ucc_hetero.bindings.handle import Present, locked
 from ucc_hetero.native.libraries import lib
@@ -71,3 +72,34 @@ def test_interrupted_while_it_waits_for_the_lock() -> None:
     thread.join()
     threading.Thread(target=takes, daemon=True).start()
     assert free.wait(20)
+
+
+#: A daemon that has the lock again and again. Its frames keep no more than this alive.
+DAEMON = """
+import threading
+from ucc_hetero.bindings.handle import locked
+from ucc_hetero.native.libraries import lib
+held = threading.Event()
+def slow():
+    held.set()
+    lib.ucch_doorbell_wait(lib.ucch_doorbell_count(), 0.1)
+def has_it():
+    while True:
+        locked(slow)
+threading.Thread(target=has_it, daemon=True).start()
+held.wait()
+"""
+
+
+def test_the_lock_at_the_end_of_python() -> None:
+    """A thread that has it then, and ends as it comes back to Python, has it for good: a message's end waits for it."""
+    python(
+        """
+import sys
+from ucc_hetero import ucx
+worker = ucx.Context().worker()
+message = worker.recv(bytearray(8), 5)
+exec(sys.argv[1], {})
+""",
+        DAEMON, timeout=60,
+    )  # fmt: skip

@@ -140,7 +140,10 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 def _at_exit() -> None:
     global _status
-    if os.getpid() != _pid or "mpi4py.MPI" not in sys.modules:  # a forked child, or nothing to end
+    if os.getpid() != _pid:  # a forked child
+        return
+    if "mpi4py.MPI" not in sys.modules:
+        lib.ucch_lock_ends()
         return
     try:
         _end()
@@ -153,6 +156,7 @@ def _at_exit() -> None:
         _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
         links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
+        lib.ucch_lock_ends()
         if _within_calls():
             lib.ucch_lock()  # for good: these threads are to do nothing in libraries that are unloaded
 
