@@ -230,6 +230,29 @@ for kind in ("collective", "receive", "send", "both", "persistent"):
             made.Free()
         world.Barrier()
 
+# One whose wait was interrupted is waited for again, also where its data is being copied.
+many = np.zeros((LONG, 2))
+if rank:
+    comm.Send(np.full(LONG, 3.0), 0, 9)
+else:
+    request, n = comm.Irecv(many[:, 1], 1, 9), 1
+    while not request.Get_status():
+        pass
+    while not places(request.Wait, n):
+        n += 1
+    assert n > 5 and (many == [0, 3]).all()
+
+# So is one of several messages.
+if rank == 0:
+    request = comm.Isendrecv(np.ones(LONG), 1, 9, into := np.zeros(LONG), 1, 9)
+    assert places(request.Wait, 6) == 0
+world.Barrier()
+if rank:
+    comm.Sendrecv(np.full(LONG, 2.0), 0, 9, into := np.zeros(LONG), 0, 9)
+else:
+    request.Wait()
+assert (into == 2 - rank).all()
+
 # A blocking call that was made before is in C at once, and the next line of Python comes once it has waited there.
 made = comm.Dup()
 for _ in range(3):

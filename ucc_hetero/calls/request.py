@@ -308,13 +308,19 @@ class Request:
             lib.ucch_op_deadline(self._op, self._timeout)
 
     def _complete(self, state: int, status: Any) -> None:
-        self._done = True
-        call = self._call
+        call, keep = self._call, self._keep
         assert call is not None, "requests made of others do not end as one native operation"
-        if not self.lasting:
-            self._call = self._keep = None
-        under_way.discard(call)
-        call.finish(state, status)
+        try:
+            self._done = True
+            if not self.lasting:
+                self._call = self._keep = None
+            under_way.discard(call)
+            call.finish(state, status)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # after Ctrl-C it can be waited for again
+                self._call, self._keep, self._done = call, keep, False
+                under_way.add(call)
+            raise
 
     # --- several requests ---------------------------------------------------------------------------------------------
 

@@ -46,16 +46,22 @@ class CompositeRequest(Request, ABC):
     def Wait(self, status: Any = None) -> bool:
         fill_empty(status)
         if not self._done:
-            self._done = True
-            self._settle(status)
+            self._take(status)
         return True
 
     def Test(self, status: Any = None) -> bool:
         fill_empty(status)
         if not self._done and self._ended():
-            self._done = True
-            self._settle(status)
+            self._take(status)
         return self._done
+
+    def _take(self, status: Any) -> None:
+        self._done = True
+        try:
+            self._settle(status)
+        except BaseException as error:
+            self._done = isinstance(error, Exception)  # after Ctrl-C it can be waited for again
+            raise
 
     def _ended(self) -> int:
         states = (part.finished or part._ended() for part in self._begun())
@@ -111,6 +117,8 @@ class MessageGroup(CompositeRequest):
             if self._end is not None:
                 self._end()
         except BaseException as error:
+            if self._fail is None and not isinstance(error, Exception):
+                raise
             _give_up(self._parts[ended:])
             if self._fail is not None:
                 self._fail(error)

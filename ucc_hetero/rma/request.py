@@ -56,12 +56,14 @@ class Request:
     A transfer whose request is dropped goes on, and its memory stays alive.
     """
 
+    _native: Any = None  # of a request whose constructor was interrupted
+
     def __init__(self, native: Any, op: Any, what: str, keep: object) -> None:
-        quarantine.release(Request)
         self._native, self._op, self._what, self._keep = native, op, what, keep
+        quarantine.release(Request)
 
     def __del__(self) -> None:
-        if held(self._native):
+        if self._native is not None and held(self._native):
             native = self._native
             quarantine.keep((native, self._keep), lambda: not held(native), Request)
 
@@ -123,9 +125,6 @@ class _Ended(Request):
     """A transfer that was done when it began."""
 
     def __init__(self) -> None:
-        pass
-
-    def __del__(self) -> None:
         pass
 
     def Test(self) -> bool:
