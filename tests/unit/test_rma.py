@@ -179,6 +179,22 @@ def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined: Joined) -> N
         endpoint.open(other.register(np.zeros(8)).descriptor)
 
 
+def test_an_endpoint_that_is_closed_while_it_is_asked(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the thread that reads an agent's messages: it would end, and the agent count as connected for ever."""
+    *_, peer = joined
+    native: Any = rma.Endpoint.native
+
+    def closes(self: rma.Endpoint) -> Any:
+        self.engine, engine = 0, self.engine
+        try:
+            return native.fget(self)
+        finally:
+            self.engine = engine
+
+    monkeypatch.setattr(rma.Endpoint, "native", property(closes))
+    assert peer.alive
+
+
 def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task may be cancelled, and its request be over, before the thread that looks at it hears of that."""
     worker, *_ = joined

@@ -92,7 +92,8 @@ class Endpoint(Sided):
     @property
     def alive(self) -> bool:
         """True if the peer is not known to have ended."""
-        return self.engine != 0 and lib.ucch_peer_status(self.native) == 0
+        engine = self.engine  # once: another thread may close it
+        return engine != 0 and lib.ucch_peer_status(ffi.cast(self._kind, engine)) == 0
 
     def counts(self) -> dict[str, int]:
         """Count what was done with this peer.
