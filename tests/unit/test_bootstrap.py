@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -385,6 +386,29 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], lat
         coll.req_free(request[0])
     oob.forget(key)
     assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_as_libucc_calls_is_kept(late: bool) -> None:
+    """Python hears of it as the callback is entered, where none of its lines can see that."""
+
+    def interrupts(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == ("ucch_oob_test" if late else "ucch_oob_allgather"):
+            raise KeyboardInterrupt
+
+    exchange = SimpleNamespace(rank=0, size=2, begin=lambda *_: SimpleNamespace(test=bool))
+    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
+    key, record = oob.oob_of(exchange, coll)
+    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
+    sys.setprofile(interrupts)
+    status = coll.allgather(source, target, 8, coll.coll_info, request)
+    if late:
+        status = locked(coll.req_test, request[0])
+    sys.setprofile(None)
+    if late:
+        coll.req_free(request[0])
+    oob.forget(key)
+    assert status == -6 and isinstance(record.failure, KeyboardInterrupt)
 
 
 def test_a_process_that_is_gone_before_the_first_message() -> None:

@@ -110,7 +110,18 @@ def forget(key: int) -> None:
     _oobs.pop(key, None)
 
 
-@ffi.def_extern(error=_ERROR)
+def _keep(kind: type[BaseException], failure: BaseException, traceback: Any) -> None:
+    """Keep what was raised where no line of a callback sees it: Ctrl-C as it is entered, again and again."""
+    given = traceback.tb_frame.f_locals
+    if "info" in given:
+        record = _oobs.get(int(ffi.cast("uintptr_t", given["info"])))
+    else:
+        record, _ = _requests.get(int(ffi.cast("uintptr_t", given["request"])), (None, None))
+    if record is not None:
+        record.failure = record.failure or failure
+
+
+@ffi.def_extern(error=_ERROR, onerror=_keep)
 def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -> int:
     record = _oobs.get(int(ffi.cast("uintptr_t", info)))
     if record is None:
@@ -128,13 +139,13 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
     return _OK
 
 
-@ffi.def_extern(error=_ERROR)
+@ffi.def_extern(error=_ERROR, onerror=_keep)
 def ucch_oob_test(request: Any) -> int:
     record, pending = _requests[int(ffi.cast("uintptr_t", request))]
     # libucc asks until all ranks have come, with the engine's lock: this process's other threads, for whom these ranks
     # may be waiting, get it in between.
-    lib.ucch_unlock()
     try:
+        lib.ucch_unlock()
         return _OK if pending.test() else _INPROGRESS
     except BaseException as failure:  # also of a signal's handler
         record.failure = record.failure or failure
