@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..bindings.handle import Present
 from ..native.libraries import lib, owned
 from ..native.waiting import SLICE
-from .request import Request, fill_empty, under_way, wait_op
+from .request import Request, fill_empty, forget, under_way, wait_op
 
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again
@@ -105,7 +105,7 @@ class PersistentRequest(Request):
             try:
                 self._begin()
             except Exception as error:
-                self.forget()
+                forget(self)
                 self._start_refused(error)
 
     def Wait(self, status: Any = None) -> bool:

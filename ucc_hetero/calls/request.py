@@ -99,6 +99,13 @@ def fill_empty(status: Any) -> None:
         set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
 
 
+def forget(request: Request) -> None:
+    """Leave a request without its call, which could not be started."""
+    request._done = True
+    if request._call is not None:
+        under_way.discard(request._call)
+
+
 @forms
 class Request:
     """A call that has begun: what methods with ``I`` return, such as ``Iallreduce`` and ``Irecv``.
@@ -267,12 +274,6 @@ class Request:
     def free(self) -> None:
         """:meth:`Free`, as mpi4py also spells it."""
         self.Free()
-
-    def forget(self) -> None:
-        """Leave the request without its call, which could not be started."""
-        self._done = True
-        if self._call is not None:
-            under_way.discard(self._call)
 
     @property
     def finished(self) -> bool:

@@ -38,6 +38,7 @@ from .request import (
     Request,
     dropped,
     dropped_calls,
+    forget,
     poll_hooks,
     reap,
     run_poll_hooks,
@@ -293,7 +294,7 @@ class Runner(State):
             request = self._request(program, pool, (call, send_at, recv_at))  # first: Ctrl-C may come at any moment
             if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
                 return request
-            request.forget()
+            forget(request)
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
@@ -305,7 +306,7 @@ class Runner(State):
         request = self._request(program, prepared.pool, prepared, prepared)
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
-            request.forget()
+            forget(request)
             raise self.not_started(prepared.label, state)
         return request
 
@@ -460,7 +461,7 @@ class Runner(State):
         request = self._request(program, prepared.pool, prepared, prepared)
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
-            request.forget()
+            forget(request)
             raise self.not_started(prepared.label, state)
         if state and prepared.staged is not None:
             prepared.copy_back_in(stream)
