@@ -400,10 +400,14 @@ class Messages:
         how = _COMES if comes else 0
         message = LaneMessage(how, address, nbytes, peer, tag, stream, keep)
         slot = self._slots.get(peer, self.size)
-        status = _post(self._lanes, message.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
-        if status:
-            self._post_when_room(message, 0.0, status)
-        return message
+        try:
+            status = _post(self._lanes, message.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
+            if status:
+                self._post_when_room(message, 0.0, status)
+            return message
+        except BaseException:  # Ctrl-C may come right here
+            self.withdraw(message)
+            raise
 
     def _post_when_room(self, message: LaneMessage, timeout: float, status: int) -> None:
         """Post a message as soon as its lane has room, after a first try that had this ``status``."""
