@@ -341,7 +341,7 @@ class Watch:
         if not status:
             peer = lib.ucch_board_gone(self.board.native, self.seq)
             status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
-        if status == lib.UCCH_FAIL_TIMEOUT and (beyond := self.board.cut(elapsed)) != -1:
+        if status == lib.UCCH_FAIL_TIMEOUT and elapsed > 1 and (beyond := self.board.cut(elapsed)) != -1:
             status, peer = lib.UCCH_FAIL_CONNECTION, beyond
         if status == lib.UCCH_FAIL_TIMEOUT and not 0 < timeout < elapsed:
             return
