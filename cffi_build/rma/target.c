@@ -4,16 +4,12 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "net/path.h"
 #include "rma/rma.h"
 
 #define FORCE 0x1
-/* Seconds between two looks at a link. */
-#define FOLLOW_S 1.0
 
 /* ---- peers ---- */
 
@@ -43,27 +39,6 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     if (peer->process >= 0) close(peer->process);
     free(peer);
     return NULL;
-}
-
-/* What waits for a peer of another host, at this address, for longer than `patience` fails where the link there is
- * cut. 0, or not 0: no memory. */
-int ucch_peer_follow(ucch_peer *peer, const void *address, size_t bytes, double patience) {
-    UCCH_LOCKED;
-    if (!(peer->address = malloc(bytes))) return UCCH_FAIL_MEMORY;
-    memcpy(peer->address, address, bytes);
-    peer->bytes = bytes;
-    peer->patience = patience;
-    return 0;
-}
-
-/* The link to a peer that is cut, once something has waited for so long; or NULL. */
-const char *ucch_peer_cut_locked(ucch_peer *peer, double waited, double now) {
-    if (!peer->patience || waited < peer->patience) return NULL;
-    if (now - peer->followed > FOLLOW_S) {
-        peer->followed = now;
-        peer->is_cut = ucch_path_find_cut(peer->address, peer->bytes, peer->patience, peer->link);
-    }
-    return peer->is_cut ? peer->link : NULL;
 }
 
 /* From now on it counts as dead. */

@@ -145,8 +145,8 @@ def cut(key: int) -> str:
 def cut_text(link: str) -> str:
     """What to say of a link that is cut."""
     return (
-        f"its host does not answer over the link {link}, but over another one; mend it: what is made anew uses it, too, "
-        "unless its port is left out of UCX_NET_DEVICES"
+        f"its host does not answer over the link {link}, but over another one; mend it: what is made anew uses it, "
+        "too, unless its port is left out of UCX_NET_DEVICES"
     )
 
 
