@@ -28,7 +28,7 @@ from .not_compiled import not_compiled
 from .work import Work, limit_of
 
 #: Seconds in which other ranks destroy the same group as this one, in general.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 5.0
 
 
 @not_compiled
