@@ -234,6 +234,7 @@ int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
 int ucch_peer_status(ucch_peer *peer);
+int ucch_peer_follow(ucch_peer *peer, const void *address, size_t bytes, double patience);
 void ucch_peer_lose(ucch_peer *peer);
 uint64_t ucch_peer_count(ucch_peer *peer, int which);
 void ucch_peer_leave(ucch_peer *peer, double timeout);
@@ -279,6 +280,7 @@ int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, co
 int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
 int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);
+const char *ucch_transfer_link(const ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */

@@ -6,7 +6,11 @@
 #include <unistd.h>
 
 #include "base/progress.h"
+#include "net/path.h"
 #include "rma/rma.h"
+
+/* Seconds between two looks at a link. */
+#define FOLLOW_S 1.0
 
 ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid) {
     ucch_peer *p = at->peers;
@@ -75,6 +79,27 @@ int ucch_peer_status(ucch_peer *peer) {
     peer->looked = now;
     if (peer->process >= 0 && poll(&file, 1, 0) > 0) peer->status = UCCH_FAIL_PEER;
     return peer->status;
+}
+
+/* What waits for a peer of another host, at this address, for longer than `patience` fails where the link there is
+ * cut. 0, or not 0: no memory. */
+int ucch_peer_follow(ucch_peer *peer, const void *address, size_t bytes, double patience) {
+    UCCH_LOCKED;
+    if (!(peer->address = malloc(bytes))) return UCCH_FAIL_MEMORY;
+    memcpy(peer->address, address, bytes);
+    peer->bytes = bytes;
+    peer->patience = patience;
+    return 0;
+}
+
+/* The link to a peer that is cut, once something has waited for so long; or NULL. */
+const char *ucch_peer_cut_locked(ucch_peer *peer, double waited, double now) {
+    if (!peer->patience || waited < peer->patience) return NULL;
+    if (now - peer->followed > FOLLOW_S) {
+        peer->followed = now;
+        peer->is_cut = ucch_path_find_cut(peer->address, peer->bytes, peer->patience, peer->link);
+    }
+    return peer->is_cut ? peer->link : NULL;
 }
 
 /* Look after what comes, for a while; not what comes as the worker ends, which nothing must refer to any more. */

@@ -114,6 +114,12 @@ struct ucch_peer {
     int process, pid;      /* a file of it, and its number, where it is on this host */
     double looked;         /* when that was asked last whether it is there */
     int by_kernel;         /* which copies between us, as far as is known */
+    /* On another host: its address, after how much waiting the link there is looked at, and when, and which is cut. */
+    void *address;
+    size_t bytes;
+    double patience, followed;
+    int is_cut;
+    char link[UCCH_PATH_BYTES];
     /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
      * under way in that nothing but the thread looks after. */
     ucch_share ours, theirs;
@@ -166,6 +172,7 @@ struct ucch_transfer {
     uint64_t serial, asked; /* here, and at the peer that asked for it */
     void *lists;            /* it is ours, and is freed at its end */
     uint64_t piece[3];      /* the entries of lists of one */
+    char *link;             /* why it has failed, where that is a link which is cut; or NULL */
     ucch_gate gate, held;
     ucch_transfer *following, **place; /* the next one, and what points here */
 };
@@ -213,6 +220,7 @@ struct ucch_rma {
 
 /* control.c */
 uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number);
+const char *ucch_peer_cut_locked(ucch_peer *peer, double waited, double now);
 ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid);
 ucch_region *ucch_region_of(ucch_rma *at, uint64_t id);
 ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial);

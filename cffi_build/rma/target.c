@@ -118,6 +118,7 @@ void ucch_peer_free(ucch_peer *peer) {
     UCCH_UNLINK(peer->at->peers, peer, next);
     ucch_unlock();
     free_slots(peer);
+    free(peer->address);
     free(peer);
 }
 

@@ -198,8 +198,12 @@ static int advance_locked(ucch_op *op) {
 }
 
 static int check_locked(ucch_op *op, double now) {
-    ucch_peer *peer = ((ucch_transfer *)op)->peer;
-    return peer && ucch_peer_status(peer) ? UCCH_FAIL_PEER : 0;
+    ucch_transfer *t = (ucch_transfer *)op;
+    if (!t->peer || ucch_peer_status(t->peer)) return t->peer ? UCCH_FAIL_PEER : 0;
+    const char *link = ucch_peer_cut_locked(t->peer, now - op->started, now);
+    if (!link) return 0;
+    t->link = strdup(link);
+    return UCCH_FAIL_CONNECTION;
 }
 
 static void abandon_locked(ucch_op *op, int status) { end_locked((ucch_transfer *)op, status); }
@@ -387,8 +391,12 @@ void ucch_transfer_free(ucch_transfer *t) {
     ucch_gate_free(&t->gate);
     ucch_gate_free(&t->held);
     free(t->lists);
+    free(t->link);
     free(t);
 }
+
+/* The link because of which it has failed, as it is cut; or empty. */
+const char *ucch_transfer_link(const ucch_transfer *t) { return t->link ? t->link : ""; }
 
 /* A peer asks for what lies here. */
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {

@@ -131,7 +131,7 @@ import os, time
 from pathlib import Path
 import numpy as np
 from mpi4py import MPI
-from ucc_hetero import CollectiveError, Communicator
+from ucc_hetero import CollectiveError, Communicator, rma
 
 def right(comm, n):
     x, y = np.full(n, comm.rank + 1.0), np.full(n, -1.0)
@@ -143,6 +143,15 @@ def send(comm, n):
     (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
     assert (x == 1).all()
 
+def put(comm, n):
+    if not at:
+        worker = rma.Worker()
+        mine = worker.register(np.ones(n))
+        peer, theirs = rma.connect_all(worker, comm)[1 - comm.rank], comm.allgather(mine.descriptor)[1 - comm.rank]
+        at.extend((peer, mine, peer.open(theirs)))
+    at[0].put(*at[1:]).Wait()
+
+at = []
 folder, n, call = Path(os.environ["FOLDER"]), int(os.environ["LENGTH"]), globals()[os.environ["CALL"]]
 comm = Communicator()
 call(comm, n)
@@ -161,7 +170,7 @@ print("right", flush=True)
 """
 
 
-@pytest.mark.parametrize("call", ["right", "send"])
+@pytest.mark.parametrize("call", ["right", "send", "put"])
 def test_the_link_of_the_data_is_cut(emulate: Callable[..., Cluster], appear: Any, tmp_path: Path, call: str) -> None:
     """And not that of the heartbeats. Both ranks name it, long before their deadline."""
 

@@ -272,6 +272,26 @@ except dist.DistBackendError as error:
     assert crew(script, 2, layout=layout).said("right") == 2
 
 
+@pytest.mark.parametrize("layout", ["", "nvidia:2,amd:1"])
+def test_ranks_destroy_groups_in_different_orders(crew, layout: str) -> None:
+    """Each its left one first, and then its right one: in a circle they used to wait for the deadline, half an hour."""
+    script = """
+import torch, torch.distributed as dist
+dist.init_process_group("ucch")
+me, size = dist.get_rank(), dist.get_world_size()
+pairs = {left: dist.new_group([left, (left + 1) % size]) for left in range(size)}
+for left in sorted({me, (me - 1) % size}):
+    dist.all_reduce(torch.ones(4), group=pairs[left])
+for left in ((me - 1) % size, me):
+    dist.destroy_process_group(pairs[left])
+t = torch.ones(4)
+dist.all_reduce(t)
+dist.destroy_process_group()
+print("right" if t[0] == size else t, flush=True)
+"""
+    assert crew(script, 3, layout=layout).said("right") == 3
+
+
 @pytest.mark.parametrize("how", ["dist.destroy_process_group()", "sys.exit()"], ids=["destroys", "exits"])
 def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how: str) -> None:
     """One that others wait for in a group used to wait for them in the one that is left before: till the deadline."""

@@ -1,7 +1,9 @@
 """Futures of calls: what callbacks see, whoever publishes the result, and however late; and how ranks start."""
 
+import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,6 +223,16 @@ def test_a_rank_that_the_group_does_not_have(rank: int) -> None:
     """It used to be an IndexError, and of -1 a wait for the last one."""
     with pytest.raises(ValueError, match=f"rank {rank} of 2 rank.*WORLD_SIZE"):
         rendezvous.await_all(dist.HashStore(), rank, [0, 1], 0.01)
+
+
+def test_ranks_to_which_a_group_has_different_sizes() -> None:
+    """They say so at once: WORLD_SIZE is not the same everywhere. It used to be the deadline's "another backend?"."""
+    store, sizes = dist.HashStore(), random.sample([2, 2, 3], 3)
+    with ThreadPoolExecutor(3) as pool:
+        said = [pool.submit(rendezvous.await_all, store, rank, list(range(n)), 0) for rank, n in enumerate(sizes)]
+        errors = [each.exception(60) for each in said]
+    told = [error for error in errors if error is not None]  # two that come first, and agree, go on
+    assert told and all(isinstance(each, ValueError) and "WORLD_SIZE" in str(each) for each in told), (sizes, errors)
 
 
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ..planner.select import choose, make_plan
 from ..planner.topology import Topology
 from ..trace import flight
 from ..trace.timeline import communicator
+from ..transport import wires
 from ..transport.channels import Channels, join
 from . import faults, numbers, process
 from .board import PAGES, Board
@@ -123,7 +125,7 @@ class Membership:
 
     def _make_teams(self) -> None:
         """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all work."""
-        self.teams.look, self.teams.together = None if faults.lacking(self.mpi) else self.mpi.look, True
+        self.teams.look, self.teams.together = partial(self._look, time.monotonic()), True
         failure = self._first_teams()
         everyone = self.mpi.allgather(str(failure) if failure else "")
         if failure is not None:
@@ -132,6 +134,14 @@ class Membership:
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
+
+    def _look(self, began: float) -> None:
+        """Raise what makes the making of teams hopeless, which has begun then."""
+        if not faults.lacking(self.mpi):
+            self.mpi.look()
+        if (peer := self.board.rank_of(self.board.cut(time.monotonic() - began))) >= 0:
+            text = wires.cut_text(self.board.link_to(peer))
+            raise CollectiveError(f"rank {self.rank}: no connection with rank {peer}: {text}")
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
@@ -153,7 +163,7 @@ class Membership:
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
-            if self.teams.look is not None:  # as it is the others who look
+            if not faults.lacking(self.mpi):  # it is the others who look
                 self.mpi.Revoke()
                 raise
             if not isinstance(error, UCCHError):

@@ -248,18 +248,10 @@ def _link_to(board: Board, peer: int) -> str:
     return wires.cut(int(board.processes[peer], 16)) or board.link_to(peer)
 
 
-def cut_text(link: str) -> str:
-    """What to say of a link that is cut."""
-    return (
-        f"its host does not answer over the link {link}, but over another one; mend it: what is made anew "
-        "uses it, too, unless its port is left out of UCX_NET_DEVICES"
-    )
-
-
 def broken_text(board: Board, peer: int) -> str:
     """What to say of a connection of network threads with a peer, which has broken."""
     link = _link_to(board, peer)
-    why = f": {cut_text(link)}" if link else ""
+    why = f": {wires.cut_text(link)}" if link else ""
     return f"the connection with rank {peer} has broken{why}"
 
 
@@ -341,7 +333,7 @@ class Watch:
         if not status:
             peer = lib.ucch_board_gone(self.board.native, self.seq)
             status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
-        if status == lib.UCCH_FAIL_TIMEOUT and (beyond := self.board.cut(elapsed)) != -1:
+        if status == lib.UCCH_FAIL_TIMEOUT and elapsed > 1 and (beyond := self.board.cut(elapsed)) != -1:
             status, peer = lib.UCCH_FAIL_CONNECTION, beyond
         if status == lib.UCCH_FAIL_TIMEOUT and not 0 < timeout < elapsed:
             return

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import env
 from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
 from ..native.libraries import ffi, lib, owned, piece
 from ..native.waiting import progress_until
+from ..transport import wires
 from .region import Core, Region, Sided
 from .request import ENDED, Request, begin, failure
 from .wire_format import Address, Descriptor
@@ -86,6 +88,9 @@ class Endpoint(Sided):
         self._have(lib.ucch_peer_new(worker.native, self.uid, self._address, process, status))
         if not self.engine:
             raise failure("the connection", status[0])
+        patience = 0.0 if near else wires.HEARTBEATS * env.get("HEARTBEAT")
+        if patience and lib.ucch_peer_follow(self.native, self._address, len(self._address), patience):
+            raise MemoryError("no memory for a peer's address")
         self._targets: list[Target] = []
         self._closing = threading.Lock()
 

@@ -16,6 +16,7 @@ from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
 from ..native.libraries import ffi, lib, owned
 from ..native.waiting import wait_in_slices
+from ..transport import wires
 
 _REASONS = {
     lib.UCCH_FAIL_TIMEOUT: (CollectiveTimeout, "is not done after {seconds:.3g} s"),
@@ -29,14 +30,15 @@ _REASONS = {
 }
 
 
-def failure(what: str, status: int, seconds: float = 0.0) -> UCCHError:
-    """The exception for a transfer that has failed."""
+def failure(what: str, status: int, seconds: float = 0.0, link: str = "") -> UCCHError:
+    """The exception for a transfer that has failed, over a ``link`` that is cut."""
     if status == lib.UCCH_FAIL_DEVICE:
         return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
     # libucp's own numbers are of connections that broke.
     unreachable = PeerError, f"failed: the peer has ended or cannot be reached ({status_name(status)})"
     kind, text = _REASONS.get(status, unreachable)
-    return kind(f"{what} {text.format(seconds=seconds)}")
+    why = f": {wires.cut_text(link)}" if link else ""
+    return kind(f"{what} {text.format(seconds=seconds)}{why}")
 
 
 def stream_argument(stream: Any) -> tuple[bool, Any]:
@@ -98,7 +100,8 @@ class Request:
         if state == 2:
             error = ffi.new("ucch_error *")
             lib.ucch_op_error(self._op, error)
-            raise failure(self._what, error.status, error.elapsed)
+            link = ffi.string(lib.ucch_transfer_link(self._native)).decode()
+            raise failure(self._what, error.status, error.elapsed, link)
         return state == 1
 
     def __await__(self) -> Generator[Any, None, None]:

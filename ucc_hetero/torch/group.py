@@ -27,6 +27,9 @@ from .monitored_barrier import NO_LIMIT, monitored_barrier
 from .not_compiled import not_compiled
 from .work import Work, limit_of
 
+#: Seconds in which other ranks destroy the same group as this one, in general.
+_PATIENCE_S = 5.0
+
 
 @not_compiled
 class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
@@ -98,7 +101,8 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         Torch destroys all groups one after the other: the first of them ends all. A rank that waits for a call of ours
         in one group does not come to leave another.
         """
-        end_all([*c10d._world.pg_names] if _all_are_destroyed() else [self])
+        every = _all_are_destroyed()
+        end_all([*c10d._world.pg_names] if every else [self], every=every)
 
     def _finish(self) -> None:
         """Finish what was posted, and tell the other ranks that no more will come."""
@@ -114,12 +118,13 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
 
-    def _release(self) -> None:
-        """Release the communicators of a group that is finished, together with the other ranks."""
+    def _leave(self) -> list[_Leaving]:
+        """Say that this rank leaves the communicators of a group that is finished: those that are to be released."""
         if self._fabric is not None:
             self._fabric.close(self.seconds)
-        for at in sorted(self._comms, reverse=True):
-            _leave(self._comms[at].communicator, self.seconds, self._name)
+        comms = [self._comms[at].communicator for at in sorted(self._comms, reverse=True)]
+        votes = [(comm, _leave(comm)) for comm in comms]
+        return [_Leaving(comm, self._name, self.seconds, vote) for comm, vote in votes if vote is not None]
 
     def _discard(self) -> None:
         """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
@@ -232,8 +237,12 @@ def _all_are_destroyed() -> bool:
     return asked is None or asked == dist.GroupMember.WORLD
 
 
-def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
+def end_all(groups: Iterable[dist.ProcessGroup], *, every: bool = True) -> None:
+    """Finish what was posted in all groups that are in use, then release them together with the other ranks.
+
+    Other ranks may destroy single groups in another order, or later: unless ``every`` group is, they are not waited for
+    long, and those that were left before are released now if they can be.
+    """
     ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
     ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
     hooks = [group._discard for group in ours]
@@ -241,8 +250,12 @@ def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
     try:
         for group in ours:
             group._finish()
-        for group in ours:
-            group._release()
+        late = [each for each in _left if not runner_of(each.comm).orphaned]
+        _left.clear()
+        leaving = [*late, *(each for group in ours for each in group._leave())]
+        for each in sorted(leaving, key=lambda each: each.name, reverse=True):
+            patience = -1.0 if each in late else min(each.seconds or _PATIENCE_S, _PATIENCE_S)
+            _end(each, each.seconds if every else patience, every)
     finally:
         for hook in hooks:
             poll_hooks.remove(hook)
@@ -264,8 +277,32 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
     return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _leave(comm: Communicator, seconds: float, name: str) -> None:
-    """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
+class _Leaving(NamedTuple):
+    """A communicator that this rank leaves, its group, the time limit of that, and the vote."""
+
+    comm: Communicator
+    name: str
+    seconds: float
+    vote: _Vote
+
+
+#: Those of destroyed groups that other ranks had not left in time.
+_left: list[_Leaving] = []
+
+
+def _leave(comm: Communicator) -> _Vote | None:
+    """The vote of this rank, which leaves a communicator; None where that can be told no longer."""
+    runner = runner_of(comm)
+    try:
+        return _vote(comm, well=not (runner.broken or runner.busy))
+    except EXCHANGE_ERRORS:  # MPI's, or the store's
+        runner.abandon("a rank of it died")
+        return None
+
+
+def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
+    """Release a communicator once all its ranks are about to; leave it to a later time, or the end, otherwise."""
+    comm, name, _, vote = leaving
     runner = runner_of(comm)
 
     def died() -> bool:
@@ -273,13 +310,14 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
         return bool(runner.board.dead() >= 0)
 
     try:
-        vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
             together = progress_until(vote.request.Test, seconds, died)
-    except EXCHANGE_ERRORS:  # MPI's, or the store's
+    except EXCHANGE_ERRORS:
         runner.abandon("a rank of it died")
         return
-    if not together:
+    if not together and not every and runner.board.dead() < 0:
+        _left.append(leaving)
+    elif not together:
         quarantine.keep(vote)
         dead = runner.board.dead()
         runner.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
@@ -289,6 +327,8 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
                 name, comm.rank, seconds,
             )  # fmt: skip
     elif vote.least[0]:
+        if not every:
+            runner.timeout = _PATIENCE_S  # a rank that has said so may be elsewhere by now
         comm.Free()
     elif not runner.broken:
         runner.abandon("a rank of it failed")

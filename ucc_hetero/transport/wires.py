@@ -142,6 +142,14 @@ def cut(key: int) -> str:
     return ffi.string(text).decode() if lib.ucch_wires_cut(key, text) else ""
 
 
+def cut_text(link: str) -> str:
+    """What to say of a link that is cut."""
+    return (
+        f"its host does not answer over the link {link}, but over another one; mend it: what is made anew uses it, "
+        "too, unless its port is left out of UCX_NET_DEVICES"
+    )
+
+
 def stop() -> None:
     """End the threads, at the end of the process; no channel may use them any more."""
     global _ports
