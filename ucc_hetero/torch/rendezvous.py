@@ -73,37 +73,26 @@ def install() -> None:
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
     """Wait until all ranks of a group have chosen this backend: those with another backend would wait there.
 
-    A rank that the group does not have is a ``ValueError``, and so are two ranks to which it has different sizes, on
-    all ranks that wait; ``CollectiveTimeout`` names those that did not come, and the variable that may differ there.
-    ``store`` is the group's own part of torch's, ``ranks`` are torch's of its members; 0 ``seconds`` are for ever.
+    A rank that the group does not have is a ``ValueError``; ``CollectiveTimeout`` names those that did not come, and
+    the variable that may differ there. ``store`` is the group's own part of torch's, ``ranks`` are torch's of its
+    members; 0 ``seconds`` are for ever.
     """
-    size, wrong = len(ranks), ""
-    me = ranks[rank] if 0 <= rank < size else rank
-    keys = [f"ucch/chosen/{r}" for r in range(size)]
-    come = store.add("ucch/chosen", 1)
-    if come == 1:
-        store.set("ucch/size", f"{size} rank(s) on rank {me}")
-    first = store.get("ucch/size").decode()
-    if int(first.split()[0]) != size:
-        wrong = f"a group has {size} rank(s) on rank {me}, and {first}: WORLD_SIZE and new_group have to agree"
-    elif not 0 <= rank < size:
-        wrong = f"rank {rank} of {size} rank(s): RANK has to be from 0 to WORLD_SIZE - 1"
-    else:
-        store.set(keys[rank], "y")
-    if wrong or (come == size and not store.check(["ucch/all"])):
-        store.set("ucch/all", wrong or "y")  # one question for each look, however many ranks there are
+    if not 0 <= rank < len(ranks):
+        raise ValueError(f"rank {rank} of {len(ranks)} rank(s): RANK has to be from 0 to WORLD_SIZE - 1")
+    keys = [f"ucch/chosen/{r}" for r in range(len(ranks))]
+    store.set(keys[rank], "y")
+    if store.add("ucch/chosen", 1) == len(ranks):
+        store.set("ucch/all", "y")  # one question for each look, however many ranks there are
     if not progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05):
         missing = [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
-        raise not_come(me, missing, seconds)
-    if (said := store.get("ucch/all")) != b"y":
-        raise ValueError(wrong or said.decode())
+        raise not_come(ranks[rank], missing, seconds)
 
 
 def not_come(rank: int, missing: Sequence[int], seconds: float) -> CollectiveTimeout:
     """The error of ``rank`` for ranks that did not choose this backend within ``seconds``, with the likely cause."""
     value = os.environ.get("UCCH_TORCH_REPLACE", "")
     cure = f"UCCH_TORCH_REPLACE={value} must be set there, too (mpirun -x UCCH_TORCH_REPLACE, or ucch-run)"
-    cure = cure if value else "do they ask for another backend?"
+    cure = cure if value else "do they ask for another backend, or have another WORLD_SIZE?"
     return CollectiveTimeout(
         f"rank {rank}: rank(s) {list(missing)} did not come to the backend ucch within {seconds:g} s: {cure}"
     )
