@@ -287,9 +287,7 @@ void ucch_transfer_free(ucch_transfer *transfer);
 int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
-int ucch_wire_meet(int wire, uint64_t key, const void *address, size_t bytes);
-int ucch_wires_cut(uint64_t key, char *text);
-void ucch_wires_patience(double seconds);
+int ucch_wire_meet(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
 
 /* ---- link.c, circle.c: what ranks of several hosts tell each other beside the data ---- */

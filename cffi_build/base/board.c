@@ -522,10 +522,7 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
 
 /* The link to the host of a rank of another one that was found to be cut, our address and the other one; empty without
  * one. */
-const char *ucch_board_link(const ucch_board *b, int rank) {
-    const char *link = b->far ? ucch_far_link(b->far, rank) : NULL;
-    return link ? link : "";
-}
+const char *ucch_board_link(const ucch_board *b, int rank) { return b->far ? ucch_far_link(b->far, rank) : ""; }
 
 void ucch_board_break(ucch_board *b) { b->broken = 1; }
 

@@ -145,9 +145,10 @@ void ucch_far_note_cut(ucch_far *far, int rank, const char *link) {
     __atomic_store_n(&far->ranks[rank].cut, 1, __ATOMIC_RELEASE);
 }
 
-/* The link to a rank's host that is cut; NULL without one. */
+/* The link to a rank's host that is cut; empty without one. */
 const char *ucch_far_link(const ucch_far *far, int rank) {
-    return __atomic_load_n(&far->ranks[rank].cut, __ATOMIC_ACQUIRE) ? far->link : NULL;
+    int known = rank >= 0 && rank < far->size && __atomic_load_n(&far->ranks[rank].cut, __ATOMIC_ACQUIRE);
+    return known ? far->link : "";
 }
 
 /* The rank to whose host a link is cut, -1 for none, once a call has waited for long: `rank`, or any for -1. */

@@ -11,7 +11,6 @@
 
 #include "base/far.h"
 #include "net/link.h"
-#include "net/path.h"
 
 #define SEEN UCCH_CALLS_SEEN
 /* Hashes in one message, and messages of them in one turn. */

@@ -35,21 +35,17 @@ _Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time tha
 #define SHARE 6
 /* Ranges that a wire sends before it looks for other work. */
 #define AT_ONCE 2
-/* A sender that waits for its receiver asks it so often, by each wire, and has heard lately of one that still answers
- * by another wire. */
-#define ASK_NS ((uint64_t)1000000000)
-#define LATELY_NS (3 * ASK_NS)
 
 /* Kinds of messages: a range of a piece; to the sender, pieces consumed and ranges received; to the receiver, from
- * which call on the data is garbage, that it is to say something, and which wire is cut. */
-enum { DATA, TAKEN, ABORT, ASK, CUT };
+ * which call on the data is garbage. */
+enum { DATA, TAKEN, ABORT };
 
 /* What goes before the data. */
 typedef struct envelope {
     uint64_t tag;            /* first */
     uint64_t number, more;   /* DATA: the piece; TAKEN: pieces, and the last message of a lane that was refused; ABORT:
                                 the call, and the first that the ranks have made in different ways */
-    uint32_t kind, range, n; /* DATA: which of how many ranges; TAKEN: n by this wire, of all so far; CUT: n, a wire */
+    uint32_t kind, range, n; /* DATA: which of how many ranges; TAKEN: n by this wire, of all so far */
 } envelope;
 
 /* Piece that this rank has called for, with the call's number and a hash of it. */
@@ -79,10 +75,6 @@ typedef struct share {
     uint32_t sent, confirmed; /* ranges, and how many of these the receiver is known to have */
     uint32_t got, reported;   /* ranges, and how many of these the sender has been told of */
     int telling;              /* `note` is under way */
-    int asks, owes;           /* the sender has asked, and waits for the answer; the receiver owes it */
-    int is_cut, has_told;     /* its link is; of another wire's, the receiver */
-    uint64_t since, looked;   /* when the sender began to wait, and looked last how long that is */
-    uint64_t answered;        /* when something came from the receiver */
     envelope note;
     ucch_connection *with;
     ucp_mem_h slots; /* as registered for the wire; NULL: libucp sees to it */
@@ -109,7 +101,6 @@ struct ucch_flow {
     int next_range, is_begun; /* is_begun: its slot says what it is */
     size_t next_bytes;
     int aborted;       /* the receiver has been told of a failure */
-    int cut;           /* the wire whose link is, and one; 0: none */
     sending *sendings; /* by range of all slots, of a sender */
     filling *fillings; /* by slot, of a receiver */
     share shares[MOST];
@@ -316,8 +307,6 @@ static void on_taken(share *s, const envelope *e) {
     ucch_take(&f->lock, UCCH_AT_FLOW);
     f->on_way -= e->n - s->confirmed;
     s->confirmed = e->n;
-    s->asks = 0;
-    __atomic_store_n(&s->answered, ucch_now_ns(), __ATOMIC_RELEASE);
     if (e->number > f->told) {
         __atomic_store_n(&f->settled, e->number, __ATOMIC_RELEASE);
         __atomic_store_n(&f->told, e->number, __ATOMIC_RELEASE);
@@ -336,54 +325,11 @@ static int send_abort(share *s) {
     return UCCH_MOVED;
 }
 
-/* True if the receiver has answered by another wire of late: it is there, and was not stopped. */
-static int answers_elsewhere(const share *s, uint64_t now) {
-    const ucch_flow *f = s->flow;
-    for (int i = 0; i < f->nwires; i++)
-        if (i != s->which && now < __atomic_load_n(&f->shares[i].answered, __ATOMIC_ACQUIRE) + LATELY_NS) return 1;
-    return 0;
-}
-
-/* True if a wire's link is cut: the receiver has long answered by others alone, and its host's kernel acknowledges
- * nothing of what goes by this one's. */
-static int is_cut(const share *s, uint64_t now) {
-    uint64_t patience = ucch_wires_patience_ns(), quiet = now - (s->answered > s->since ? s->answered : s->since);
-    return patience && quiet > patience + ASK_NS && answers_elsewhere(s, now) &&
-           ucch_path_is_cut(s->with->address, s->with->bytes, 1e-9 * (double)patience);
-}
-
-/* While a sender waits, its receiver is asked by each wire, again once it has answered, to say something. */
-static void ask(share *s) {
-    ucch_flow *f = s->flow;
-    int waits = __atomic_load_n(&f->told, __ATOMIC_ACQUIRE) < __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
-    uint64_t now = waits ? ucch_now_ns() : 0;
-    if (!waits || !s->since) s->since = s->looked = now;
-    if (now - s->looked < ASK_NS) return;
-    s->looked = now;
-    if (is_cut(s, now)) {
-        __atomic_store_n(&f->cut, s->which + 1, __ATOMIC_RELEASE);
-        s->is_cut = 1;
-    } else if (!s->telling && !s->asks) {
-        s->asks = 1;
-        tell(s, (envelope){.kind = ASK});
-    }
-}
-
-/* Tell the receiver which wire's link is cut, by another one: then it need not find out by itself. */
-static int tell_cut(share *s) {
-    int cut = __atomic_load_n(&s->flow->cut, __ATOMIC_ACQUIRE);
-    if (!cut || cut == s->which + 1 || s->has_told || s->telling) return 0;
-    s->has_told = 1;
-    tell(s, (envelope){.kind = CUT, .n = (uint32_t)cut - 1});
-    return UCCH_MOVED;
-}
-
 static int turn_of_sender(share *s) {
     ucch_flow *f = s->flow;
     int found = 0, is_first = s->which == f->first;
     for (int i = 0; i < AT_ONCE && send_next(s); i++)
         found = UCCH_MOVED;
-    ask(s);
     uint64_t next = __atomic_load_n(&f->next, __ATOMIC_ACQUIRE);
     if (f->ring.by_device) {
         if (is_first) __atomic_store_n(&f->expected, next, __ATOMIC_RELEASE);
@@ -507,9 +453,8 @@ static int tell_taken(share *s) {
     ucch_flow *f = s->flow;
     int is_first = s->which == f->first;
     uint32_t more = is_first ? __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told : 0;
-    if (s->telling || (!more && !s->owes && s->got - s->reported < f->window / 4)) return 0;
+    if (s->telling || (!more && s->got - s->reported < f->window / 4)) return 0;
     uint64_t taken = is_first ? f->told + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
-    s->owes = 0;
     s->reported = s->got;
     if (more) __atomic_store_n(&f->told, taken, __ATOMIC_RELEASE);
     tell(s, (envelope){.kind = TAKEN, .number = taken, .more = refused, .n = s->got});
@@ -537,8 +482,6 @@ static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
     memcpy(&e, m->header, sizeof(e));
     if (e.kind == ABORT && status != UCCH_FAIL_CONNECTION) note_tainted(f, e.number, e.more);
     if (e.kind == TAKEN && !status) on_taken(s, &e);
-    if (e.kind == ASK) s->owes = 1;
-    if (e.kind == CUT && e.n < (uint32_t)f->nwires) __atomic_store_n(&f->shares[e.n].is_cut, 1, __ATOMIC_RELEASE);
     return e.kind == DATA && !status ? receive_range(s, &e, m) : UCS_OK;
 }
 
@@ -546,12 +489,9 @@ static int turn(ucch_poller *poller) {
     share *s = (share *)poller;
     ucch_flow *f = s->flow;
     int found = 0;
-    if (__atomic_load_n(&s->is_cut, __ATOMIC_ACQUIRE)) ucch_wire_cut(s->with);
-    int broken = __atomic_load_n(&s->with->failed, __ATOMIC_ACQUIRE);
-    if (broken) fail(f, UCCH_FAIL_CONNECTION);
+    if (__atomic_load_n(&s->with->failed, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_CONNECTION);
     if (!failed(f)) found = f->sends ? turn_of_sender(s) : turn_of_receiver(s);
     if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_CONNECTION) found |= send_abort(s);
-    if (!broken) found |= tell_cut(s);
     /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }

@@ -1,4 +1,5 @@
-/* Connections with processes of other hosts, beside the data (link.c). All under their lock. */
+/* Connections with processes of other hosts, beside the data (link.c), all under their lock; and whether a host answers
+ * at its addresses, as our kernel knows it (path.c). */
 #ifndef UCCH_LINK_H
 #define UCCH_LINK_H
 
@@ -25,5 +26,7 @@ void ucch_links_lock(void);
 void ucch_links_unlock(void);
 int ucch_link_send(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
 int ucch_link_fate(int link);
+
+int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text);
 
 #endif

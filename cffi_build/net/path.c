@@ -5,7 +5,7 @@
  * TCP connections of ours that end at one of a peer's addresses are looked at, whoever has made them: libucp does not
  * tell which are its own. */
 #define _GNU_SOURCE
-#include "net/path.h"
+#include "net/link.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -48,33 +48,27 @@ static int ask(int fd, const void *address, size_t bytes, double patience, char 
     if (getpeername(fd, (struct sockaddr *)&there, &length)) return UNKNOWN;
     const void *at = bytes_of(&there, &n);
     if (!n || !memmem(address, bytes, at, n) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &room)) return UNKNOWN;
-    if (text) say(fd, &there, text);
+    say(fd, &there, text);
     if (info.tcpi_last_ack_recv < 1e3 * patience) return ANSWERS;
     /* What was sent longer ago, and is to be sent again, tells nothing of the link as it is now. */
     return info.tcpi_unacked && info.tcpi_last_data_sent < 1e3 * patience ? SILENT : UNKNOWN;
 }
 
-static int ask_all(const void *address, size_t bytes, double patience, char *text) {
+/* True if a host answers by no connection that ends at an address. */
+static int is_silent(const void *address, size_t bytes, double patience, char *text) {
     DIR *files = opendir("/proc/self/fd");
     int found = UNKNOWN;
-    for (struct dirent *file; files && (file = readdir(files));) {
+    for (struct dirent *file; files && found != ANSWERS && (file = readdir(files));) {
         int one = ask(atoi(file->d_name), address, bytes, patience, text);
         found = one > found ? one : found;
     }
     if (files) closedir(files);
-    return found;
+    return found == SILENT;
 }
 
-/* True if a host has acknowledged nothing for so long of what was sent to one of its addresses, which lie, as they are
- * on the network, in what libucp was told of it. */
-int ucch_path_is_cut(const void *address, size_t bytes, double patience) {
-    return ask_all(address, bytes, patience, NULL) == SILENT;
-}
-
-/* The way there: our address and the other one. */
-void ucch_path_name(const void *address, size_t bytes, char *text) { ask_all(address, bytes, 0, text); }
-
-/* True if that is so of one of a host's addresses, whatever the others do; with the way there. */
+/* True if a host has acknowledged nothing for so long of what was sent to one of its addresses, whatever the others do,
+ * and the way there: our address and the other one. The addresses lie, as they are on the network, somewhere in
+ * `addresses`. */
 int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text) {
     DIR *files = opendir("/proc/self/fd");
     int found = 0;
@@ -86,7 +80,7 @@ int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, cha
         if (ask(fd, addresses, bytes, patience, text) != SILENT) continue;
         if (getpeername(fd, (struct sockaddr *)&there, &length)) continue;
         const void *one = bytes_of(&there, &n);
-        found = ucch_path_is_cut(one, n, patience);
+        found = is_silent(one, n, patience, text);
     }
     if (files) closedir(files);
     return found;

@@ -81,7 +81,6 @@ struct ucch_wire {
 static ucch_wire wires[MOST_WIRES];
 static int nwires;
 static pid_t owner;
-static uint64_t patience_ns;
 
 void ucch_wire_lock(int wire) {
     ucch_wire *w = &wires[wire];
@@ -126,11 +125,6 @@ ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
 ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 
 int ucch_wire_slower(int wire) { return wires[wire].slower; }
-
-/* A link that says nothing for so many seconds is cut, where others say something; 0: none is. */
-void ucch_wires_patience(double seconds) { patience_ns = (uint64_t)(1e9 * seconds); }
-
-uint64_t ucch_wires_patience_ns(void) { return patience_ns; }
 
 /* ---- the thread ---- */
 
@@ -324,48 +318,23 @@ ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
 }
 
 /* Connect a wire with one of another process's, which has this address, once: 0, or a failure. */
-int ucch_wire_meet(int wire, uint64_t key, const void *address, size_t bytes) {
+int ucch_wire_meet(int wire, uint64_t key, const void *address) {
     ucch_wire *w = &wires[wire];
     int status = 0;
     ucch_wire_lock(wire);
     if (!ucch_wire_connection(wire, key)) {
-        ucch_connection *c = calloc(1, sizeof(*c) + bytes);
+        ucch_connection *c = calloc(1, sizeof(*c));
         status = c ? ucch_ucp_connect(w->worker, address, lost, c, &c->ep) : UCCH_FAIL_MEMORY;
         if (status)
             free(c);
         else {
             c->key = key;
-            c->bytes = bytes;
-            memcpy(c->address, address, bytes);
             c->next = w->connections;
             w->connections = c;
         }
     }
     ucch_wire_unlock(wire);
     return status;
-}
-
-/* With the lock of its wire: give up a connection whose link is cut. libucp keeps it, with what it still has to send:
- * UCX 1.22 may end the process where one is closed by force that is not answered. */
-void ucch_wire_cut(ucch_connection *c) {
-    if (!c->link[0]) ucch_path_name(c->address, c->bytes, c->link);
-    __atomic_store_n(&c->failed, 1, __ATOMIC_RELEASE);
-}
-
-/* The link of a connection with a process that was given up because that is cut, unless there is a new one: our address
- * and the other one. 1, or 0 where there is none. */
-int ucch_wires_cut(uint64_t key, char *text) {
-    for (int i = 0, n = __atomic_load_n(&nwires, __ATOMIC_ACQUIRE); i < n; i++) {
-        ucch_wire_lock(i);
-        const ucch_connection *c = wires[i].connections;
-        while (c && c->key != key)
-            c = c->next;
-        int found = c && c->link[0];
-        if (found) memcpy(text, c->link, sizeof(c->link));
-        ucch_wire_unlock(i);
-        if (found) return 1;
-    }
-    return 0;
 }
 
 /* ---- pollers ---- */

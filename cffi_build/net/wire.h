@@ -3,7 +3,6 @@
 #define UCCH_WIRE_H
 
 #include "base/ucch.h"
-#include "net/path.h"
 
 typedef struct ucch_wire ucch_wire;
 
@@ -33,15 +32,12 @@ typedef struct ucch_poller {
     struct ucch_poller *next, *same; /* of the wire; of those whose tags lie in one place */
 } ucch_poller;
 
-/* Connection with a peer's wire; never freed. `address` is what libucp was told of the peer. */
+/* Connection with a peer's wire; never freed. */
 typedef struct ucch_connection {
     uint64_t key;
     ucp_ep_h ep;
     int failed;
-    char link[UCCH_PATH_BYTES]; /* why, where that is a link which was cut */
     struct ucch_connection *next;
-    size_t bytes;
-    char address[];
 } ucch_connection;
 
 ucp_context_h ucch_wire_context(int wire);
@@ -50,8 +46,6 @@ int ucch_wire_slower(int wire);
 ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, ucp_request_param_t *params);
 ucch_connection *ucch_wire_connection(int wire, uint64_t key);
-void ucch_wire_cut(ucch_connection *c);
-uint64_t ucch_wires_patience_ns(void);
 void ucch_wire_serve(int wire, ucch_poller *poller);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);

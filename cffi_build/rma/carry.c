@@ -39,7 +39,7 @@ static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t byte
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
         int is_other_end = i % 2 != comes; /* of a wire of ours that sends it is the one that receives */
-        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + comes, peer->uid, said, length))) return status;
+        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + comes, peer->uid, said))) return status;
         said += length;
         bytes -= length;
     }

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/progress.h"
-#include "net/path.h"
+#include "net/link.h"
 #include "rma/rma.h"
 
 /* Seconds between two looks at a link. */

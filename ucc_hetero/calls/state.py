@@ -236,21 +236,14 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
         there = f", and call {failed} has failed there" if failed else ""
         return CollectiveError(f"{where}: {broken_text(board, peer)}{there}; {ANEW}")
     if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
-        why = f": {broken_text(board, peer)}" if _link_to(board, peer) else ""
+        why = f": {broken_text(board, peer)}" if board.link_to(peer) else ""
         return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there{why}; {ANEW}")
     return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
 
 
-def _link_to(board: Board, peer: int) -> str:
-    """The link to a peer that was found to be cut; empty without one."""
-    if not 0 <= peer < len(board.processes):
-        return ""
-    return wires.cut(int(board.processes[peer], 16)) or board.link_to(peer)
-
-
 def broken_text(board: Board, peer: int) -> str:
     """What to say of a connection of network threads with a peer, which has broken."""
-    link = _link_to(board, peer)
+    link = board.link_to(peer)
     why = f": {wires.cut_text(link)}" if link else ""
     return f"the connection with rank {peer} has broken{why}"
 

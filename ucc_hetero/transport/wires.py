@@ -117,7 +117,6 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
             _contexts.clear()
             _addresses.clear()
             _pid = os.getpid()
-            lib.ucch_wires_patience(HEARTBEATS * env.get("HEARTBEAT"))
         try:
             # Once one could not be made, none is tried again: each that sends is followed by one that receives.
             while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
@@ -133,13 +132,7 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
 def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
     """Connect the first ``count`` wires with those of the process ``key``; whether all could be."""
     pairs = [(2 * i + side, theirs[i][1 - side]) for i in range(count) for side in (0, 1)]
-    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address), len(address)) == 0 for wire, address in pairs)
-
-
-def cut(key: int) -> str:
-    """The link by which the process ``key`` does not answer, where the connection was given up for that; or empty."""
-    text = ffi.new("char[]", lib.UCCH_PATH_BYTES)
-    return ffi.string(text).decode() if lib.ucch_wires_cut(key, text) else ""
+    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
 
 
 def cut_text(link: str) -> str:
