@@ -19,7 +19,7 @@ int ucch_device_reserve(void);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
-/* ---- kernels.c: arithmetic on the device ---- */
+/* ---- work.c: arithmetic on the device ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
 /* ---- channels.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */

@@ -148,7 +148,7 @@ static int mark(queue *q, ucch_step *s, void *stream) {
 }
 
 /* A local step that is no move of a kernel's. */
-static int direct(queue *q, const ucch_task *t, char *bounce, void *stream) {
+static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
     size_t bytes = t->count * t->src_bytes;
     const device_ops *ops = ucch_bound_ops();
     if (t->kind == UCCH_COPY) {
@@ -156,7 +156,7 @@ static int direct(queue *q, const ucch_task *t, char *bounce, void *stream) {
         return ucch_device_fail(code ? code : ops->copy(t->dst, bounce ? bounce : t->src, bytes, stream), "copy");
     }
     void *function = ucch_kernel_of(t);
-    return function ? ucch_kernel_launch(function, t, stream) : UCCH_FAIL_DEVICE;
+    return function ? ucch_kernel_run(function, t, stream) : UCCH_FAIL_DEVICE;
 }
 
 static int local(queue *q, const ucch_step *s, void *stream) {

@@ -40,8 +40,8 @@ typedef struct ucch_task {
 typedef struct ucch_work ucch_work;
 
 void *ucch_kernel_of(const ucch_task *task);
-int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
-int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream);
+int ucch_kernel_launch(void *function, uint64_t blocks, void **arguments, void *stream);
+int ucch_kernel_run(void *function, ucch_task *task, void *stream);
 
 int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);
 void ucch_work_free(ucch_work *work);
@@ -62,18 +62,10 @@ typedef struct ucch_flag {
     uint32_t *at, ticket;
 } ucch_flag;
 
-static inline ucch_counter ucch_counter_of(ucch_flag flag) { return (ucch_counter){flag.at, flag.at}; }
-
-/* By a host: what it was asked to do is done, well or not. */
-static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE); }
-
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
 int ucch_counter_signal(ucch_counter counter, uint32_t value, void *await, void *stream);
 int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await,
                       void *stream);
-int ucch_flag_next(ucch_flag *flag);
-int ucch_flag_due(ucch_flag flag);
-void ucch_flag_give(ucch_flag flag);
 void ucch_flags_reserve(int count);
 
 /* The way in and out of a stream-ordered call: what its stream writes when it gets there, or an event where it cannot

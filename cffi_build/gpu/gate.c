@@ -1,7 +1,106 @@
-/* Stream-ordered work: it starts when a stream reaches the call, and the stream does not pass it before the data is
- * there, while the host goes on. In and out by counters in memory: to ask for an event is a call of the driver, which
- * delays threads that launch kernels meanwhile. */
+/* Words that streams and hosts wait for and signal, and stream-ordered work by them: it starts when a stream reaches
+ * the call, and the stream does not pass it before the data is there, while the host goes on. In and out by words in
+ * memory: to ask for an event is a call of the driver, which delays threads that launch kernels meanwhile.
+ *
+ * Counters only grow, so that a stream which still has to look at one finds what it waits for. Those of the runtime's
+ * own, as some streams wait for no other memory, are used again. */
+#include <pthread.h>
+#include <stdlib.h>
+
 #include "gpu/device.h"
+
+/* A kernel that sets one word and waits for another, either of which may be none. */
+static int run(void *kernel, void *told, uint32_t value, void *seen, uint32_t least, void *stream) {
+    uint64_t numbers = (uint64_t)value << 32 | least;
+    double unused = 0;
+    void *arguments[] = {&told, &seen, &numbers, &unused};
+    return ucch_bound_ops()->launch(kernel, 1, 1, arguments, stream);
+}
+
+/* Let the stream wait until the counter has reached `least`; what is there already is not waited for. `await`: the
+ * kernel that does so, where streams cannot wait for any memory. */
+int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream) {
+    if (counter.at && ucch_reached(counter.at, least)) return 0;
+    return ucch_device_fail(await ? run(await, NULL, 0, counter.seen, least, stream)
+                                  : ucch_bound_ops()->stream_hold(stream, counter.seen, least),
+                            "a stream's wait for memory");
+}
+
+/* Let the stream set the counter, behind all it did before; `await` likewise. */
+int ucch_counter_signal(ucch_counter counter, uint32_t value, void *await, void *stream) {
+    return ucch_device_fail(await ? run(await, counter.seen, value, NULL, 0, stream)
+                                  : ucch_bound_ops()->stream_write(stream, counter.seen, value),
+                            "a stream's write to memory");
+}
+
+/* Let the stream set a counter and then wait for another one, by one call of the driver where it has such a call. */
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await,
+                      void *stream) {
+    if (!ucch_reached(counter.at, least)) {
+        int refused = await ? run(await, told.seen, value, counter.seen, least, stream)
+                            : ucch_bound_ops()->stream_turn(stream, told.seen, value, counter.seen, least);
+        if (!refused) return 0;
+    }
+    int status = ucch_counter_signal(told, value, await, stream);
+    return status ? status : ucch_counter_wait(counter, least, await, stream);
+}
+
+/* ---- counters of the runtime's own ---- */
+
+typedef struct idle {
+    ucch_flag flag;
+    struct idle *next;
+} idle;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static idle *flags;
+
+/* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */
+static int is_exhausted(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
+
+static int make(ucch_flag *flag) {
+    void *at = NULL;
+    int status = ucch_bound_ops()->flag(&at);
+    *flag = (ucch_flag){status ? NULL : at, 0};
+    return status;
+}
+
+/* Have a counter, with one more ticket: 0, or a failure. */
+static int next_ticket(ucch_flag *flag) {
+    if (!flag->at || is_exhausted(*flag)) {
+        pthread_mutex_lock(&lock);
+        idle *found = flags;
+        if (found) flags = found->next;
+        pthread_mutex_unlock(&lock);
+        if (found) *flag = found->flag;
+        free(found);
+        if (!found && make(flag)) return UCCH_FAIL_DEVICE;
+    }
+    flag->ticket++;
+    return 0;
+}
+
+/* True if its ticket has still to be reached. */
+static int is_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
+
+/* Give it back. */
+static void give(ucch_flag flag) {
+    idle *place = flag.at && !is_exhausted(flag) ? malloc(sizeof(*place)) : NULL;
+    if (!place) return; /* lost: a few bytes */
+    pthread_mutex_lock(&lock);
+    *place = (idle){flag, flags};
+    flags = place;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Have some ready: while a stream is held, allocating one could wait for that very stream. */
+void ucch_flags_reserve(int count) {
+    ucch_flag flag;
+    while (count-- > 0 && !make(&flag))
+        give(flag);
+}
+
+/* ---- gates ---- */
 
 static int held, barred;
 
@@ -14,9 +113,9 @@ void ucch_gates_bar_locked(int by) { barred += by; }
 /* Let the stream write when it gets here: 0, or a failure. A counter that an earlier stream has still to write is left
  * to that: it would write less. */
 static int write_in(ucch_flag *in, void *stream) {
-    if (ucch_flag_due(*in)) in->at = NULL;
-    if (ucch_flag_next(in)) return UCCH_FAIL_DEVICE;
-    int status = ucch_counter_signal(ucch_counter_of(*in), in->ticket, NULL, stream);
+    if (is_due(*in)) in->at = NULL;
+    if (next_ticket(in)) return UCCH_FAIL_DEVICE;
+    int status = ucch_counter_signal((ucch_counter){in->at, in->at}, in->ticket, NULL, stream);
     in->ticket -= status != 0;
     return status;
 }
@@ -34,7 +133,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
 static void let_go(ucch_gate *g) {
     if (g->held) {
         held--;
-        ucch_flag_pass(g->out);
+        __atomic_store_n(g->out.at, g->out.ticket, __ATOMIC_RELEASE);
     }
     g->held = 0;
 }
@@ -51,7 +150,7 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
 
 /* Promise to a stream that it will be told of the gate's end: whether there is a counter for that, and it may wait. */
 int ucch_gate_promise_locked(ucch_gate *g) {
-    if (barred || ucch_flag_next(&g->out)) return 0;
+    if (barred || next_ticket(&g->out)) return 0;
     g->held = 1;
     held++;
     return 1;
@@ -59,7 +158,7 @@ int ucch_gate_promise_locked(ucch_gate *g) {
 
 /* Without the lock: let a stream wait for what was promised. 0, or a failure. */
 int ucch_gate_wait(const ucch_gate *g, void *stream) {
-    return ucch_counter_wait(ucch_counter_of(g->out), g->out.ticket, NULL, stream);
+    return ucch_counter_wait((ucch_counter){g->out.at, g->out.at}, g->out.ticket, NULL, stream);
 }
 
 /* 1 when the stream has reached the call, 0 when not yet, negative on failure. */
@@ -69,7 +168,7 @@ int ucch_gate_open_locked(ucch_gate *g) {
     if (g->by_event)
         status = ucch_event_ask(g->event, &done, &g->again);
     else
-        done = !ucch_flag_due(g->in);
+        done = !is_due(g->in);
     if (status) return status;
     g->closed = !done;
     return done;
@@ -85,11 +184,11 @@ void ucch_gate_leave_locked(ucch_gate *g) {
 int ucch_gate_due(const ucch_gate *g) {
     int done = 1;
     if (g->by_event) ucch_bound_ops()->event_done(g->event, &done);
-    return g->by_event ? !done : ucch_flag_due(g->in);
+    return g->by_event ? !done : is_due(g->in);
 }
 
 void ucch_gate_free(ucch_gate *g) {
-    ucch_flag_give(g->out);
-    if (!ucch_flag_due(g->in)) ucch_flag_give(g->in);
+    give(g->out);
+    if (!is_due(g->in)) give(g->in);
     if (g->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(g->event);
 }

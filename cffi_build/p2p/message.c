@@ -1,7 +1,7 @@
 /* Tagged point-to-point messages over UCP; the data of long ones between devices may go by lanes (offer.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
- * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/counter.c).
+ * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/gate.c).
  * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
  * for their turn, and behind a receive all others. */
 #include <stdlib.h>

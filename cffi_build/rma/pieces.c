@@ -79,7 +79,9 @@ static int by_kernel(int way, const ucch_rows *rows, ucch_piece *pieces, uint64_
         }
         if (pieces[i].count > all.most) all.most = pieces[i].count;
     }
-    return ucch_kernel_pieces(function, &all, ucch_way_stream(way));
+    uint64_t slice = rows->row ? UCCH_PIECE_SLICE : UCCH_PLAIN_SLICE;
+    void *arguments[] = {&all};
+    return ucch_kernel_launch(function, n * ((all.most + slice - 1) / slice), arguments, ucch_way_stream(way));
 }
 
 static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_t n) {

@@ -1,10 +1,14 @@
-/* Local steps on device memory. A copy, or a kernel, is queued on a stream of the engine's own; arithmetic without a
- * kernel is done on the host piece by piece, through pinned memory. Nothing waits: progress asks for ends. */
+/* Local steps on device memory. A copy, or a kernel that the vendor's run-time compiler has made
+ * (ucc_hetero/device/kernels), is queued on a stream of the engine's own; arithmetic without a kernel is done on the
+ * host piece by piece, through pinned memory. Nothing waits: progress asks for ends. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/device.h"
 
+/* Enough to keep the memory of the largest devices busy, with threads that each do several elements. */
+#define MOST_BLOCKS 2048
+#define THREADS 256
 /* Bytes of the wider operand that one piece of arithmetic takes. */
 #define PIECE ((uint64_t)4 << 20)
 
@@ -22,6 +26,59 @@ struct ucch_work {
     void *event;
     double again;
 };
+
+/* ---- kernels ---- */
+
+typedef struct kernel {
+    int kind, op, dtype, to;
+    void *function;
+    struct kernel *next;
+} kernel;
+
+static kernel *kernels; /* only grows, at its head: read without a lock */
+
+/* Only a combination has an operation, and only a cast and pieces another type. */
+static int same(const kernel *k, int kind, int op, int dtype, int to) {
+    return k->kind == kind && k->dtype == dtype && ((kind != UCCH_COMBINE && kind != UCCH_FUSED) || k->op == op) &&
+           ((kind != UCCH_CAST && kind != UCCH_PIECES) || k->to == to);
+}
+
+/* Load a compiled kernel on the bound device: 0, or a failure with its reason. */
+int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
+    const device_ops *ops = ucch_bound_ops();
+    kernel *k = ops ? calloc(1, sizeof(*k)) : NULL;
+    if (!k) return ops ? UCCH_FAIL_MEMORY : UCCH_FAIL_DEVICE;
+    *k = (kernel){kind, op, dtype, to, NULL, NULL};
+    UCCH_ON_DEVICE;
+    int status = ucch_device_fail(ops->kernel(image, &k->function), "loading a kernel");
+    if (status) {
+        free(k);
+        return status;
+    }
+    UCCH_LOCKED;
+    k->next = kernels;
+    __atomic_store_n(&kernels, k, __ATOMIC_RELEASE);
+    return 0;
+}
+
+void *ucch_kernel_of(const ucch_task *t) {
+    for (kernel *k = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE); k; k = k->next)
+        if (same(k, t->kind, t->op, t->dtype, t->to)) return k->function;
+    return NULL;
+}
+
+/* Launch a kernel whose blocks, up to so many, each go on with the next slice. */
+int ucch_kernel_launch(void *function, uint64_t blocks, void **arguments, void *stream) {
+    unsigned n = blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
+    return ucch_device_fail(ucch_bound_ops()->launch(function, n, THREADS, arguments, stream), "launch");
+}
+
+int ucch_kernel_run(void *function, ucch_task *t, void *stream) {
+    void *arguments[] = {&t->src, &t->dst, &t->count, &t->factor};
+    return ucch_kernel_launch(function, (t->count + THREADS - 1) / THREADS, arguments, stream);
+}
+
+/* ---- steps ---- */
 
 static void *streams[STREAMS];
 
@@ -116,7 +173,7 @@ int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
         release_locked(w);
         return UCCH_FAIL_MEMORY;
     }
-    int status = function ? ucch_kernel_launch(function, task, streams[UCCH_ACROSS])
+    int status = function ? ucch_kernel_run(function, &w->task, streams[UCCH_ACROSS])
                           : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
     return status ? status : mark(w, UCCH_ACROSS, MOVING);
 }
