@@ -7,11 +7,6 @@ int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
 const char *ucch_load_error(void);
 
-/* ---- ucp.c: contexts of libucp ---- */
-int ucch_ucp_open(int sleeps, const char *const *settings, ucp_context_h *context, const char **refused);
-char *ucch_ucp_describe(ucp_context_h context);
-void ucch_release(char *text);
-
 /* ---- guard.c: what libucc would cancel that is no request ---- */
 int ucch_guard_cancel(void);
 int ucch_endpoint_errors(void);
@@ -213,7 +208,7 @@ int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
 
-/* ---- worker.c, target.c, transfer.c: one-sided communication, with notifications ---- */
+/* ---- worker.c, region.c, transfer.c: one-sided communication, with notifications ---- */
 typedef struct ucch_rma ucch_rma;
 typedef struct ucch_region ucch_region;
 typedef struct ucch_peer ucch_peer;

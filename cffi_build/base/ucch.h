@@ -15,9 +15,14 @@
 double ucch_now(void);
 uint64_t ucch_now_ns(void);
 
+/* What other threads, processes and devices read and write: a load sees all that was written before what it finds was
+ * stored. */
+#define UCCH_LOAD(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+#define UCCH_STORE(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
+
 /* True if a counter, which only grows and wraps around, has reached `least`. */
 static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
-    return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
+    return (int32_t)(UCCH_LOAD(counter) - least) >= 0;
 }
 
 /* Have the engine's lock up to the end of the block. */
@@ -52,6 +57,8 @@ void ucch_board_dump_if_idle(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
+int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
+int ucch_board_forsaken(ucch_board *board, int peer, double started, double now, double *left);
 
 /* process.c: processes of this host */
 void ucch_process_signal(int pid, int number);

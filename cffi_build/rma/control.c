@@ -1,6 +1,5 @@
 /* Control messages of one-sided communication: sending them, and finding what received ones name. */
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -73,11 +72,10 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
 
 /* 0 while it is there, or why it is not: as of a millisecond ago, as each transfer that is under way asks. */
 int ucch_peer_status(ucch_peer *peer) {
-    struct pollfd file = {.fd = peer->process, .events = POLLIN};
     double now = ucch_now();
     if (peer->status || now - peer->looked < UCCH_RMA_FRESH_S) return peer->status;
     peer->looked = now;
-    if (peer->process >= 0 && poll(&file, 1, 0) > 0) peer->status = UCCH_FAIL_PEER;
+    if (!peer->by_errors && ucch_process_ended(peer->pid)) peer->status = UCCH_FAIL_PEER;
     return peer->status;
 }
 
@@ -115,62 +113,4 @@ void ucch_rma_call_locked(ucch_rma *at) {
     pthread_cond_broadcast(&at->calm);
     while (at->has_thread && write(at->calls[1], "", 1) < 0 && errno == EINTR)
         ;
-}
-
-/* How many of a region's have still to be given back; whether its owner waits for that, if it has asked now. */
-static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
-    int found = 0;
-    for (ucch_opened *o = peer->at->leaving; o; o = o->next) {
-        if (o->peer != peer || o->region != region) continue;
-        o->is_owed |= is_owed;
-        found++;
-    }
-    return found;
-}
-
-/* Tell the owner of a region, who waits for that, when nothing of ours uses it any more. */
-void ucch_region_let_go_locked(ucch_peer *peer, uint64_t region) {
-    int users = leaving(peer, region, 1);
-    for (ucch_target *t = peer->targets; t; t = t->next)
-        if (t->id == region) users += t->users;
-    if (!users) ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = region}, NULL, 0);
-}
-
-/* Have it given back, which nothing of ours may use any more. */
-void ucch_target_return_locked(ucch_target *t) {
-    ucch_opened *o = t->opened;
-    t->opened = NULL;
-    t->seen = NULL;
-    if (!o) return;
-    ucch_rma *at = t->peer->at;
-    o->is_owed = t->is_stale;
-    o->next = at->leaving;
-    at->leaving = o;
-    ucch_rma_call_locked(at);
-}
-
-/* True if any of a peer's has still to be given back. */
-int ucch_peer_leaving(const ucch_peer *peer) {
-    int found = 0;
-    UCCH_LOCKED;
-    for (const ucch_opened *o = peer->at->leaving; o; o = o->next)
-        found |= o->peer == peer;
-    return found;
-}
-
-/* Nothing of ours goes there any more. */
-void ucch_target_left_locked(ucch_target *t) {
-    if (!t->is_stale) return;
-    ucch_target_return_locked(t);
-    ucch_region_let_go_locked(t->peer, t->id);
-}
-
-/* Leave the list; what refers to it from outside keeps it alive. */
-void ucch_transfer_leave_locked(ucch_transfer *t) {
-    if (t->has_left) return;
-    t->has_left = 1;
-    *t->place = t->following;
-    *(t->following ? &t->following->place : &t->at->last_transfer) = t->place;
-    if (t->is.local) t->is.local->users--;
-    if (t->is.target && --t->is.target->users == 0) ucch_target_left_locked(t->is.target);
 }

@@ -7,6 +7,7 @@
 #include "base/op.h"
 #include "gpu/device.h"
 #include "net/flow.h"
+#include "shm/segment.h"
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
@@ -57,13 +58,6 @@ typedef struct ucch_here {
 typedef struct ucch_carrier ucch_carrier;
 typedef struct ucch_allocation ucch_allocation;
 
-/* Memory of a peer's slots, one way, as this process and its device see it (share.c); pinned: where there is one. */
-typedef struct ucch_share {
-    int file, is_pinned; /* 0: none, or another process's */
-    uint64_t inode;
-    char *memory, *seen;
-} ucch_share;
-
 /* Entry of a chunk's table: the data of all follow behind it, from the next whole line on. */
 typedef struct ucch_place {
     uint64_t offset, bytes;
@@ -110,8 +104,8 @@ struct ucch_peer {
     ucch_rma *at;
     ucp_ep_h ep;
     uint64_t uid;
-    int status, by_errors; /* whether libucp tells of its death; or `process` does */
-    int process, pid;      /* a file of it, and its number, where it is on this host */
+    int status, by_errors; /* whether libucp tells of its death; or its process does */
+    int pid;               /* its number, where it is on this host; else 0 */
     double looked;         /* when that was asked last whether it is there */
     int by_kernel;         /* which copies between us, as far as is known */
     /* On another host: its address, after how much waiting the link there is looked at, and when, and which is cut. */
@@ -122,7 +116,7 @@ struct ucch_peer {
     char link[UCCH_PATH_BYTES];
     /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
      * under way in that nothing but the thread looks after. */
-    ucch_share ours, theirs;
+    ucch_mapping *ours, *theirs;
     ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
     int looked_after;
     /* On another host: wires that carry them there, and from there; the number under which we have asked for the
@@ -228,17 +222,14 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
 void ucch_attend_locked(ucch_rma *at);
 void ucch_rma_call_locked(ucch_rma *at);
 
-void ucch_region_let_go_locked(ucch_peer *peer, uint64_t region);
-void ucch_target_return_locked(ucch_target *target);
+/* region.c */
 int ucch_peer_leaving(const ucch_peer *peer);
-void ucch_target_left_locked(ucch_target *target);
+void ucch_target_return_locked(ucch_target *target);
 void ucch_transfer_leave_locked(ucch_transfer *t);
-
-/* target.c */
-void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
-void ucch_peer_forget_locked(ucch_peer *peer);
-void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
-void ucch_revoked_locked(ucch_peer *peer, uint64_t region);
+void ucch_give_back(ucch_rma *at);
+void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
+void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
+void ucch_revoked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* transfer.c */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
@@ -248,20 +239,21 @@ void ucch_transfer_answered_locked(ucch_transfer *t, int status);
 void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
-/* pieces.c */
-int ucch_pieces_move(const ucch_region *region, int *way, int beside, int by_wires, const ucch_rows *rows,
-                     ucch_piece *pieces, uint64_t n);
-
 /* staged.c */
 int ucch_transfer_passes(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
-void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const void *data);
-ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
+ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *header);
 int ucch_staged_busy(ucch_peer *peer);
 
-/* carry.c */
+/* slots.c */
+size_t ucch_slot_place(uint64_t slot);
+int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here);
+int ucch_slots_pin_locked(ucch_mapping *memory);
+int ucch_slot_list_locked(ucch_slot *s);
+void ucch_slots_free(ucch_peer *peer);
 int ucch_carries_locked(ucch_peer *peer);
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
 void ucch_met_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
@@ -270,18 +262,5 @@ int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes);
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece);
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
-int ucch_carriers_free(ucch_peer *peer);
-
-/* opened.c */
-void ucch_give_back(ucch_rma *at);
-
-/* share.c */
-int ucch_share_make(ucch_share *s, int is_open);
-size_t ucch_share_place(uint64_t slot);
-int ucch_slot_memory_locked(ucch_slot *s);
-void ucch_slots_free(ucch_slot *slots);
-int ucch_share_open(ucch_share *s, int pid, const ucch_here *here);
-int ucch_share_pin(ucch_share *s);
-void ucch_share_free(ucch_share *s);
 
 #endif

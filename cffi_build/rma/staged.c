@@ -1,7 +1,8 @@
 /* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
- * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c).
+ * device copies them to their places. On one host both see the slot ; between hosts wires carry it (slots.c).
  * Between two processes there are eight each way, so that all are under way at a time. In front of the data of a slot
- * lies the table of its places. */
+ * lies the table of its places. On a device many pieces are moved by one kernel, which also gathers them from rows and
+ * converts them; elsewhere the host does that. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,115 @@
 
 /* The data behind a table begins with a line of this many bytes, as devices copy those best. */
 #define LINE ((size_t)256)
+/* So many at a time are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
+ * those that are so long on average that the device takes longer, as it does byte by byte. */
+#define MANY 8
+#define LONG ((uint64_t)1 << 20)
+#define LONG_BYTE_BY_BYTE ((uint64_t)16 << 10)
+
+/* ---- pieces between a region and a slot ---- */
+
+/* UCC's number of it. */
+#define UINT8 40
+
+/* Bytes as they are. */
+static const ucch_rows plain = {.from = UINT8, .to = UINT8, .from_bytes = 1, .to_bytes = 1};
+
+static uint64_t less(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void convert(const ucch_rows *r, const char *src, char *dst, uint64_t n) {
+    if (r->from == r->to)
+        memcpy(dst, src, n * r->to_bytes);
+    else
+        ucch_cast(r->from, r->to, src, dst, n);
+}
+
+/* One piece by the host, a row or the rest of one at a time. */
+static void gather(const ucch_rows *r, const ucch_piece *p) {
+    if (!r->row) memcpy(p->dst, p->src + p->first, p->count);
+    for (uint64_t done = 0, n; r->row && done < p->count; done += n) {
+        uint64_t row = (p->first + done) / r->row, at = (p->first + done) % r->row;
+        n = less(r->row - at, p->count - done);
+        uint64_t place = row / r->rows * r->groups_apart + row % r->rows * r->apart + at;
+        convert(r, p->src + place * r->from_bytes, p->dst + done * r->to_bytes, n);
+    }
+}
+
+/* Have pieces of bytes begin with their first, and make one of those that follow each other on both sides: how many are
+ * left. */
+static uint64_t join(ucch_piece *pieces, uint64_t n) {
+    uint64_t left = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const char *src = pieces[i].src + pieces[i].first;
+        ucch_piece *p = left ? &pieces[left - 1] : NULL;
+        if (p && src == p->src + p->count && pieces[i].dst == p->dst + p->count)
+            p->count += pieces[i].count;
+        else
+            pieces[left++] = (ucch_piece){src, pieces[i].dst, 0, pieces[i].count};
+    }
+    return left;
+}
+
+/* True if a kernel is the best way to copy them. With slots that network threads carry it is, unless it goes byte by
+ * byte: between two H200 puts had 15 GB/s by copies, 23 where the receiver's were by kernels and 24 where both sides'
+ * were. */
+static int suit_kernels(const ucch_piece *pieces, uint64_t n, int by_wires) {
+    uint64_t all = 0, bits = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        all += pieces[i].count;
+        bits |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
+    }
+    if (!all || (n < MANY && !by_wires)) return 0;
+    return bits % 4 ? all / n < LONG_BYTE_BY_BYTE : by_wires || all / n < LONG;
+}
+
+static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
+    int status = 0;
+    for (uint64_t i = 0; i < n && !status; i++)
+        if (pieces[i].count) status = ucch_way_copy(way, pieces[i].dst, pieces[i].src, pieces[i].count);
+    return status;
+}
+
+static int by_kernel(int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n, void *function) {
+    ucch_pieces all = {.each = pieces, .n = n, .rows = *rows};
+    for (uint64_t i = 0; i < n; i++) {
+        if (rows->to_bytes > 1) { /* or thousands of divisions are what takes longest */
+            pieces[i].first /= rows->to_bytes;
+            pieces[i].count /= rows->to_bytes;
+        }
+        if (pieces[i].count > all.most) all.most = pieces[i].count;
+    }
+    uint64_t slice = rows->row ? UCCH_PIECE_SLICE : UCCH_PLAIN_SLICE;
+    void *arguments[] = {&all};
+    return ucch_kernel_launch(function, n * ((all.most + slice - 1) / slice), arguments, ucch_way_stream(way));
+}
+
+static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        ucch_piece p = pieces[i];
+        p.first /= rows->to_bytes;
+        p.count /= rows->to_bytes;
+        gather(rows, &p);
+    }
+    return 0;
+}
+
+/* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
+ * What a device does is complete when its event is. Every other slot's go `beside` those before, so that one begins
+ * while another ends: `way` is then another one. `by_wires`: of a slot that network threads carry. */
+static int move_pieces(const ucch_region *region, int *way, int beside, int by_wires, const ucch_rows *rows,
+                       ucch_piece *pieces, uint64_t n) {
+    if (!rows) n = join(pieces, n);
+    const ucch_rows *how = rows ? rows : &plain;
+    if (!region->on_device) return move_by_host(how, pieces, n);
+    ucch_task task = {.kind = UCCH_PIECES, .dtype = how->from, .to = how->to};
+    void *function = rows || suit_kernels(pieces, n, by_wires) ? ucch_kernel_of(&task) : NULL;
+    if (beside) *way = UCCH_ACROSS;
+    if (function) return by_kernel(*way, how, pieces, n, function);
+    return rows ? UCCH_FAIL_DEVICE : copy_each(*way, pieces, n);
+}
+
+/* ---- slots ---- */
 
 static size_t table_of(uint32_t count) { return (count * sizeof(ucch_place) + LINE - 1) / LINE * LINE; }
 
@@ -16,12 +126,12 @@ static uint32_t number_of(const ucch_slot *s) { return (uint32_t)(s - s->peer->o
 
 static int has_room(ucch_peer *peer, ucch_slot *s) {
     s->peer = peer;
-    return (!peer->out || ucch_carrier_room_locked(peer->out, number_of(s))) && ucch_slot_memory_locked(s);
+    return (!peer->out || ucch_carrier_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
 /* Begin to move the pieces of a slot; every other slot's go beside those before. */
 static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
-    int status = ucch_pieces_move(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
+    int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
     s->on_device = region->on_device;
     return status || !s->on_device ? status : ucch_event_record(&s->event, ucch_way_stream(way));
@@ -40,7 +150,7 @@ static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int turn = peer->out ? ucch_carrier_send_locked(peer->out, number_of(s), s->bytes) : 1;
     if (turn <= 0) return turn;
-    ucch_here here = {peer->ours.file, (uint32_t)s->bytes, peer->ours.inode};
+    ucch_here here = {peer->ours->file, (uint32_t)s->bytes, peer->ours->inode};
     s->header.what = UCCH_HERE;
     int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
     if (!status) s->state = UCCH_SENT;
@@ -108,10 +218,10 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     uint32_t count = entries_of(t, most);
     size_t at = table_of(count);
     uint32_t slot = number_of(s);
-    const ucch_share *share = &t->peer->ours;
-    ucch_place *table = (ucch_place *)(share->memory + ucch_share_place(slot));
+    const ucch_mapping *share = t->peer->ours;
+    ucch_place *table = (ucch_place *)(share->memory + ucch_slot_place(slot));
     ucch_piece *pieces = s->pieces;
-    char *memory = (t->is.local->on_device ? share->seen : share->memory) + ucch_share_place(slot);
+    char *memory = (t->is.local->on_device ? share->seen : share->memory) + ucch_slot_place(slot);
     for (uint32_t k = 0; k < count; k++) {
         uint64_t left = t->is.lengths[t->next] - t->done, room = most - at;
         uint64_t bytes = left < room ? left : room;
@@ -150,7 +260,7 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
 static int pass_on_locked(ucch_transfer *t) {
     int moved = 0;
     for (ucch_slot *s = t->peer->outward; s < t->peer->outward + UCCH_RMA_SLOTS; s++) {
-        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_memory_locked(s)) {
+        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_list_locked(s)) {
             t->in_flight++;
             s->peer = t->peer;
             s->state = UCCH_COPYING;
@@ -193,12 +303,11 @@ int ucch_staged_move_locked(ucch_transfer *t) {
 }
 
 /* The peer has a chunk, or does not want it: the transfer that waits for that, if one does. */
-ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
-    ucch_peer *peer = ucch_peer_of(at, h->from);
-    ucch_slot *s = peer && h->slot < UCCH_RMA_SLOTS ? &peer->outward[h->slot] : NULL;
+ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *h) {
+    ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->outward[h->slot] : NULL;
     if (!s || s->state != UCCH_SENT || s->header.serial != h->serial) return NULL;
     s->state = UCCH_FREE;
-    return s->serial ? ucch_transfer_of(at, s->serial) : NULL;
+    return s->serial ? ucch_transfer_of(peer->at, s->serial) : NULL;
 }
 
 /* ---- inward ---- */
@@ -233,15 +342,15 @@ static int is_sound(const ucch_region *region, const ucch_place *places, size_t 
 static int scatter_locked(ucch_slot *s) {
     ucch_rma *at = s->peer->at;
     ucch_region *region = ucch_region_of(at, s->header.region);
-    ucch_share *share = &s->peer->theirs;
-    size_t place = ucch_share_place(s->header.slot);
+    ucch_mapping *share = s->peer->theirs;
+    size_t place = ucch_slot_place(s->header.slot);
     uint32_t count = s->header.count;
-    if (s->peer->status || !share->memory) return UCCH_FAIL_PEER;
+    if (s->peer->status || !share) return UCCH_FAIL_PEER;
     if (s->header.other && !ucch_rma_counter_of(at, s->header.other - 1)) return UCCH_FAIL_CANCELLED;
     if (!region) return UCCH_FAIL_STALE;
     if (count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
-    if (!ucch_slot_memory_locked(s)) return UCCH_FAIL_MEMORY;
-    if (ucch_share_pin(share)) return UCCH_FAIL_PATH;
+    if (!ucch_slot_list_locked(s)) return UCCH_FAIL_MEMORY;
+    if (ucch_slots_pin_locked(share)) return UCCH_FAIL_PATH;
     memcpy(s->table, share->memory + place, count * sizeof(*s->table)); /* read once: others may write there */
     if (!is_sound(region, s->table, s->bytes, count)) return UCCH_FAIL_RANGE;
     const char *from = (region->on_device ? share->seen : share->memory) + place + table_of(count);
@@ -267,15 +376,16 @@ static int come_locked(ucch_slot *s) {
 }
 
 /* Data is in a slot of a peer's, if we see that, or wires bring it. */
-void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data) {
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_here here;
+    if (bytes != sizeof(here)) return;
     memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->inward[h->slot] : NULL;
     int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
     if (!status && peer->in) {
         status = ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
         if (status) peer->status = UCCH_FAIL_PEER;
-    } else if (!status && ucch_share_open(&peer->theirs, peer->pid, &here))
+    } else if (!status && ucch_slots_open_locked(peer, &here))
         status = UCCH_FAIL_PATH;
     if (status) {
         ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = status};

@@ -15,6 +15,7 @@
 #include "rma/rma.h"
 
 #define WHOLE 0x1
+#define FORCE 0x1
 #define IS_RNDV ((uint64_t)1 << 17)
 /* Attention goes on for as long after what came last. */
 #define ARM_AFTER_S 1e-3
@@ -22,10 +23,14 @@
 #define DYING 1000
 /* Of a counter, before they begin again: their numbers are those of an int. */
 #define USES ((uint64_t)1 << 21)
+/* And of one, with its use. */
+#define MOST_COUNTER ((uint64_t)1 << 31)
 
 /* ---- receiving ---- */
 
-static void notify_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
+static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_rma *at = peer->at;
+    if (h->other > MOST_COUNTER) return;
     uint64_t *counter = h->other ? ucch_rma_counter_of(at, h->other - 1) : NULL;
     if (counter) ++*counter;
     if (h->other && !bytes) return;
@@ -38,32 +43,42 @@ static void notify_locked(ucch_rma *at, const ucch_header *h, const void *data, 
     ucch_doorbell_ring();
 }
 
+static void leave_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_peer_lose(peer);
+}
+
+static void taken_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_transfer *t = ucch_chunk_taken_locked(peer, h);
+    if (t) ucch_transfer_answered_locked(t, h->status);
+}
+
+static void answered_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_transfer *t = ucch_transfer_of(peer->at, h->serial);
+    if (t && t->peer == peer) ucch_transfer_answered_locked(t, h->status);
+}
+
+/* What is done with each kind of message, and the bytes that it has at most. */
+static const struct {
+    void (*deliver)(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes);
+    size_t most;
+} kinds[] = {
+    [UCCH_OPEN] = {ucch_open_asked_locked, 0},
+    [UCCH_REVOKE] = {ucch_revoke_asked_locked, 0},
+    [UCCH_HERE] = {ucch_chunk_here_locked, sizeof(ucch_here)},
+    [UCCH_PULL] = {ucch_pull_asked_locked, (size_t)24 * UCCH_RMA_ENTRIES},
+    [UCCH_MEET] = {ucch_meet_asked_locked, UCCH_RMA_REACH},
+    [UCCH_NOTIFY] = {notify_locked, UCCH_RMA_NOTICE},
+    [UCCH_LEAVE] = {leave_locked, 0},
+    [UCCH_OPENED] = {answered_locked, 0},
+    [UCCH_REVOKED] = {ucch_revoked_locked, 0},
+    [UCCH_TAKEN] = {taken_locked, 0},
+    [UCCH_MET] = {ucch_met_locked, UCCH_RMA_REACH},
+    [UCCH_PULLED] = {answered_locked, 0},
+};
+
 static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
     ucch_peer *peer = ucch_peer_of(at, h->from);
-    ucch_transfer *t = ucch_transfer_of(at, h->serial);
-    if (!peer) return;
-    if (h->what == UCCH_OPEN)
-        ucch_open_asked_locked(peer, h);
-    else if (h->what == UCCH_REVOKE)
-        ucch_revoke_asked_locked(peer, h);
-    else if (h->what == UCCH_NOTIFY)
-        notify_locked(at, h, data, bytes);
-    else if (h->what == UCCH_PULL)
-        ucch_pull_asked_locked(peer, h, data, bytes);
-    else if (h->what == UCCH_MEET)
-        ucch_meet_asked_locked(peer, h, data, bytes);
-    else if (h->what == UCCH_MET)
-        ucch_met_locked(peer, h, data, bytes);
-    else if (h->what == UCCH_HERE && bytes == sizeof(ucch_here))
-        ucch_chunk_here_locked(peer, h, data);
-    else if (h->what == UCCH_LEAVE)
-        ucch_peer_lose(peer);
-    else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
-        ucch_transfer_answered_locked(t, h->status);
-    else if (h->what == UCCH_REVOKED)
-        ucch_revoked_locked(peer, h->region);
-    else if (t && t->peer == peer && h->what != UCCH_TAKEN && h->what != UCCH_HERE)
-        ucch_transfer_answered_locked(t, h->status);
+    if (peer) kinds[h->what].deliver(peer, h, data, bytes);
 }
 
 typedef struct incoming {
@@ -97,22 +112,14 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     return UCS_INPROGRESS;
 }
 
-/* True if a message may have so many bytes, and names an object that exists. */
-static int is_sound(const ucch_header *h, size_t bytes) {
-    static const size_t most[] = {[UCCH_HERE] = sizeof(ucch_here), [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
-                                  [UCCH_MEET] = UCCH_RMA_REACH,    [UCCH_MET] = UCCH_RMA_REACH,
-                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE, [UCCH_PULLED] = 0};
-    return h->version == UCCH_RMA_VERSION && h->what <= UCCH_PULLED && bytes <= most[h->what] &&
-           (h->what != UCCH_NOTIFY || h->other <= (uint64_t)1 << 31);
-}
-
 static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
                          const ucp_am_recv_param_t *param) {
     ucch_rma *at = arg;
     ucch_header h;
     if (header_bytes != sizeof(h)) return UCS_OK;
     memcpy(&h, header, sizeof(h));
-    if (!is_sound(&h, bytes) || !ucch_peer_of(at, h.from)) return UCS_OK;
+    int fits = h.version == UCCH_RMA_VERSION && h.what <= UCCH_PULLED && bytes <= kinds[h.what].most;
+    if (!fits || !ucch_peer_of(at, h.from)) return UCS_OK;
     int is_later = (param->recv_attr & IS_RNDV) != 0;
     ucch_attend_locked(at);
     if (is_later) return receive_locked(at, &h, data, bytes);
@@ -161,6 +168,107 @@ static void *thread_main(void *arg) {
     }
     return NULL;
 }
+
+/* ---- peers ---- */
+
+static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
+
+/* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
+ * which it hears of no deaths. NULL with a status where that is impossible. */
+ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status) {
+    ucch_peer *peer = calloc(1, sizeof(*peer));
+    *status = peer ? 0 : UCCH_FAIL_MEMORY;
+    if (!peer) return NULL;
+    peer->at = at;
+    peer->uid = uid;
+    peer->pid = process;
+    peer->by_errors = !process;
+    if (process) ucch_process_meet(process);
+    peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
+    ucch_lock();
+    if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
+    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? died : NULL, peer, &peer->ep);
+    if (!*status) {
+        peer->next = at->peers;
+        at->peers = peer;
+    }
+    ucch_unlock();
+    if (!*status) return peer;
+    free(peer);
+    return NULL;
+}
+
+/* From now on it counts as dead. */
+void ucch_peer_lose(ucch_peer *peer) {
+    UCCH_LOCKED;
+    if (!peer->status) peer->status = UCCH_FAIL_PEER;
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
+}
+
+uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
+
+/* Do not look at the end of its connection any more. */
+static void forget_locked(ucch_peer *peer) {
+    if (peer->closing) ucp_request_free(peer->closing);
+    peer->closing = NULL;
+}
+
+/* Nothing more comes from it or goes there; it is freed with its worker, as what libucp has to finish refers to it. A
+ * peer that has died takes what is under way along. */
+void ucch_peer_leave(ucch_peer *peer, double timeout) {
+    int is_gone = ucch_peer_status(peer) != 0;
+    double until = ucch_now() + timeout;
+    ucch_lock();
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 1);
+    ucch_unlock();
+    while (ucch_staged_busy(peer) && ucch_now() < until)
+        sched_yield(); /* it may use its slots again when we have left */
+    ucch_lock();
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        if (!t->users) ucch_target_return_locked(t);
+    ucch_unlock();
+    while (ucch_peer_leaving(peer) && ucch_now() < until)
+        sched_yield(); /* and free its memory */
+    ucch_lock();
+    if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
+    ucp_ep_h ep = peer->ep;
+    peer->ep = NULL;
+    ucch_peer_lose(peer);
+    ucch_unlock();
+    while (ucch_staged_busy(peer) && ucch_now() < until)
+        sched_yield();
+    if (!ucch_staged_busy(peer)) ucch_slots_free(peer);
+    if (!ep || (is_gone && !peer->by_errors)) return;
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = is_gone ? FORCE : 0};
+    UCCH_LOCKED;
+    void *request = ucp_ep_close_nbx(ep, &p);
+    if (request && !IS_STATUS(request)) peer->closing = request;
+    if (is_gone) forget_locked(peer);
+}
+
+/* True once libucp has ended the connection with a peer that was left. */
+int ucch_peer_left(ucch_peer *peer) {
+    UCCH_LOCKED;
+    if (peer->closing) ucp_worker_progress(peer->at->worker);
+    if (peer->closing && ucp_request_check_status(peer->closing) == UCS_INPROGRESS) return 0;
+    forget_locked(peer);
+    return 1;
+}
+
+/* After its worker has been destroyed. */
+void ucch_peer_free(ucch_peer *peer) {
+    ucch_lock();
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        t->peer = NULL;
+    UCCH_UNLINK(peer->at->peers, peer, next);
+    ucch_unlock();
+    if (!ucch_staged_busy(peer)) ucch_slots_free(peer);
+    free(peer->address);
+    free(peer);
+}
+
+/* True if the kernel copies single short pieces between host memories, as far as is known. */
+int ucch_peer_by_kernel(const ucch_peer *peer) { return peer->by_kernel; }
 
 /* ---- its life ---- */
 
@@ -225,7 +333,7 @@ int ucch_rma_stop(ucch_rma *at) {
         ;
     for (ucch_peer *p = at->peers; p; p = p->next) {
         at->requests += p->closing && ucp_request_check_status(p->closing) == UCS_INPROGRESS;
-        ucch_peer_forget_locked(p);
+        forget_locked(p);
     }
     return at->requests;
 }
@@ -260,7 +368,7 @@ int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data) {
 
 uint64_t ucch_rma_counter(ucch_rma *at, int number) {
     uint64_t *counter = ucch_rma_counter_of(at, (uint64_t)number);
-    return counter ? __atomic_load_n(counter, __ATOMIC_ACQUIRE) : 0;
+    return counter ? UCCH_LOAD(counter) : 0;
 }
 
 /* End a counter's use, so that what is still on its way to it counts for nothing: its number in the next one. */

@@ -408,9 +408,8 @@ void ucch_channels_free(ucch_channels *c) {
 /* True if all that went into a channel has been taken out, and its sender knows that. */
 static int emptied(const ucch_channel *channel) {
     if (channel->flow) return ucch_flow_quiet(channel->flow);
-    uint32_t all =
-        channel->steps ? __atomic_load_n(channel->published.at, __ATOMIC_ACQUIRE) : ucch_channel_pieces(channel);
-    return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == all;
+    uint32_t all = channel->steps ? UCCH_LOAD(channel->published.at) : ucch_channel_pieces(channel);
+    return UCCH_LOAD(channel->consumed.at) == all;
 }
 
 /* 1 if all that was queued has ended and all that was sent has been taken; -1 if that will never be known, because a
@@ -452,7 +451,7 @@ int ucch_channels_first(ucch_channels *c, uint64_t call) {
 
 /* A call that could not be queued: no stream will say that it has ended. */
 void ucch_channels_end(ucch_channels *c, uint64_t call) {
-    __atomic_store_n(c->done[call % MOST_CALLS].at, ucch_generation(call), __ATOMIC_RELEASE);
+    UCCH_STORE(c->done[call % MOST_CALLS].at, ucch_generation(call));
 }
 
 /* Have this much scratch in a bank. What was too small may still be in use, and is kept: it at least doubles. */
@@ -490,7 +489,7 @@ int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
 /* ---- failures ---- */
 
 static int taints(const uint64_t *tainted, uint64_t call) {
-    uint64_t first = __atomic_load_n(tainted, __ATOMIC_ACQUIRE);
+    uint64_t first = UCCH_LOAD(tainted);
     return first && call >= first;
 }
 
@@ -505,8 +504,8 @@ int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call) {
 static void let_go(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         if (i / UCCH_RINGS == c->rank || c->out[i].steps) continue;
-        __atomic_store_n(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]), __ATOMIC_RELEASE);
-        __atomic_store_n(c->in[i].published.at, ucch_channel_pieces(&c->in[i]), __ATOMIC_RELEASE);
+        UCCH_STORE(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]));
+        UCCH_STORE(c->in[i].published.at, ucch_channel_pieces(&c->in[i]));
     }
 }
 

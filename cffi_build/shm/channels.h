@@ -104,7 +104,7 @@ struct ucch_channels {
 };
 
 static inline uint32_t ucch_channel_pieces(const ucch_channel *channel) {
-    return (uint32_t)__atomic_load_n(&channel->pieces, __ATOMIC_ACQUIRE);
+    return (uint32_t)UCCH_LOAD(&channel->pieces);
 }
 
 /* So many more: how many there were before. */

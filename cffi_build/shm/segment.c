@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
@@ -31,11 +32,12 @@ int ucch_shared_pin(void *memory, size_t bytes, char **seen) {
 static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
     ucch_mapping *m = calloc(1, sizeof(*m));
     char *memory = m ? ucch_shared_map(here, bytes) : NULL;
-    if (!memory) {
+    struct stat about;
+    if (!memory || fstat(here, &about)) {
         free(m);
         return NULL;
     }
-    *m = (ucch_mapping){.key = key, .file = file, .used = 1, .bytes = bytes, .memory = memory};
+    *m = (ucch_mapping){.key = key, .file = file, .inode = about.st_ino, .used = 1, .bytes = bytes, .memory = memory};
     UCCH_APPEND(all, m, next);
     return m;
 }
@@ -103,5 +105,20 @@ void ucch_mapping_give(ucch_mapping *m) {
     m->used--;
 }
 
-/* Bytes of our own that have been pinned for channels, in use or not. */
+/* Have memory no more that no other caller has; without the lock, as the driver may wait for the device. */
+void ucch_mapping_drop(ucch_mapping *m) {
+    ucch_lock();
+    UCCH_UNLINK(all, m, next);
+    ucch_unlock();
+    for (ucch_range *r; (r = m->ranges); free(r)) {
+        ucch_bound_ops()->host_unregister(m->memory + r->at);
+        m->ranges = r->next;
+    }
+    ucch_shared_unmap(m->memory, m->bytes);
+    if (m->ours) close(m->file);
+    __atomic_sub_fetch(&pinned, m->ours ? m->pinned : 0, __ATOMIC_RELAXED);
+    free(m);
+}
+
+/* Bytes of our own that have been pinned, in use or not. */
 size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_RELAXED); }

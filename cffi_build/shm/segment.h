@@ -16,6 +16,7 @@ typedef struct ucch_range {
 typedef struct ucch_mapping {
     uint64_t key; /* of the process whose it is */
     int file;     /* there */
+    uint64_t inode;
     int ours, used;
     size_t bytes, pinned;
     char *memory, *seen; /* its beginning, as the device knows it; NULL: not pinned */
@@ -28,4 +29,5 @@ ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes);
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen);
 void ucch_mapping_give(ucch_mapping *m);
+void ucch_mapping_drop(ucch_mapping *m);
 #endif

@@ -1,4 +1,4 @@
-/* Pieces of pages (cffi_build/rma/pieces.c): each is copied as it is, or gathered from rows and converted by `element`,
+/* Pieces of pages (cffi_build/rma/staged.c): each is copied as it is, or gathered from rows and converted by `element`,
  * which is written for the types FROM and TO. A block has slices of pieces. */
 #include "copies.cuh"
 #include "layout.h"

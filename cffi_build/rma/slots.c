@@ -1,19 +1,79 @@
-/* Slots that network threads carry to a peer of another host (net/flow.c), and those of its that they carry to us: host
- * memory, which the devices of both sides reach, and which is alike here and there.
+/* Memory of slots, eight each way between two processes (staged.c), and how data in them gets from one to the other.
  *
- * A direction is made when its first transfer wants it. The sender asks (MEET) with the addresses of its threads, and
- * the receiver answers (MET) with those of its own, when its slots are there. Chunks go in the order of their slots;
- * each is told of beside (HERE), so that the receiver expects it, and looks. */
+ * Processes of one host have both mapped and pinned the sender's: its device copies into them and the receiver's device
+ * out of them, and no processor copies in between. To a peer of another host network threads carry them (net/flow.c),
+ * and those of its to us: host memory, which the devices of both sides reach, and which is alike here and there.
+ *
+ * A direction between hosts is made when its first transfer wants it. The sender asks (MEET) with the addresses of its
+ * threads, and the receiver answers (MET) with those of its own, when its slots are there. Chunks go in the order of
+ * their slots; each is told of beside (HERE), so that the receiver expects it, and looks. */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "rma/rma.h"
 
+#define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_STRIDE)
 /* Of the numbers in a tag, the sender's and the receiver's. */
 #define NUMBER_BITS 24
 #define NUMBERS (((uint32_t)1 << NUMBER_BITS) - 1)
 
 static uint32_t numbers;
+
+/* ---- memory ---- */
+
+/* Where the data of a slot lies: behind what network threads say of it. */
+size_t ucch_slot_place(uint64_t slot) { return slot % UCCH_RMA_SLOTS * UCCH_RMA_STRIDE + UCCH_FLOW_HEADER; }
+
+/* Have memory of this process's: 0, or a failure. */
+static int make_memory(ucch_mapping **memory) {
+    ucch_mapping *m = *memory ? *memory : ucch_mapping_new(0, BYTES);
+    if (m && !*memory && posix_fallocate(m->file, 0, (off_t)BYTES)) {
+        ucch_mapping_drop(m);
+        m = NULL;
+    }
+    *memory = m;
+    return m ? 0 : UCCH_FAIL_MEMORY;
+}
+
+/* Have the peer's of our host, which runs in our namespaces as our user: 0, or a failure. It may have closed the file
+ * that it has spoken of, and have another one under that number. */
+int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here) {
+    if (!peer->theirs && peer->pid)
+        peer->theirs = ucch_mapping_open((uintptr_t)peer, peer->pid, here->file, BYTES); /* by no other peer */
+    return peer->theirs && peer->theirs->inode == here->inode ? 0 : UCCH_FAIL_MEMORY;
+}
+
+/* Have the bound device see it, if there is one: 0, or a failure. */
+int ucch_slots_pin_locked(ucch_mapping *memory) {
+    char *seen;
+    return ucch_bound() < 0 ? 0 : ucch_mapping_pin(memory, 0, BYTES, &seen);
+}
+
+static void free_list(ucch_slot *s) {
+    if (s->held && s->is_pinned)
+        ucch_pool_give(s->held);
+    else
+        free(s->held);
+    s->held = NULL;
+}
+
+/* Memory of a free slot beside its data, pinned since there is a device, which reads the list of pieces. */
+int ucch_slot_list_locked(ucch_slot *s) {
+    int pinned = ucch_bound() >= 0;
+    size_t pieces = UCCH_RMA_PIECES * sizeof(*s->pieces), bytes = pieces + UCCH_RMA_PIECES * sizeof(*s->table);
+    if (s->held && s->is_pinned == pinned) return 1;
+    free_list(s);
+    s->held = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
+    if (!s->held) return 0;
+    s->is_pinned = pinned;
+    s->pieces = (ucch_piece *)s->held;
+    s->table = (ucch_place *)(s->held + pieces);
+    return 1;
+}
+
+/* ---- between hosts ---- */
 
 /* Let peers reach the first `n` of our wires: addresses of the one that sends and the one that receives of each, each
  * behind its length. 0, or a failure. */
@@ -56,9 +116,9 @@ static size_t room_for(int wires) {
 static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, uint32_t receiver) {
     ucch_carrier *c = calloc(1, sizeof(*c));
     if (!c) return UCCH_FAIL_MEMORY;
-    ucch_share *share = comes ? &peer->theirs : &peer->ours;
-    int status = ucch_share_make(share, 0);
-    ucch_slots slots = {.slots = share->memory,
+    ucch_mapping **memory = comes ? &peer->theirs : &peer->ours;
+    int status = make_memory(memory);
+    ucch_slots slots = {.slots = status ? NULL : (*memory)->memory,
                         .stride = UCCH_RMA_STRIDE,
                         .depth = UCCH_RMA_SLOTS,
                         .published = &c->published,
@@ -82,8 +142,8 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
 int ucch_carries_locked(ucch_peer *peer) {
     if (peer->pid || peer->out) {
         if (peer->out && ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
-        int status = peer->status ? peer->status : ucch_share_make(&peer->ours, 1);
-        if (!status) status = ucch_share_pin(&peer->ours);
+        int status = peer->status ? peer->status : make_memory(&peer->ours);
+        if (!status) status = ucch_slots_pin_locked(peer->ours);
         return status ? status : 1;
     }
     if (!peer->at->wires || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_PATH;
@@ -117,7 +177,7 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
 
 /* True if the next slot may be filled: its data has been taken out there. */
 int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
-    uint32_t consumed = __atomic_load_n(&c->consumed, __ATOMIC_ACQUIRE);
+    uint32_t consumed = UCCH_LOAD(&c->consumed);
     return slot == c->next % UCCH_RMA_SLOTS && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
 }
 
@@ -126,7 +186,7 @@ int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
     if (slot != c->published % UCCH_RMA_SLOTS) return 0;
     int status = ucch_flow_failed(c->flow, UINT64_MAX);
     if (!status) status = ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
-    if (!status) __atomic_store_n(&c->published, c->published + 1, __ATOMIC_RELEASE);
+    if (!status) UCCH_STORE(&c->published, c->published + 1);
     return status ? status : 1;
 }
 
@@ -149,7 +209,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
     for (uint32_t bit; c->taken & (bit = 1u << consumed % UCCH_RMA_SLOTS); consumed++)
         c->taken &= ~bit;
     if (consumed == c->consumed) return;
-    __atomic_store_n(&c->consumed, consumed, __ATOMIC_RELEASE);
+    UCCH_STORE(&c->consumed, consumed);
     ucch_flow_wake(c->flow);
 }
 
@@ -160,16 +220,35 @@ static int carrier_free(ucch_carrier *c) {
     return left;
 }
 
-/* Without the lock; of a peer that is closed, when no device uses its slots any more: 0, or wires may still do so. */
-int ucch_carriers_free(ucch_peer *peer) {
-    ucch_lock();
-    ucch_carrier *out = peer->out, *in = peer->in;
-    peer->out = peer->in = NULL;
-    ucch_unlock();
-    return carrier_free(out) | carrier_free(in);
-}
-
 /* Wires that carry what goes to a peer, as far as is known: 0 where none do. */
 int ucch_peer_wires(const ucch_peer *peer) {
     return peer->out ? peer->out->wires : peer->pid || peer->lack ? 0 : peer->at->wires;
+}
+
+/* ---- the end ---- */
+
+static void free_all_locked(ucch_slot *slots) {
+    for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
+        if (s->event) ucch_bound_ops()->event_free(s->event);
+        s->event = NULL;
+        s->state = UCCH_FREE;
+        free_list(s);
+    }
+}
+
+/* Free the slots of a peer that is closed, which no device uses any more; without the lock, as the driver may wait.
+ * What wires may still use stays. */
+void ucch_slots_free(ucch_peer *peer) {
+    UCCH_ON_DEVICE;
+    ucch_lock();
+    ucch_carrier *out = peer->out, *in = peer->in;
+    ucch_mapping *each[] = {peer->ours, peer->theirs};
+    peer->out = peer->in = NULL;
+    peer->ours = peer->theirs = NULL;
+    free_all_locked(peer->outward);
+    free_all_locked(peer->inward);
+    ucch_unlock();
+    int left = carrier_free(out) | carrier_free(in);
+    for (int i = 0; i < 2 && !left; i++)
+        if (each[i]) ucch_mapping_drop(each[i]);
 }
