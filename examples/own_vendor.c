@@ -304,7 +304,7 @@ static int sim_version(int *version) {
 }
 
 static int sim_traits(int *bits) {
-    *bits = UCCH_EAGER | UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
+    *bits = UCCH_EAGER | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
     return OK;
 }
 

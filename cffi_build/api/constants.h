@@ -48,11 +48,10 @@
 /* Bytes of the name by which a process borrows another's device memory. */
 #define UCCH_LENT_BYTES 64
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
- * device. PARKS: a stream that waits for a word keeps no part of the device busy. WAITS_ANYWHERE: it may be any word,
- * not one of the runtime's own. OWN_QUEUES: streams share no queue, in which one that waits holds up those behind it.
- * TELLS_CURRENT: a thread that has chosen no device has none, not the first. */
+ * device. WAITS_ANYWHERE: a stream may wait for any word, not only for the runtime's own. OWN_QUEUES: streams share no
+ * queue, in which one that waits holds up those behind it. TELLS_CURRENT: a thread that has chosen no device has none,
+ * not the first. */
 #define UCCH_EAGER 1
-#define UCCH_PARKS 4
 #define UCCH_WAITS_ANYWHERE 8
 #define UCCH_OWN_QUEUES 16
 #define UCCH_TELLS_CURRENT 32

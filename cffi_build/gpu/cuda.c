@@ -35,64 +35,55 @@ typedef struct word_op {
     uint64_t more;
 } word_op;
 
-#define CUDA_SYMBOLS(X)                                                                                                \
+#define SYMBOLS(X)                                                                                                     \
     X(cuInit, "cuInit", (unsigned), 1)                                                                                 \
     X(cuDriverGetVersion, "cuDriverGetVersion", (int *), 1)                                                            \
     X(cuGetErrorName, "cuGetErrorName", (int, const char **), 1)                                                       \
-    X(cuDeviceGetCount, "cuDeviceGetCount", (int *), 1)                                                                \
-    X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", (char *, int, int), 1)                                               \
+    X(device_count, "cuDeviceGetCount", (int *), 1)                                                                    \
+    X(bus_id, "cuDeviceGetPCIBusId", (char *, int, int), 1)                                                            \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **, int), 1)                                         \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", (void *), 1)                                                                 \
     X(cuCtxGetCurrent, "cuCtxGetCurrent", (void **), 1)                                                                \
     X(cuCtxGetDevice, "cuCtxGetDevice", (int *), 1)                                                                    \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, const void *), 1)             \
-    X(cuMemAlloc, "cuMemAlloc_v2", (void **, size_t), 1)                                                               \
-    X(cuMemFree, "cuMemFree_v2", (void *), 1)                                                                          \
-    X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
-    X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
-    X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
-    X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
-    X(cuMemHostUnregister, "cuMemHostUnregister", (void *), 1)                                                         \
-    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (void **, void *, unsigned), 1)                       \
+    X(mem_alloc, "cuMemAlloc_v2", (void **, size_t), 1)                                                                \
+    X(mem_free, "cuMemFree_v2", (void *), 1)                                                                           \
+    X(mem_info, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                            \
+    X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                    \
+    X(host_free, "cuMemFreeHost", (void *), 1)                                                                         \
+    X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                            \
+    X(host_unregister, "cuMemHostUnregister", (void *), 1)                                                             \
+    X(device_pointer, "cuMemHostGetDevicePointer_v2", (void **, void *, unsigned), 1)                                  \
     X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", (void **, size_t *, const void *), 1)                           \
     X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, void *), 1)                                                     \
     X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (void **, lent, unsigned), 1)                                       \
     X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (void *), 1)                                                         \
     X(cuMemcpyAsync, "cuMemcpyAsync", (void *, const void *, size_t, void *), 1)                                       \
     X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const copy_2d *, void *), 1)                                             \
-    X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
-    X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
-    X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
-    X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
+    X(stream_create, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                                        \
+    X(stream_destroy, "cuStreamDestroy_v2", (void *), 1)                                                               \
+    X(stream_wait_event, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
+    X(stream_synchronize, "cuStreamSynchronize", (void *), 1)                                                          \
     X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, void *, uint32_t, unsigned), 1)                          \
     X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, void *, uint32_t, unsigned), 1)                        \
     X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", (void *, unsigned, const word_op *, unsigned), 1)                   \
     X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                                             \
       (void *, int *, uint64_t *, void **, const void ***, size_t *), 1)                                               \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *), 1)                              \
-    X(cuEventCreate, "cuEventCreate", (void **, unsigned), 1)                                                          \
-    X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
-    X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
-    X(cuEventQuery, "cuEventQuery", (void *), 1)                                                                       \
+    X(event_create, "cuEventCreate", (void **, unsigned), 1)                                                           \
+    X(event_destroy, "cuEventDestroy_v2", (void *), 1)                                                                 \
+    X(event_record, "cuEventRecord", (void *, void *), 1)                                                              \
+    X(event_query, "cuEventQuery", (void *), 1)                                                                        \
     X(cuModuleGetLoadingMode, "cuModuleGetLoadingMode", (int *), 1)                                                    \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 1)                                              \
     X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 1)                                                \
     X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 1)                                  \
     X(cuFuncLoad, "cuFuncLoad", (void *), 0)                                                                           \
-    X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
+    X(launch_kernel, "cuLaunchKernel",                                                                                 \
       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 1)
 
-static struct {
-#define MEMBER(name, symbol, params, need) int(*name) params;
-    CUDA_SYMBOLS(MEMBER)
-} cu;
+#include "gpu/plain.h"
 
-static const device_symbol symbols[] = {
-#define ROW(name, symbol, params, need) {symbol, (void **)&cu.name, need},
-    CUDA_SYMBOLS(ROW){NULL, NULL, 0}};
-
-enum { NOT_READY = 600, INVALID_DEVICE = 101 };
-enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
 enum { OP_WAIT_32 = 1, OP_WRITE_32 = 2 };
 enum { LOADING_EAGER = 1, ENABLE_PEER_ACCESS = 1 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
@@ -104,30 +95,9 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_UNIFIED = 4 };
 
 static void *primary[MOST_DEVICES];
 
-/* Operations that are one function of the driver. */
 /* clang-format off */
-#define PLAIN(name, params, call) static int cuda_##name params { return cu.call; }
-
 PLAIN(version, (int *version), cuDriverGetVersion(version))
-PLAIN(count, (int *devices), cuDeviceGetCount(devices))
-PLAIN(bus, (int device, char *text, int room), cuDeviceGetPCIBusId(text, room, device))
-PLAIN(alloc, (void **where, size_t bytes), cuMemAlloc(where, bytes))
-PLAIN(release, (void *where), cuMemFree(where))
-PLAIN(pinned, (void **where, size_t bytes), cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED))
-PLAIN(unpin, (void *where), cuMemFreeHost(where))
-PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
-PLAIN(host_unregister, (void *where), cuMemHostUnregister(where))
-PLAIN(mapped, (void *memory, void **seen), cuMemHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync(dst, src, bytes, stream))
-PLAIN(room, (size_t *bytes), cuMemGetInfo(bytes, &(size_t){0}))
-PLAIN(stream_new, (void **stream), cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
-PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))
-PLAIN(stream_wait, (void *stream, void *event), cuStreamWaitEvent(stream, event, 0))
-PLAIN(stream_sync, (void *stream), cuStreamSynchronize(stream))
-PLAIN(event_new, (void **event), cuEventCreate(event, EVENT_NO_TIMING))
-PLAIN(event_free, (void *event), cuEventDestroy(event))
-PLAIN(event_record, (void *event, void *stream), cuEventRecord(event, stream))
-PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
 PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
 PLAIN(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo(stream, does, which, NULL, NULL, NULL))
 PLAIN(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode(mode))
@@ -138,31 +108,31 @@ PLAIN(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteVal
 
 static int start(void) {
     memset(primary, 0, sizeof(primary));
-    return cu.cuInit(0);
+    return api.cuInit(0);
 }
 
-static int cuda_current(int *device) {
+static int op_current(int *device) {
     void *context = NULL;
-    int status = cu.cuCtxGetCurrent(&context);
+    int status = api.cuCtxGetCurrent(&context);
     *device = -1;
     if (status || !context) return status;
-    return cu.cuCtxGetDevice(device);
+    return api.cuCtxGetDevice(device);
 }
 
-static int cuda_use(int device) {
-    if (device < 0) return cu.cuCtxSetCurrent(NULL);
+static int op_use(int device) {
+    if (device < 0) return api.cuCtxSetCurrent(NULL);
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
     /* Retained once and kept: it is the context that all libraries of the process share. */
-    int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
-    return status ? status : cu.cuCtxSetCurrent(primary[device]);
+    int status = primary[device] ? 0 : api.cuDevicePrimaryCtxRetain(&primary[device], device);
+    return status ? status : api.cuCtxSetCurrent(primary[device]);
 }
 
-static int cuda_pointer(const void *where, int *kind, int *device) {
+static int op_pointer(const void *where, int *kind, int *device) {
     static const int wanted[] = {ATTRIBUTE_MEMORY_TYPE, ATTRIBUTE_IS_MANAGED, ATTRIBUTE_DEVICE};
     unsigned type = 0, managed = 0;
     int ordinal = -1;
     void *into[] = {&type, &managed, &ordinal};
-    int status = cu.cuPointerGetAttributes(3, wanted, into, where);
+    int status = api.cuPointerGetAttributes(3, wanted, into, where);
     *kind = managed                 ? UCCH_MEMORY_MANAGED
             : type == MEMORY_DEVICE ? UCCH_MEMORY_DEVICE
             : type == MEMORY_HOST   ? UCCH_MEMORY_PINNED
@@ -171,44 +141,44 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int cuda_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
+static int op_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
     word_op both[] = {{.operation = OP_WRITE_32, .word = told, .value = value},
                       {.operation = OP_WAIT_32, .word = word, .value = least}};
-    return cu.cuStreamBatchMemOp(stream, 2, both, 0);
+    return api.cuStreamBatchMemOp(stream, 2, both, 0);
 }
 
-static int cuda_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
-                          void *stream) {
+static int op_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                        void *stream) {
     copy_2d all = {.src = {.type = MEMORY_UNIFIED, .at = src, .pitch = src_pitch},
                    .dst = {.type = MEMORY_UNIFIED, .at = dst, .pitch = dst_pitch},
                    .bytes = bytes,
                    .rows = rows};
-    return cu.cuMemcpy2DAsync(&all, stream);
+    return api.cuMemcpy2DAsync(&all, stream);
 }
 
 /* Not of pools and virtual addresses, as torch's expandable segments are: the driver says so. */
-static int cuda_lend(const void *where, void *name, uint64_t *offset) {
+static int op_lend(const void *where, void *name, uint64_t *offset) {
     void *base = NULL;
     size_t bytes;
-    int status = cu.cuMemGetAddressRange(&base, &bytes, where);
+    int status = api.cuMemGetAddressRange(&base, &bytes, where);
     *offset = (uint64_t)((const char *)where - (char *)base);
-    return status ? status : cu.cuIpcGetMemHandle(name, base);
+    return status ? status : api.cuIpcGetMemHandle(name, base);
 }
 
-static int cuda_borrow(const void *name, void **where) {
+static int op_borrow(const void *name, void **where) {
     lent from;
     memcpy(&from, name, sizeof(from));
-    return cu.cuIpcOpenMemHandle(where, from, ENABLE_PEER_ACCESS);
+    return api.cuIpcOpenMemHandle(where, from, ENABLE_PEER_ACCESS);
 }
 
 /* Words come out of pages, one to a cache line, and are never given back. Any thread may ask for one. */
-static int cuda_flag(void **word) {
+static int op_flag(void **word) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char *page;
     static size_t used = FLAG_PAGE;
     int status = 0;
     pthread_mutex_lock(&lock);
-    if (used == FLAG_PAGE && !(status = cuda_pinned((void **)&page, FLAG_PAGE))) {
+    if (used == FLAG_PAGE && !(status = op_pinned((void **)&page, FLAG_PAGE))) {
         memset(page, 0, FLAG_PAGE);
         used = 0;
     }
@@ -220,33 +190,27 @@ static int cuda_flag(void **word) {
     return status;
 }
 
-static int cuda_event_done(void *event, int *done) {
-    int status = cu.cuEventQuery(event);
-    *done = status == 0;
-    return status == NOT_READY ? 0 : status;
-}
-
-static int cuda_traits(int *bits) {
-    int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode(&mode);
-    *bits = UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
+static int op_traits(int *bits) {
+    int mode = LOADING_EAGER, status = api.cuModuleGetLoadingMode(&mode);
+    *bits = UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
     *bits |= mode == LOADING_EAGER ? UCCH_EAGER : 0;
     return status;
 }
 
-static int cuda_target(int device, char *text, int room) {
-    int major = 0, minor = 0, status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
-    if (!status) status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
+static int op_target(int device, char *text, int room) {
+    int major = 0, minor = 0, status = api.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
+    if (!status) status = api.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
     snprintf(text, (size_t)room, status ? "" : "sm_%d%d", major, minor);
     return 0;
 }
 
 /* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
  * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
-static int cuda_kernel(const void *image, void **function) {
+static int op_kernel(const void *image, void **function) {
     void *module = NULL;
-    int status = cu.cuModuleLoadData(&module, image);
-    if (!status) status = cu.cuModuleGetFunction(function, module, "ucch");
-    return status || !cu.cuFuncLoad ? status : cu.cuFuncLoad(*function);
+    int status = api.cuModuleLoadData(&module, image);
+    if (!status) status = api.cuModuleGetFunction(function, module, "ucch");
+    return status || !api.cuFuncLoad ? status : api.cuFuncLoad(*function);
 }
 
 const device_adapter ucch_cuda = {
@@ -256,6 +220,6 @@ const device_adapter ucch_cuda = {
     .engine_type = 0,
     .symbols = symbols,
     .start = start,
-#define DEVICE(name, params) .ops.name = cuda_##name,
+#define DEVICE(name, params) .ops.name = op_##name,
 #include "gpu/ops.h"
 };

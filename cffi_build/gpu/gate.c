@@ -133,7 +133,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
 static void let_go(ucch_gate *g) {
     if (g->held) {
         held--;
-        __atomic_store_n(g->out.at, g->out.ticket, __ATOMIC_RELEASE);
+        UCCH_STORE(g->out.at, g->out.ticket);
     }
     g->held = 0;
 }

@@ -56,7 +56,8 @@ static int ready(int runtime) {
     return 0;
 }
 
-static int failed(int runtime, int code, const char *what) {
+/* 0, or a failure with its reason, by the code that a runtime's function has returned. */
+int ucch_device_check(int runtime, int code, const char *what) {
     const char *name = NULL;
     if (!code) return 0;
     if (table[runtime]->ops.error_name(code, &name) || !name) name = "error";
@@ -115,7 +116,7 @@ int ucch_device_load(const char *name, const char *path) {
     resolve(handle, found->symbols, 1);
     int runtime = place_of(name);
     table[runtime] = found;
-    int status = failed(runtime, found->start(), "initialisation");
+    int status = ucch_device_check(runtime, found->start(), "initialisation");
     if (status) return status; /* not closed: drivers do not like to be unloaded */
     int (*own)(void) = (int (*)(void))dlsym(handle, "ucch_memory_type");
     memory_type[runtime] = own ? own() : found->memory_type;
@@ -133,14 +134,12 @@ int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[r
 /* What a runtime can do; NULL where it is not loaded. */
 const device_ops *ucch_device_ops(int runtime) { return ready(runtime) ? &table[runtime]->ops : NULL; }
 
-/* 0, or a failure with its reason, by the code that one of these functions has returned. */
-int ucch_device_check(int runtime, int code, const char *what) { return failed(runtime, code, what); }
-
 /* Kind of memory at an address (UCCH_MEMORY_*), and of which device times 4; or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
     if (!ready(runtime)) return UCCH_FAIL_DEVICE;
-    int status = failed(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
+    int status =
+        ucch_device_check(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
     return status ? status : 4 * device + kind;
 }
 
@@ -153,7 +152,7 @@ static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
  * been queued yet. Otherwise they wait only for work that has: then nothing waits in a circle, whatever shares a queue,
  * as what is in front of a wait was queued before it, and so was what it waits for, at whatever rank. */
 int ucch_device_bind(int runtime, int device, int may) {
-    int status = ready(runtime) ? failed(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
+    int status = ready(runtime) ? ucch_device_check(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     UCCH_LOCKED; /* the progress thread may be at work with it already */
     bound_runtime = runtime;
@@ -172,7 +171,7 @@ int ucch_bound_engine(void) { return table[bound_runtime]->engine_type; }
 
 const device_ops *ucch_bound_ops(void) { return bound_runtime < 0 ? NULL : &table[bound_runtime]->ops; }
 
-int ucch_device_fail(int code, const char *what) { return failed(bound_runtime, code, what); }
+int ucch_device_fail(int code, const char *what) { return ucch_device_check(bound_runtime, code, what); }
 
 /* Sets `done` if the stream has passed the event; asked so often at most, as each question keeps threads that launch
  * work from the driver for a moment. `again`: when next, the caller's own. */
@@ -251,27 +250,22 @@ typedef struct block {
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
+/* Memory that is idle, which is the caller's to free; NULL without any. */
+static block *take_idle(void) {
+    pthread_mutex_lock(&pool_lock);
+    block *b = blocks;
+    while (b && b->users)
+        b = b->next;
+    if (b) UCCH_UNLINK(blocks, b, next);
+    pthread_mutex_unlock(&pool_lock);
+    return b;
+}
+
 /* Give idle memory back to the runtime. */
 static void drop_idle(void) {
     const device_ops *ops = ucch_bound_ops();
-    block *idle = NULL;
-    pthread_mutex_lock(&pool_lock);
-    for (block **at = &blocks; *at;) {
-        block *b = *at;
-        if (b->users) {
-            at = &b->next;
-            continue;
-        }
-        *at = b->next;
-        b->next = idle;
-        idle = b;
-    }
-    pthread_mutex_unlock(&pool_lock);
-    for (block *b = idle, *next; b; b = next) {
-        next = b->next;
+    for (block *b; (b = take_idle()); free(b))
         (b->pinned ? ops->unpin : ops->release)(b->memory);
-        free(b);
-    }
 }
 
 static block *find(int pinned, size_t bytes, const void *owner) {

@@ -57,12 +57,12 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
     }
     UCCH_LOCKED;
     k->next = kernels;
-    __atomic_store_n(&kernels, k, __ATOMIC_RELEASE);
+    UCCH_STORE(&kernels, k);
     return 0;
 }
 
 void *ucch_kernel_of(const ucch_task *t) {
-    for (kernel *k = __atomic_load_n(&kernels, __ATOMIC_ACQUIRE); k; k = k->next)
+    for (kernel *k = UCCH_LOAD(&kernels); k; k = k->next)
         if (same(k, t->kind, t->op, t->dtype, t->to)) return k->function;
     return NULL;
 }
