@@ -21,6 +21,9 @@ enum {
     UCS_ERR_CANCELED = -16,
     UCS_MEMORY_TYPE_HOST = 0,
     UCP_ERR_HANDLING_MODE_PEER = 1,
+    UCP_EP_PARAM_FIELD_REMOTE_ADDRESS = 0x1,
+    UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE = 0x2,
+    UCP_EP_PARAM_FIELD_ERR_HANDLER = 0x4,
     UCP_OP_ATTR_FIELD_CALLBACK = 0x2,
     UCP_OP_ATTR_FIELD_USER_DATA = 0x4,
     UCP_OP_ATTR_FIELD_FLAGS = 0x10,
@@ -53,10 +56,6 @@ typedef struct ucch_symbols {
 int ucch_losses(void);
 void ucch_endpoint_errors_tell(void (*function)(void));
 
-/* ucp.c */
-int ucch_ucp_connect(ucp_worker_h worker, const void *address, void (*lost)(void *, ucp_ep_h, ucs_status_t), void *arg,
-                     ucp_ep_h *endpoint);
-
 extern ucch_symbols ucch_sym;
 
 /* They are there once a library is loaded, and Python calls nothing before that. */
@@ -64,5 +63,17 @@ extern ucch_symbols ucch_sym;
     static inline ret name params { return ucch_sym.name args; }
 #define UCP_SYMBOL UCC_SYMBOL
 #include "abi/symbols.h"
+
+/* Connect a worker with one of this address. `lost` is called with `arg` when the connection breaks; NULL: libucp says
+ * nothing then, but has all of its transports (with error handling ROCm IPC and the usual shared memory drop out). */
+static inline int ucch_ucp_connect(ucp_worker_h worker, const void *address,
+                                   void (*lost)(void *, ucp_ep_h, ucs_status_t), void *arg, ucp_ep_h *endpoint) {
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
+                              .address = address,
+                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              .err_handler = {lost, arg}};
+    if (lost) params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    return ucp_ep_create(worker, &params, endpoint);
+}
 
 #endif

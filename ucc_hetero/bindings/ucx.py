@@ -11,10 +11,11 @@ One-sided transfers are :mod:`ucc_hetero.rma`'s.
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
@@ -28,6 +29,9 @@ __all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "sta
 
 TAG_FULL = (1 << 64) - 1
 
+#: Of ``ucp_params_t``: messages by tags, one-sided transfers and active messages, by workers that different threads
+#: drive, each one at a time; and, asked for, a file that says when there is something to do.
+_PARAMS, _FEATURES, _SLEEPS = 0x1 | 0x20, 0x43, 0x10
 #: Rounds of progress until receives that were taken back have ended; it takes one or two.
 _ROUNDS = 1000
 
@@ -99,12 +103,22 @@ class Context(Handle):
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, sleeps: bool = False) -> None:
         preload_ucx()
-        words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
-        handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
-        settled = ffi.new("char *[]", [*words, ffi.NULL])
-        status = locked(lib.ucch_ucp_open, sleeps, settled, handle, refused)
-        name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
-        check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
+        handle, config = ffi.new("ucp_context_h *"), ffi.new("ucp_config_t **")
+        params = ffi.new(
+            "ucp_params_t *",
+            {"field_mask": _PARAMS, "features": _FEATURES | (_SLEEPS if sleeps else 0), "mt_workers_shared": 1},
+        )
+        version = [ffi.new("unsigned *") for _ in range(3)]
+        locked(lib.ucp_get_version, *version)
+        check("ucp_config_read", locked(lib.ucp_config_read, ffi.NULL, ffi.NULL, config))
+        try:
+            for name, value in (settings or {}).items():
+                status = locked(lib.ucp_config_modify, config[0], name.encode(), value.encode())
+                check(f"ucp_config_modify({name})", status)
+            major, minor, _ = (each[0] for each in version)
+            check("ucp_init_version", locked(lib.ucp_init_version, major, minor, params, config[0], handle))
+        finally:
+            locked(lib.ucp_config_release, config[0])
         self.handle = handle[0]
 
     def memory_types(self) -> list[str]:
@@ -116,14 +130,13 @@ class Context(Handle):
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""
-        text = locked(lib.ucch_ucp_describe, self.handle)
-        if text == ffi.NULL:
-            return {}
         found: dict[str, list[str]] = {}
-        # Lines such as "resource 3  :  md 2  dev 1  flags -- tcp/eth0".
-        for name, device in re.findall(r"resource\s+\d+.*?(\w+)/(\S+)\s*$", ffi.string(text).decode(), re.M):
-            found.setdefault(name, []).append(device)
-        lib.ucch_release(text)
+        with tempfile.TemporaryFile("w+") as file:
+            locked(lib.ucp_context_print_info, self.handle, cast(Any, file))
+            file.seek(0)
+            # Lines such as "resource 3  :  md 2  dev 1  flags -- tcp/eth0".
+            for name, device in re.findall(r"resource\s+\d+.*?(\w+)/(\S+)\s*$", file.read(), re.M):
+                found.setdefault(name, []).append(device)
         return found
 
     def worker(self) -> Worker:
