@@ -64,9 +64,7 @@ static void mark_doubtful_locked(void) {
 }
 
 /* True if what call `seq` has received may be what another rank of this host had not received itself. */
-int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
-    return b->n && __atomic_load_n(&b->slots[0].doubtful, __ATOMIC_ACQUIRE) >= seq;
-}
+int ucch_board_doubtful(const ucch_board *b, uint64_t seq) { return b->n && UCCH_LOAD(&b->slots[0].doubtful) >= seq; }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
@@ -102,7 +100,7 @@ void ucch_board_free(ucch_board *b) {
 
 /* A rank's process, or 0 where it has left, or has not come to this use of the page. */
 static int64_t process_of(const ucch_board *b, int i, int *left) {
-    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_ACQUIRE);
+    int64_t pid = UCCH_LOAD(&b->slots[i].pid);
     *left = pid < 0 && (uint64_t)-pid >= b->use;
     return pid > 0 ? pid : 0;
 }
@@ -120,13 +118,11 @@ void ucch_board_expect(ucch_board *b, const int *pids) {
  * and waits for no other rank. */
 void ucch_board_give_back(void *page, int mine, uint64_t use, int unused) {
     slot *s = (slot *)page + mine;
-    if (unused) __atomic_store_n(&s->pid, -(int64_t)use, __ATOMIC_RELEASE);
-    __atomic_store_n(&s->given_back, use, __ATOMIC_RELEASE);
+    if (unused) UCCH_STORE(&s->pid, -(int64_t)use);
+    UCCH_STORE(&s->given_back, use);
 }
 
-static int gives_back(const ucch_board *b, int i) {
-    return __atomic_load_n(&b->slots[i].given_back, __ATOMIC_ACQUIRE) >= b->use;
-}
+static int gives_back(const ucch_board *b, int i) { return UCCH_LOAD(&b->slots[i].given_back) >= b->use; }
 
 /* True if all ranks free the communicator, or have freed it; or that of slot `i`, from 0 on. */
 int ucch_board_given_back(const ucch_board *b, int i) {
@@ -183,7 +179,7 @@ static void *copy_words(void *to, const void *from, size_t bytes) {
  * moved on past the ring, be it while we read. */
 static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *label) {
     const arrival *a = &s->ring[seq % RING];
-    if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) != seq) return 0;
+    if (UCCH_LOAD(&a->seq) != seq) return 0;
     *signature = __atomic_load_n(&a->signature, __ATOMIC_RELAXED);
     uint64_t words[LABEL / sizeof(uint64_t)];
     if (label) memcpy(label, copy_words(words, a->label, LABEL), LABEL);
@@ -191,7 +187,7 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
 
-static uint64_t call_of(const slot *s) { return __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE); }
+static uint64_t call_of(const slot *s) { return UCCH_LOAD(&s->seq); }
 
 static ucch_refusal refusal_by(uint64_t call, int rank, const char *text) {
     ucch_refusal made = {.call = call, .rank = rank};
@@ -203,12 +199,12 @@ static void write_refusal(ucch_refusal *at, const ucch_refusal *made) {
     __atomic_store_n(&at->call, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     copy_words(&at->rank, &made->rank, sizeof(*at) - offsetof(ucch_refusal, rank));
-    __atomic_store_n(&at->call, made->call, __ATOMIC_RELEASE);
+    UCCH_STORE(&at->call, made->call);
 }
 
 /* 1, or 0 where that is a refusal of another call, be it while we read. */
 static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *found) {
-    if (__atomic_load_n(&at->call, __ATOMIC_ACQUIRE) != call) return 0;
+    if (UCCH_LOAD(&at->call) != call) return 0;
     found->call = call;
     copy_words(&found->rank, &at->rank, sizeof(*at) - offsetof(ucch_refusal, rank));
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -225,7 +221,7 @@ void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
     uint64_t *ending = &b->slots[0].ending;
     ucch_refusal made = refusal_by(call, rank, text);
     pthread_mutex_lock(&end_lock);
-    uint64_t known = __atomic_load_n(ending, __ATOMIC_ACQUIRE);
+    uint64_t known = UCCH_LOAD(ending);
     if (!known || call < known) write_refusal(&b->slots[b->mine].end, &made);
     while ((!known || call < known) &&
            !__atomic_compare_exchange_n(ending, &known, call, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
@@ -269,7 +265,7 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
     __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
     uint64_t words[LABEL / sizeof(uint64_t)];
     copy_words(a->label, memcpy(words, label, LABEL), LABEL);
-    __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
+    UCCH_STORE(&a->seq, seq);
     if (b->far) ucch_far_call(b->far, seq, signature);
 }
 
@@ -277,7 +273,7 @@ uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label
     uint64_t seq = ++b->seq;
     if (!b->n) return seq;
     write_arrival(b, seq, signature, label);
-    __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
+    UCCH_STORE(&b->slots[b->mine].seq, seq);
     return seq;
 }
 
@@ -307,7 +303,7 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
         slot *s = &b->slots[b->mine];
         write_refusal(&s->refused, &mine);
         write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
-        __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
+        UCCH_STORE(&s->seq, seq);
         __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
         for (int i = 0; i < b->n; i++)
             if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
@@ -316,9 +312,7 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
 }
 
 /* The first refused call that has ended the communicator, or 0. */
-static uint64_t ending_of(const ucch_board *b) {
-    return b->n ? __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE) : 0;
-}
+static uint64_t ending_of(const ucch_board *b) { return b->n ? UCCH_LOAD(&b->slots[0].ending) : 0; }
 
 /* What a rank of this host has written of the refusal of a call: 1, or 0 for nothing that is whole. */
 static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
@@ -384,18 +378,18 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
  * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
 void ucch_board_dump_if_idle(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
-    if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
+    if (number && b->n && !UCCH_LOAD(&b->slots[b->mine].open)) kill(getpid(), number);
 }
 
 /* One more call that is entered (before it is published), or one that has ended. Under the lock. */
 void ucch_board_open(ucch_board *b, int more) {
-    if (b->n) __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
+    if (b->n) UCCH_STORE(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more);
 }
 
 /* This rank's last call, while it or one before it has not ended; or 0. */
 uint64_t ucch_board_under_way(const ucch_board *b) {
     const slot *s = b->n ? &b->slots[b->mine] : NULL;
-    return s && __atomic_load_n(&s->open, __ATOMIC_ACQUIRE) ? call_of(s) : 0;
+    return s && UCCH_LOAD(&s->open) ? call_of(s) : 0;
 }
 
 /* The number of the call to come. */
@@ -423,7 +417,7 @@ void ucch_board_failed(ucch_board *b, uint64_t seq) {
     UCCH_LOCKED;
     slot *s = &b->slots[b->mine];
     if (!s->failed) __atomic_store_n(&s->since_failed, ucch_now_ns(), __ATOMIC_RELAXED);
-    if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
+    if (!s->failed || seq < s->failed) UCCH_STORE(&s->failed, seq);
 }
 
 /* A call of this rank's that the engine runs has ended. */
@@ -438,14 +432,12 @@ void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t by
 }
 
 /* The first call that has failed on this rank; 0 for none. */
-uint64_t ucch_board_has_failed(const ucch_board *b) {
-    return b->n ? __atomic_load_n(&b->slots[b->mine].failed, __ATOMIC_ACQUIRE) : 0;
-}
+uint64_t ucch_board_has_failed(const ucch_board *b) { return b->n ? UCCH_LOAD(&b->slots[b->mine].failed) : 0; }
 
 /* True if a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
 static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
     double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
-    uint64_t failed = __atomic_load_n(&s->failed, __ATOMIC_ACQUIRE);
+    uint64_t failed = UCCH_LOAD(&s->failed);
     if (!failed || failed > seq) return 0;
     return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > grace;
 }
@@ -453,7 +445,7 @@ static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
 /* The first call that a peer, as ucch_board_gone has it, is known to have given up; 0 for none. */
 uint64_t ucch_board_given_up(ucch_board *b, int peer) {
     if (peer < -1) return b->far ? ucch_far_given_up(b->far, -2 - peer) : 0;
-    return peer >= 0 && peer < b->n ? __atomic_load_n(&b->slots[peer].failed, __ATOMIC_ACQUIRE) : 0;
+    return peer >= 0 && peer < b->n ? UCCH_LOAD(&b->slots[peer].failed) : 0;
 }
 
 /* A peer without which call `seq` will never end, because it left before, has given it up or is gone: its slot, or -2
@@ -520,6 +512,27 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
     return rank >= 0 ? UCCH_FAIL_CONNECTION : 0;
 }
 
+/* Why call `seq`, which has waited for so many seconds, will not end, and the rank because of which, as ucch_board_gone
+ * has it; or 0. */
+int ucch_board_stuck(ucch_board *b, uint64_t seq, double waited, int *peer) {
+    *peer = ucch_board_gone(b, seq);
+    return *peer == -1 ? ucch_board_cut(b, waited, peer) : UCCH_FAIL_PEER;
+}
+
+/* Seconds for which a message is waited for whose other side has ended well: it may be on its way. */
+#define LEFT_GRACE_S 5
+
+/* Why a message with `peer`, as ucch_board_fate has it, will not end that began at `started`; UCCH_LATER: that has
+ * left, and nothing is on its way any more. `left`: when that was first seen, or 0. */
+int ucch_board_forsaken(ucch_board *b, int peer, double started, double now, double *left) {
+    int fate = ucch_board_fate(b, peer);
+    if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
+    if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
+    if (ucch_board_cut(b, now - started, &peer)) return UCCH_FAIL_CONNECTION;
+    if (fate == UCCH_LEFT && *left == 0) *left = now;
+    return fate == UCCH_LEFT && now - *left > LEFT_GRACE_S ? UCCH_LATER : 0;
+}
+
 /* The link to the host of a rank of another one that was found to be cut, our address and the other one; empty without
  * one. */
 const char *ucch_board_link(const ucch_board *b, int rank) { return b->far ? ucch_far_link(b->far, rank) : ""; }
@@ -570,34 +583,30 @@ int ucch_board_broken(ucch_board *b) {
 /* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */
 void ucch_board_revoke(ucch_board *b) {
     b->revoked = 1;
-    if (b->n) __atomic_store_n(&b->slots[0].revoked, 1, __ATOMIC_RELEASE);
+    if (b->n) UCCH_STORE(&b->slots[0].revoked, 1);
 }
 
 /* True if libucp has thrown away a message since the communicator was made, which may have been of this one. */
 int ucch_board_lossy(const ucch_board *b) { return b->losses != ucch_losses(); }
 
-int ucch_board_revoked(ucch_board *b) {
-    return b->revoked || (b->n && __atomic_load_n(&b->slots[0].revoked, __ATOMIC_ACQUIRE));
-}
+int ucch_board_revoked(ucch_board *b) { return b->revoked || (b->n && UCCH_LOAD(&b->slots[0].revoked)); }
 
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
-    if (b->n) __atomic_store_n(&b->slots[b->mine].pid, -(int64_t)b->use, __ATOMIC_RELEASE);
+    if (b->n) UCCH_STORE(&b->slots[b->mine].pid, -(int64_t)b->use);
 }
 
-int ucch_board_has_left(const ucch_board *b) {
-    return b->n && __atomic_load_n(&b->slots[b->mine].pid, __ATOMIC_ACQUIRE) < 0;
-}
+int ucch_board_has_left(const ucch_board *b) { return b->n && UCCH_LOAD(&b->slots[b->mine].pid) < 0; }
 
 /* Of the ranks of other hosts that this one hears of, `rank` is the last: it has come to call `reached`. */
 void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
     uint64_t word = reached << 20 | (uint64_t)(rank + 1);
-    if (b->n) __atomic_store_n(&b->slots[b->mine].behind, word, __ATOMIC_RELEASE);
+    if (b->n) UCCH_STORE(&b->slots[b->mine].behind, word);
 }
 
 /* The rank of another host that the rank of a slot knows not to have come to call `seq`; -1 for none. */
 int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
-    uint64_t word = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].behind, __ATOMIC_ACQUIRE) : 0;
+    uint64_t word = i >= 0 && i < b->n ? UCCH_LOAD(&b->slots[i].behind) : 0;
     return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
 }
 
@@ -617,7 +626,7 @@ uint64_t ucch_board_waiter(const ucch_board *b, int rank, char *label, double *s
     for (int i = 0; i < b->n; i++) {
         const slot *s = &b->slots[i];
         ucch_refusal found;
-        uint64_t call = __atomic_load_n(&s->waits.call, __ATOMIC_ACQUIRE);
+        uint64_t call = UCCH_LOAD(&s->waits.call);
         if (!call || !read_refusal(&s->waits, call, &found) || found.rank != rank) continue;
         memcpy(label, found.text, LABEL);
         *seconds = ucch_now() - 1e-9 * (double)__atomic_load_n(&s->waited_since, __ATOMIC_RELAXED);
@@ -637,9 +646,7 @@ double ucch_board_waits(ucch_board *b, int i) {
     return began ? ucch_now() - 1e-9 * (double)began : -1;
 }
 
-uint64_t ucch_board_seq(ucch_board *b, int i) {
-    return i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) : 0;
-}
+uint64_t ucch_board_seq(ucch_board *b, int i) { return i >= 0 && i < b->n ? UCCH_LOAD(&b->slots[i].seq) : 0; }
 
 int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
     uint64_t signature;

@@ -44,14 +44,14 @@ void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
     uint64_t none = 0;
     int was_told = far->called == seq && *at != hash;
     __atomic_store_n(at, hash, __ATOMIC_RELAXED);
-    __atomic_store_n(&far->called, seq, __ATOMIC_RELEASE);
+    UCCH_STORE(&far->called, seq);
     if (was_told) __atomic_compare_exchange_n(&far->changed, &none, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
 /* The first call that other ranks have to be told of anew, and 0 from then on. */
 uint64_t ucch_far_changed(ucch_far *far) { return __atomic_exchange_n(&far->changed, 0, __ATOMIC_ACQUIRE); }
 
-uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
+uint64_t ucch_far_called(const ucch_far *far) { return UCCH_LOAD(&far->called); }
 
 /* A hash of call `seq` as this rank made it; 0 where it has not come to it, or does not remember. */
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq) {
@@ -66,11 +66,11 @@ uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq) {
 
 void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label) {
     if (far->differs && far->differs <= seq) return;
-    __atomic_store_n(&far->differs, 0, __ATOMIC_RELEASE);
+    UCCH_STORE(&far->differs, 0);
     far->by = rank;
     memcpy(far->label, label, UCCH_LABEL_BYTES);
     far->label[UCCH_LABEL_BYTES - 1] = 0;
-    __atomic_store_n(&far->differs, seq, __ATOMIC_RELEASE);
+    UCCH_STORE(&far->differs, seq);
 }
 
 /* True if that was not known. A rank that has left may still be found dead. */
@@ -78,23 +78,23 @@ int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t
     if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
     far->ranks[rank].failed = failed;
     far->ranks[rank].since = ucch_now();
-    __atomic_store_n(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&far->ranks[rank].how, how, __ATOMIC_RELEASE);
+    UCCH_STORE(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0);
+    UCCH_STORE(&far->ranks[rank].how, how);
     return 1;
 }
 
 /* -2 less a rank that made call `seq`, or one before it, differently from this one; -1 for none. */
 int ucch_far_differs(const ucch_far *far, uint64_t seq) {
-    uint64_t first = __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
+    uint64_t first = UCCH_LOAD(&far->differs);
     return first && first <= seq ? -2 - far->by : -1;
 }
 
 /* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
 static int cannot_end(const standing *s, uint64_t seq) {
-    int how = __atomic_load_n(&s->how, __ATOMIC_ACQUIRE);
+    int how = UCCH_LOAD(&s->how);
     if (!how) return 0;
-    if (how >= UCCH_DIED || __atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
+    if (how >= UCCH_DIED || UCCH_LOAD(&s->last) < seq) return 1;
     return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
 }
 
@@ -118,12 +118,12 @@ uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
 /* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */
 int ucch_far_fate(const ucch_far *far, int rank) {
     if (rank < 0 || rank >= far->size) return UCCH_THERE;
-    return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
+    return UCCH_LOAD(&far->ranks[rank].how);
 }
 
 /* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
-    uint64_t first = far ? __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE) : 0;
+    uint64_t first = far ? UCCH_LOAD(&far->differs) : 0;
     *rank = first ? far->by : -1;
     if (first) memcpy(label, far->label, UCCH_LABEL_BYTES);
     return first;
@@ -142,12 +142,12 @@ int ucch_far_is_asked(const ucch_far *far) {
 
 void ucch_far_note_cut(ucch_far *far, int rank, const char *link) {
     if (!far->link[0]) memcpy(far->link, link, UCCH_PATH_BYTES);
-    __atomic_store_n(&far->ranks[rank].cut, 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&far->ranks[rank].cut, 1);
 }
 
 /* The link to a rank's host that is cut; empty without one. */
 const char *ucch_far_link(const ucch_far *far, int rank) {
-    int known = rank >= 0 && rank < far->size && __atomic_load_n(&far->ranks[rank].cut, __ATOMIC_ACQUIRE);
+    int known = rank >= 0 && rank < far->size && UCCH_LOAD(&far->ranks[rank].cut);
     return known ? far->link : "";
 }
 

@@ -75,13 +75,13 @@ int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank
     stack_file = stack;
     mask = capacity - 1;
     ring = (ucch_record *)(made + 1);
-    __atomic_store_n(&head, made, __ATOMIC_RELEASE);
+    UCCH_STORE(&head, made);
     return 0;
 }
 
 /* Record nothing from now on, as in a child of the process: the memory is its parent's. */
 void ucch_flight_stop(void) {
-    __atomic_store_n(&head, NULL, __ATOMIC_RELEASE);
+    UCCH_STORE(&head, NULL);
     handling = 0; /* the thread that was about it is the parent's, too */
 }
 
@@ -98,7 +98,7 @@ uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, i
     r->called = (uint64_t)(1e9 * now);
     r->started = has_started ? r->called : 0;
     r->seq = seq;
-    __atomic_store_n(&head->written, number + 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&head->written, number + 1);
     return number + 1;
 }
 
@@ -174,7 +174,7 @@ static int has_folder(void) {
  * cannot be written, or are just being written. */
 int ucch_flight_dump(int cause, const char *path) {
     static _Atomic int busy;
-    header *h = __atomic_load_n(&head, __ATOMIC_ACQUIRE);
+    header *h = UCCH_LOAD(&head);
     if (!h || atomic_exchange(&busy, 1)) return -1;
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);

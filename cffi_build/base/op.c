@@ -70,7 +70,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     op->event = 0;
     int has_listener = op->has_listener;
     /* Last: a thread that polls the state without the lock may reuse the operation from here on. */
-    __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
+    UCCH_STORE(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE);
     if (has_listener) ucch_doorbell_ring();
 }
 
@@ -81,7 +81,7 @@ void ucch_op_deadline(ucch_op *op, double timeout) {
 }
 
 /* How many operations have failed so far: whether there is any use in asking them all. */
-uint64_t ucch_failures(void) { return __atomic_load_n(&failures, __ATOMIC_ACQUIRE); }
+uint64_t ucch_failures(void) { return UCCH_LOAD(&failures); }
 
 void ucch_op_error(ucch_op *op, ucch_error *error) { *error = op->error; }
 

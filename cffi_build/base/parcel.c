@@ -19,7 +19,7 @@ static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x)
 
 /* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
 static void say_read(const ucch_parcel_table *post, uint64_t place, uint64_t call) {
-    __atomic_store_n(&post->each[post->mine].read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
+    UCCH_STORE(&post->each[post->mine].read[place % UCCH_PARCELS], call);
 }
 
 /* The part in call `call` begins; nothing is done yet. */
@@ -35,8 +35,7 @@ void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t cal
 static int may_write(const ucch_parcel_table *post, uint64_t call) {
     uint64_t before = parcel_at(post, post->mine, call)->call;
     for (int i = 0; i < post->n; i++)
-        if (i != post->mine && __atomic_load_n(&post->each[i].read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
-            return 0;
+        if (i != post->mine && UCCH_LOAD(&post->each[i].read[call % UCCH_PARCELS]) < before) return 0;
     return 1;
 }
 
@@ -44,7 +43,7 @@ static void write_parcel(const ucch_parcel_table *post, const ucch_exchange *x, 
     ucch_parcel *p = parcel_at(post, post->mine, x->call);
     p->signature = x->signature;
     if (bytes) memcpy(p->data, src, bytes);
-    __atomic_store_n(&p->call, x->call, __ATOMIC_RELEASE);
+    UCCH_STORE(&p->call, x->call);
 }
 
 /* True if all parcels that are to be read have come; UCCH_FAIL_MISMATCH if one belongs to another call than ours. */
@@ -53,7 +52,7 @@ static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
     int last = from >= 0 ? from + 1 : from == UCCH_NOBODY ? 0 : post->n;
     for (int i = first + x->came; i < last; i++, x->came++) {
         const ucch_parcel *p = parcel_at(post, i, x->call);
-        if (__atomic_load_n(&p->call, __ATOMIC_ACQUIRE) != x->call) return 0;
+        if (UCCH_LOAD(&p->call) != x->call) return 0;
         if (p->signature != x->signature) return UCCH_FAIL_MISMATCH;
     }
     return 1;

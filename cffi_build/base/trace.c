@@ -52,7 +52,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     memcpy(head->magic, MAGIC, sizeof(head->magic));
     head->capacity = rounded;
     head->written = 0;
-    __atomic_store_n(&ucch_trace_on, 1, __ATOMIC_RELEASE); /* network threads have no lock */
+    UCCH_STORE(&ucch_trace_on, 1); /* network threads have no lock */
     return 0;
 }
 

@@ -31,14 +31,14 @@ double ucch_rest(double now, double quiet) {
 
 /* 0 while it is under way, 1: it has ended well, 2: it has failed. */
 static int outcome(ucch_op *op) {
-    int state = __atomic_load_n(&op->state, __ATOMIC_ACQUIRE);
+    int state = UCCH_LOAD(&op->state);
     return state == UCCH_ACTIVE ? 0 : state == UCCH_FAILED ? 2 : 1;
 }
 
 static int finished(ucch_op *op) { return outcome(op) != 0; }
 
 /* Or the rest is the caller's. */
-static int matched(ucch_op *op) { return __atomic_load_n(&op->matched, __ATOMIC_ACQUIRE) || finished(op); }
+static int matched(ucch_op *op) { return UCCH_LOAD(&op->matched) || finished(op); }
 
 /* Conditions to wait for: one that has finished, all of them, or all that have at least been matched. */
 enum { ANY, ALL, MATCHED };

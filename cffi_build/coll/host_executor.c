@@ -110,11 +110,8 @@ static int has_lost_message(const ucch_program *p) {
 static int check_locked(ucch_op *op, double now) {
     ucch_program *p = (ucch_program *)op;
     int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
-    if (bad) return bad;
-    op->error.peer = ucch_board_gone(p->board, op->error.seq);
-    if (op->error.peer != -1) return UCCH_FAIL_PEER;
-    if (ucch_board_cut(p->board, now - op->started, &op->error.peer)) return UCCH_FAIL_CONNECTION;
-    if (has_lost_message(p)) return UCCH_FAIL_LOST;
+    if (!bad) bad = ucch_board_stuck(p->board, op->error.seq, now - op->started, &op->error.peer);
+    if (bad || has_lost_message(p)) return bad ? bad : UCCH_FAIL_LOST;
     return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
 }
 

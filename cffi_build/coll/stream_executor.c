@@ -110,10 +110,7 @@ static int check_locked(ucch_op *op, double now) {
     int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
     if (early && !ucch_channels_first(l->channels, l->call)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
-    if (!bad && needs_others) {
-        op->error.peer = ucch_board_gone(l->board, op->error.seq);
-        bad = op->error.peer == -1 ? ucch_board_cut(l->board, now - op->started, &op->error.peer) : UCCH_FAIL_PEER;
-    }
+    if (!bad && needs_others) bad = ucch_board_stuck(l->board, op->error.seq, now - op->started, &op->error.peer);
     if (!bad && needs_others) bad = lost(l, &op->error.peer);
     return bad ? bad : tainted(l, &op->error.peer);
 }
@@ -270,7 +267,7 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
  * No host takes part when they are replayed: their kernels count in pinned memory how many have begun and ended, and
  * say what they found wrong, and the progress thread looks at that. */
 
-static uint32_t word_of(const ucch_line *line) { return __atomic_load_n(&line->word, __ATOMIC_ACQUIRE); }
+static uint32_t word_of(const ucch_line *line) { return UCCH_LOAD(&line->word); }
 
 /* True if a kernel has been under way for too long. */
 static int is_late(ucch_graphs *g, double now) {
@@ -296,8 +293,7 @@ static int check_graphs_locked(ucch_op *op, double now) {
         op->error.peer = other;
         return UCCH_FAIL_MISMATCH;
     }
-    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) != -1) status = UCCH_FAIL_PEER;
-    if (!status && under_way) status = ucch_board_cut(g->board, now - g->since, &op->error.peer);
+    if (!status && under_way) status = ucch_board_stuck(g->board, 0, now - g->since, &op->error.peer);
     return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
 }
 

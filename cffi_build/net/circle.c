@@ -55,6 +55,10 @@ typedef struct waits {
     char label[UCCH_LABEL_BYTES];
 } waits;
 
+/* Of kinds that have one length. */
+static const size_t bytes_of[] = {
+    [REPORT] = sizeof(report), [GONE] = sizeof(gone), [WAITS] = sizeof(waits), [CUT] = sizeof(cut)};
+
 /* News, in the order in which they came. */
 typedef struct news {
     int kind;
@@ -116,8 +120,7 @@ static void forward_news(ucch_circle *c) {
         contact *s = &c->contacts[i];
         for (int said = 0; s->told < c->nnews && !said; s->told += !said) {
             const news *n = &c->news[s->told];
-            size_t bytes = n->kind == REPORT ? sizeof(n->report) : n->kind == CUT ? sizeof(n->cut) : sizeof(n->gone);
-            said = ucch_link_send(s->link, (uint32_t)n->kind, c->key, &n->report, bytes);
+            said = ucch_link_send(s->link, (uint32_t)n->kind, c->key, &n->report, bytes_of[n->kind]);
         }
     }
 }
@@ -296,10 +299,7 @@ static void on_waits(contact *s, const waits *word) {
 
 static int fits(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
-    if (kind == REPORT) return bytes == sizeof(report);
-    if (kind == GONE) return bytes == sizeof(gone);
-    if (kind == WAITS) return bytes == sizeof(waits);
-    if (kind == CUT) return bytes == sizeof(cut);
+    if (kind > CALLS && kind <= CUT) return bytes == bytes_of[kind];
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
     memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
     return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);

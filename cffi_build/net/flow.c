@@ -113,7 +113,7 @@ static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
 }
 
 /* The first call, plus one, whose data here is undefined; 0 while there is none. */
-static uint64_t tainted_from(const ucch_flow *f) { return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE); }
+static uint64_t tainted_from(const ucch_flow *f) { return UCCH_LOAD(f->ring.tainted_here); }
 
 /* Number of the wire: each one that sends is followed by one that receives. */
 static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends; }
@@ -146,7 +146,7 @@ static size_t length_of(const ucch_flow *f, size_t bytes, int range) {
     return (range ? 0 : UCCH_FLOW_HEADER) + (left < f->range ? left : f->range);
 }
 
-static int failed(const ucch_flow *f) { return __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE); }
+static int failed(const ucch_flow *f) { return UCCH_LOAD(&f->failed); }
 
 static void fail(ucch_flow *f, int status) {
     int none = 0;
@@ -156,11 +156,11 @@ static void fail(ucch_flow *f, int status) {
 /* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
 int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
     int status = failed(f);
-    return status == UCCH_FAIL_MISMATCH && number < __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE) ? 0 : status;
+    return status == UCCH_FAIL_MISMATCH && number < UCCH_LOAD(&f->differs) ? 0 : status;
 }
 
 static void differ(ucch_flow *f, uint64_t call) {
-    __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE);
+    UCCH_STORE(&f->differs, call);
     fail(f, UCCH_FAIL_MISMATCH);
 }
 
@@ -205,7 +205,7 @@ static void tell(share *s, envelope note) {
 
 static void range_ended(sending *r, int status) {
     ucch_trace_end(r->event, status);
-    __atomic_store_n(&r->by, NULL, __ATOMIC_RELEASE);
+    UCCH_STORE(&r->by, NULL);
 }
 
 static void range_sent(void *request, ucs_status_t status, void *data) {
@@ -253,20 +253,20 @@ static void wake_for(const ucch_flow *f, size_t bytes) {
 static void begin_piece(ucch_flow *f) {
     ucch_slot_header *s = slot_of(f, f->next);
     const due *d = &f->dues[f->next % f->room];
-    f->next_bytes = f->ring.by_device ? __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE) : d->bytes;
+    f->next_bytes = f->ring.by_device ? UCCH_LOAD(&s->bytes) : d->bytes;
     /* The rest is there already where a kernel has written it, and others read it. */
     if (!f->ring.by_device) *s = (ucch_slot_header){d->call, d->hash, d->bytes, 0, 0, 0, {0}};
     s->number = f->next;
     s->tainted = tainted_from(f);
-    s->differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
+    s->differs = UCCH_LOAD(&f->differs); /* written before */
     f->is_begun = 1;
     if (f->ring.by_device) wake_for(f, f->next_bytes);
 }
 
 /* True if there is a piece to send, of which the receiver has taken out the one before it in its slot. */
 static int has_piece(const ucch_flow *f) {
-    uint64_t next = __atomic_load_n(&f->next, __ATOMIC_ACQUIRE);
-    return next < __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) + (uint64_t)f->ring.depth &&
+    uint64_t next = UCCH_LOAD(&f->next);
+    return next < UCCH_LOAD(&f->settled) + (uint64_t)f->ring.depth &&
            ucch_reached(f->ring.published, (uint32_t)next + 1);
 }
 
@@ -276,7 +276,7 @@ static int take_next(share *s, piece_range *taken) {
     ucch_flow *f = s->flow;
     if (!has_piece(f)) return 0;
     sending *r = sending_of(f, f->next, f->next_range);
-    if (f->on_way >= f->most || __atomic_load_n(&r->by, __ATOMIC_ACQUIRE)) return 0;
+    if (f->on_way >= f->most || UCCH_LOAD(&r->by)) return 0;
     if (!f->is_begun) begin_piece(f);
     int ranges = ranges_of(f, f->next_bytes);
     if (!may_carry(f, s->which, ranges)) return 0;
@@ -285,7 +285,7 @@ static int take_next(share *s, piece_range *taken) {
     f->on_way++;
     f->next_range = (taken->range + 1) % ranges;
     f->is_begun = f->next_range != 0;
-    if (!f->is_begun) __atomic_store_n(&f->next, taken->piece + 1, __ATOMIC_RELEASE);
+    if (!f->is_begun) UCCH_STORE(&f->next, taken->piece + 1);
     return 1;
 }
 
@@ -308,10 +308,10 @@ static void on_taken(share *s, const envelope *e) {
     f->on_way -= e->n - s->confirmed;
     s->confirmed = e->n;
     if (e->number > f->told) {
-        __atomic_store_n(&f->settled, e->number, __ATOMIC_RELEASE);
-        __atomic_store_n(&f->told, e->number, __ATOMIC_RELEASE);
-        if (f->ring.by_device) __atomic_store_n(f->ring.consumed + 1, (uint32_t)e->more, __ATOMIC_RELEASE);
-        __atomic_store_n(f->ring.consumed, (uint32_t)e->number, __ATOMIC_RELEASE);
+        UCCH_STORE(&f->settled, e->number);
+        UCCH_STORE(&f->told, e->number);
+        if (f->ring.by_device) UCCH_STORE(f->ring.consumed + 1, (uint32_t)e->more);
+        UCCH_STORE(f->ring.consumed, (uint32_t)e->number);
     }
     ucch_give(&f->lock, UCCH_AT_FLOW);
 }
@@ -321,7 +321,7 @@ static int send_abort(share *s) {
     uint64_t first = tainted_from(f);
     if (!first || !f->ring.tells || f->aborted || s->telling) return 0;
     f->aborted = 1;
-    tell(s, (envelope){.kind = ABORT, .number = first, .more = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE)});
+    tell(s, (envelope){.kind = ABORT, .number = first, .more = UCCH_LOAD(&f->differs)});
     return UCCH_MOVED;
 }
 
@@ -330,13 +330,13 @@ static int turn_of_sender(share *s) {
     int found = 0, is_first = s->which == f->first;
     for (int i = 0; i < AT_ONCE && send_next(s); i++)
         found = UCCH_MOVED;
-    uint64_t next = __atomic_load_n(&f->next, __ATOMIC_ACQUIRE);
+    uint64_t next = UCCH_LOAD(&f->next);
     if (f->ring.by_device) {
-        if (is_first) __atomic_store_n(&f->expected, next, __ATOMIC_RELEASE);
+        if (is_first) UCCH_STORE(&f->expected, next);
         found |= is_first ? UCCH_WATCHED : UCCH_RUNG_LATE;
     }
-    uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
-    int waits = is_first ? __atomic_load_n(&f->told, __ATOMIC_ACQUIRE) < expected : s->under_way || next < expected;
+    uint64_t expected = UCCH_LOAD(&f->expected);
+    int waits = is_first ? UCCH_LOAD(&f->told) < expected : s->under_way || next < expected;
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
@@ -345,7 +345,7 @@ static int turn_of_sender(share *s) {
 /* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
 static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted && differs) differ(f, differs);
-    if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
+    if (tainted) UCCH_STORE(f->ring.tainted_there, tainted);
 }
 
 /* True if a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
@@ -362,7 +362,7 @@ static filling *filling_of(const ucch_flow *f, uint64_t piece) { return &f->fill
 
 /* Looks at `came` first: until the first range has come, `ranges` is that of the piece before in the same slot. */
 static int is_complete(const filling *l) {
-    uint32_t came = __atomic_load_n(&l->came, __ATOMIC_ACQUIRE);
+    uint32_t came = UCCH_LOAD(&l->came);
     return came && came == __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
 }
 
@@ -375,17 +375,17 @@ static void settle_arrivals(ucch_flow *f) {
         note_tainted(f, s->tainted, s->differs);
         if (!fits(f, s)) break;
         __atomic_store_n(&l->came, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
+        UCCH_STORE(&f->settled, f->settled + 1);
     }
-    if (f->settled != before) __atomic_store_n(f->ring.published, (uint32_t)f->settled, __ATOMIC_RELEASE);
-    if (f->ring.by_device) __atomic_store_n(&f->expected, f->settled, __ATOMIC_RELEASE);
+    if (f->settled != before) UCCH_STORE(f->ring.published, (uint32_t)f->settled);
+    if (f->ring.by_device) UCCH_STORE(&f->expected, f->settled);
 }
 
 /* Note a range in the timeline: under way, as far as one can tell, since the flow has had something to await. */
 static void note_arrival(const share *s, size_t bytes) {
     const ucch_flow *f = s->flow;
     if (!UCCH_TRACING) return;
-    int awaited = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    int awaited = UCCH_LOAD(&f->settled) < UCCH_LOAD(&f->expected);
     uint64_t now = ucch_now_ns(), since = awaited ? __atomic_load_n(&f->since, __ATOMIC_RELAXED) : now;
     ucch_trace_end(ucch_trace_begin_wire(wire_of(f, s->which), f->key, bytes, since ? since : now), 0);
 }
@@ -432,7 +432,7 @@ static ucs_status_t fetch_range(share *s, filling *l, char *into, const ucch_pac
 
 static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet *m) {
     ucch_flow *f = s->flow;
-    uint64_t ahead = e->number - __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE);
+    uint64_t ahead = e->number - UCCH_LOAD(&f->settled);
     if (ahead >= (uint64_t)f->ring.depth || e->range >= e->n || e->n > (uint32_t)f->ranges ||
         m->bytes > length_of(f, f->ring.stride - UCCH_FLOW_HEADER, (int)e->range)) {
         fail(f, UCCH_FAIL_MISMATCH); /* of any call */
@@ -452,11 +452,11 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
 static int tell_taken(share *s) {
     ucch_flow *f = s->flow;
     int is_first = s->which == f->first;
-    uint32_t more = is_first ? __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told : 0;
+    uint32_t more = is_first ? UCCH_LOAD(f->ring.consumed) - (uint32_t)f->told : 0;
     if (s->telling || (!more && s->got - s->reported < f->window / 4)) return 0;
     uint64_t taken = is_first ? f->told + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
     s->reported = s->got;
-    if (more) __atomic_store_n(&f->told, taken, __ATOMIC_RELEASE);
+    if (more) UCCH_STORE(&f->told, taken);
     tell(s, (envelope){.kind = TAKEN, .number = taken, .more = refused, .n = s->got});
     return UCCH_MOVED;
 }
@@ -464,10 +464,9 @@ static int tell_taken(share *s) {
 static int turn_of_receiver(share *s) {
     ucch_flow *f = s->flow;
     int found = (s->news ? UCCH_MOVED : 0) | (f->ring.by_device ? UCCH_WATCHED : 0) | tell_taken(s);
-    uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    uint64_t expected = UCCH_LOAD(&f->expected);
     s->news = 0;
-    int waits = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < expected || s->telling ||
-                (s->which == f->first && f->told < expected);
+    int waits = UCCH_LOAD(&f->settled) < expected || s->telling || (s->which == f->first && f->told < expected);
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
@@ -489,7 +488,7 @@ static int turn(ucch_poller *poller) {
     share *s = (share *)poller;
     ucch_flow *f = s->flow;
     int found = 0;
-    if (__atomic_load_n(&s->with->failed, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_CONNECTION);
+    if (UCCH_LOAD(&s->with->failed)) fail(f, UCCH_FAIL_CONNECTION);
     if (!failed(f)) found = f->sends ? turn_of_sender(s) : turn_of_receiver(s);
     if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_CONNECTION) found |= send_abort(s);
     /* Once a call has failed here, no thread waits for the rest. */
@@ -516,7 +515,7 @@ static int note_due(ucch_flow *f, due d) {
     int status = piece - f->settled == f->room ? make_room(f) : 0;
     if (status) return status;
     f->dues[piece % f->room] = d;
-    __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&f->expected, piece + 1);
     return 0;
 }
 
@@ -538,7 +537,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
 
 /* A call is about to fail here, and data to be garbage (`tainted_here`): note from which call on the ranks differ, if
  * that is why, as a sender's peer is to know. */
-void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE); }
+void ucch_flow_differs(ucch_flow *f, uint64_t call) { UCCH_STORE(&f->differs, call); }
 
 /* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
  * thread. */
@@ -596,11 +595,10 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
 
 /* True if all pieces that were called for have been consumed, and their sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
-    uint32_t consumed = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE);
-    uint64_t told = __atomic_load_n(&f->told, __ATOMIC_ACQUIRE);
-    if (f->ring.by_device)
-        return consumed == __atomic_load_n(f->ring.published, __ATOMIC_ACQUIRE) && (uint32_t)told == consumed;
-    return told == __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
+    uint32_t consumed = UCCH_LOAD(f->ring.consumed);
+    uint64_t told = UCCH_LOAD(&f->told);
+    if (f->ring.by_device) return consumed == UCCH_LOAD(f->ring.published) && (uint32_t)told == consumed;
+    return told == UCCH_LOAD(&f->expected);
 }
 
 /* Nothing is under way any more, here and there: give everything back. Not 0: libucp still has something of it, and it

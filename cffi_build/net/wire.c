@@ -107,7 +107,7 @@ static int wake(ucch_wire *w) {
 /* Wake up to `most` of the threads that sleep and have work, from that of a wire on. Each of them wakes two more: a
  * caller would take some microseconds for each, and long calls have up to 24. */
 void ucch_wires_wake(int wire, int most) {
-    int n = __atomic_load_n(&nwires, __ATOMIC_ACQUIRE);
+    int n = UCCH_LOAD(&nwires);
     for (int i = 0; i < n && most; i++) {
         ucch_wire *w = &wires[(wire + i) % n];
         if (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST)) most -= wake(w);
@@ -305,14 +305,12 @@ void ucch_wire_stop(int wire) {
 
 /* ---- peers ---- */
 
-static void lost(void *arg, ucp_ep_h ep, ucs_status_t status) {
-    __atomic_store_n(&((ucch_connection *)arg)->failed, 1, __ATOMIC_RELEASE);
-}
+static void lost(void *arg, ucp_ep_h ep, ucs_status_t status) { UCCH_STORE(&((ucch_connection *)arg)->failed, 1); }
 
 /* The connection with a process that has not broken; NULL without one. */
 ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
     ucch_connection *c = wires[wire].connections;
-    while (c && (c->key != key || __atomic_load_n(&c->failed, __ATOMIC_ACQUIRE)))
+    while (c && (c->key != key || UCCH_LOAD(&c->failed)))
         c = c->next;
     return c;
 }

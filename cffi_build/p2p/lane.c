@@ -45,8 +45,6 @@
 #define LONG ((uint64_t)4 << 20)
 /* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
 #define MOST (UCCH_RING_SLOTS / 4)
-/* Seconds for which a receive waits on after its sender has ended well. */
-#define LEFT_GRACE_S 5
 
 /* A message, for use once. */
 struct ucch_lane_message {
@@ -136,7 +134,7 @@ static int queue_all(ucch_lane *l, ucch_lane_message *m) {
     int status = enter(l, m);
     if (!status) status = launch(l, m, 1, 0, UINT32_MAX, 1);
     if (!status) status = mark(l, m);
-    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&m->queued, 1);
     return status;
 }
 
@@ -157,9 +155,9 @@ static void read_header(const ucch_lane *l, ucch_lane_message *m) {
 static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
     if (l->comes)
-        there = __atomic_load_n(l->longs->published.at, __ATOMIC_ACQUIRE) - next;
+        there = UCCH_LOAD(l->longs->published.at) - next;
     else
-        there = __atomic_load_n(l->longs->consumed.at, __ATOMIC_ACQUIRE) + UCCH_RING_SLOTS - next;
+        there = UCCH_LOAD(l->longs->consumed.at) + UCCH_RING_SLOTS - next;
     return (int32_t)there < 0 ? 0 : there < left ? there : left;
 }
 
@@ -178,7 +176,7 @@ static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t 
         ucch_slot_header *h = (ucch_slot_header *)slot - 1;
         h->call = k;
         h->hash = m->found_tag;
-        __atomic_store_n(&h->bytes, bytes, __ATOMIC_RELEASE);
+        UCCH_STORE(&h->bytes, bytes);
     }
 }
 
@@ -214,7 +212,7 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
         status = launch(l, m, 0, from, m->done = to, to == m->pieces);
     if (m->done > from && !status) status = mark(l, m);
     if (status || m->done < m->pieces) return status;
-    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&m->queued, 1);
     return 1;
 }
 
@@ -247,19 +245,19 @@ static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
         uint32_t k = m->base + m->done;
         const char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
         if (m->data) memcpy(m->data + at, slot, left < piece ? left : piece);
-        __atomic_store_n(l->longs->consumed.at, k + 1, __ATOMIC_RELEASE);
+        UCCH_STORE(l->longs->consumed.at, k + 1);
     }
     if (m->done < m->pieces) return 0;
     note_end(l, m);
-    __atomic_store_n(&line_of(l, m->number)->done, m->number, __ATOMIC_RELEASE);
-    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&line_of(l, m->number)->done, m->number);
+    UCCH_STORE(&m->queued, 1);
     return 1;
 }
 
 /* As queue_ready, of a message that libucp has matched, from when its turn has come. */
 static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
     if (l->posted != m->number) {
-        if (l->posted + 1 != m->number || __atomic_load_n(&l->taken[m->number % DEPTH], __ATOMIC_ACQUIRE)) return 0;
+        if (l->posted + 1 != m->number || UCCH_LOAD(&l->taken[m->number % DEPTH])) return 0;
         l->posted = m->number;
         l->taken[m->number % DEPTH] = 1;
         m->base = l->pieces;
@@ -294,7 +292,7 @@ static void give_copy(ucch_lane_message *m) {
 static int end_locked(ucch_lane_message *m, int status) {
     if (!status) give_copy(m); /* else a kernel may still read it */
     m->of->users--;
-    __atomic_store_n(&m->of->taken[m->number % DEPTH], 0, __ATOMIC_RELEASE);
+    UCCH_STORE(&m->of->taken[m->number % DEPTH], 0);
     ucch_op_end_locked(&m->op, status, -1, -1);
     return 1;
 }
@@ -310,7 +308,7 @@ static int advance_locked(ucch_op *op) {
         if (m->queued && m->op.has_listener) ucch_doorbell_ring();
     }
     const ucch_lane_line *line = line_of(l, m->number);
-    if (!m->queued || __atomic_load_n(&line->done, __ATOMIC_ACQUIRE) != m->number) return moved;
+    if (!m->queued || UCCH_LOAD(&line->done) != m->number) return moved;
     m->found_bytes = line->bytes;
     m->found_tag = line->tag;
     if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
@@ -325,17 +323,14 @@ static int check_locked(ucch_op *op, double now) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     const ucch_lane *l = m->of;
     if (l->failed) return l->failed;
-    if (ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
+    int bad = ucch_board_forsaken(m->board, m->slot, op->started, now, &m->left);
     const ucch_channel *rings[] = {l->shorts, l->longs};
     for (int i = 0; i < 2; i++)
-        if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_CONNECTION;
-    int fate = ucch_board_fate(m->board, m->slot), peer = m->slot;
-    if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
-    if (ucch_board_cut(m->board, now - op->started, &peer)) return UCCH_FAIL_CONNECTION;
+        if (bad != UCCH_FAIL_REVOKED && rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX))
+            return UCCH_FAIL_CONNECTION;
     int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
-    if (is_there) return 0; /* and is taken in time */
-    if (fate == UCCH_LEFT && m->left == 0) m->left = now;
-    return fate == UCCH_LEFT && now - m->left > LEFT_GRACE_S ? UCCH_FAIL_PEER : 0;
+    if (bad != UCCH_LATER) return bad;
+    return is_there ? 0 : UCCH_FAIL_PEER; /* what is there is taken in time */
 }
 
 /* A message cannot be taken back: those that come behind it would be taken for it. The lane carries nothing any more.
@@ -367,7 +362,7 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     if (m->op.state == UCCH_ACTIVE) return 1;
     if (!l || l->closed || !(m->queued || m->headed)) return 0;
     if (l->is_matched && (m->by_host || !m->done)) return 0;
-    uint32_t done = __atomic_load_n(&line_of(l, m->number)->done, __ATOMIC_ACQUIRE);
+    uint32_t done = UCCH_LOAD(&line_of(l, m->number)->done);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     UCCH_ON_DEVICE;
     int passed = 1; /* given up when only a part of it had been given to the stream */
@@ -392,19 +387,17 @@ static void describe(ucch_lane_message *m, int peer, int comes) {
 /* With the lane's turn: 0, or why the message cannot be taken now. */
 static int admit(ucch_lane *l, ucch_lane_message *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
-    uint32_t refused = l->comes ? 0 : __atomic_load_n(l->shorts->consumed.at + 1, __ATOMIC_ACQUIRE);
+    uint32_t refused = l->comes ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
     if (refused != l->refused) {
         m->number = l->refused = refused;
         return UCCH_FAIL_REFUSED;
     }
-    if (__atomic_load_n(&l->taken[(l->posted + 1) % DEPTH], __ATOMIC_ACQUIRE)) return UCCH_LATER;
+    if (UCCH_LOAD(&l->taken[(l->posted + 1) % DEPTH])) return UCCH_LATER;
     return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
 }
 
 /* True if every message so far has ended. */
-static int is_empty(const ucch_lane *l) {
-    return __atomic_load_n(&line_of(l, l->posted)->done, __ATOMIC_ACQUIRE) == l->posted;
-}
+static int is_empty(const ucch_lane *l) { return UCCH_LOAD(&line_of(l, l->posted)->done) == l->posted; }
 
 /* True if a send ends without its receiver, and without any other stream than its own: the rings have room. */
 static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
@@ -567,9 +560,9 @@ void ucch_lane_message_abandon_locked(ucch_lane_message *m, int status) {
 /* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
  * The message has `timeout` seconds from now, if that is not 0. */
 int ucch_lane_message_follow(ucch_lane_message *m, uintptr_t stream, double timeout) {
-    if (__atomic_load_n(&m->op.state, __ATOMIC_ACQUIRE) == UCCH_DONE) return 1;
+    if (UCCH_LOAD(&m->op.state) == UCCH_DONE) return 1;
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);
-    if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;
+    if (!UCCH_LOAD(&m->queued)) return 0;
     if (m->stream == (void *)stream) return 1;
     UCCH_ON_DEVICE;
     void *done = m->of->done[m->number % DEPTH];

@@ -93,11 +93,11 @@ static ucch_lane **place_of(ucch_lanes *all, int peer, int comes, int is_matched
 /* The lane to or from a rank, made at its first use; NULL and why not. Without the engine's lock: to make one waits for
  * the driver. */
 ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
-    ucch_lane **at = place_of(all, peer, comes, is_matched), *l = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    ucch_lane **at = place_of(all, peer, comes, is_matched), *l = UCCH_LOAD(at);
     if (l) return l;
     pthread_mutex_lock(&all->making);
     l = *at ? *at : make(all, peer, comes, is_matched, status);
-    __atomic_store_n(at, l, __ATOMIC_RELEASE);
+    UCCH_STORE(at, l);
     pthread_mutex_unlock(&all->making);
     return l;
 }
@@ -105,7 +105,7 @@ ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, 
 /* It carries nothing any more. */
 void ucch_lane_fail(ucch_lane *l, int status) {
     if (!l->failed) l->failed = status;
-    __atomic_store_n(&l->lines->done, 1, __ATOMIC_RELEASE);
+    UCCH_STORE(&l->lines->done, 1);
 }
 
 /* ---- lanes of messages that libucp has matched ---- */
@@ -159,7 +159,7 @@ static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
 ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status) {
     *status = UCCH_FAIL_BROKEN;
     if (!all->each || all->is_stopped) return NULL;
-    ucch_lane *l = __atomic_load_n(place_of(all, peer, comes, 1), __ATOMIC_ACQUIRE);
+    ucch_lane *l = UCCH_LOAD(place_of(all, peer, comes, 1));
     if (l && l->failed) return NULL;
     *status = l ? 0 : order_locked(all, &all->peers[peer]);
     return l;
@@ -183,8 +183,8 @@ void ucch_lanes_discard(ucch_lanes *all) {
         int has = i != all->rank && !(l && l->users);
         for (int ring = SHORT_LANE_RING; has && ring <= LONG_LANE_RING; ring++) {
             const ucch_channel *way = ucch_channels_at(all->channels, i, 1, ring);
-            uint32_t there = __atomic_load_n(way->published.at, __ATOMIC_ACQUIRE);
-            __atomic_store_n(way->consumed.at, there, __ATOMIC_RELEASE);
+            uint32_t there = UCCH_LOAD(way->published.at);
+            UCCH_STORE(way->consumed.at, there);
             if (l && ring == SHORT_LANE_RING) l->posted = there;
         }
     }
@@ -202,7 +202,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
 int ucch_lanes_idle(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     UCCH_LOCKED;
-    int quiet = __atomic_load_n(&all->refs, __ATOMIC_ACQUIRE) == 1;
+    int quiet = UCCH_LOAD(&all->refs) == 1;
     for (int i = 0; i < UCCH_LANES * all->size; i++) {
         const ucch_lane *l = all->each[i];
         quiet &= !l || (!l->users && idle(l));

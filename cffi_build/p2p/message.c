@@ -11,9 +11,6 @@
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
-/* Seconds for which a receive waits on after its sender has ended well: the message may still be on its way. */
-#define LEFT_GRACE_S 5
-
 /* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
@@ -233,18 +230,11 @@ static int advance_locked(ucch_op *op) {
  * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
 static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
-    if (m->board && ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
-    if (m->board && m->start.what == START_RECV && ucch_board_lossy(m->board)) return UCCH_FAIL_LOST;
-    int fate = m->board ? ucch_board_fate(m->board, m->peer) : 0, peer = m->peer;
-    if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
-    if (m->board && ucch_board_cut(m->board, now - op->started, &peer)) return UCCH_FAIL_CONNECTION;
-    if (fate == UCCH_LEFT) {
-        if (m->left == 0)
-            m->left = now;
-        else if (now - m->left > LEFT_GRACE_S && m->request)
-            ucp_request_cancel(m->worker, m->request);
-    }
-    return 0;
+    int bad = m->board ? ucch_board_forsaken(m->board, m->peer, op->started, now, &m->left) : 0;
+    int lost = m->board && m->start.what == START_RECV && ucch_board_lossy(m->board);
+    if (lost && bad != UCCH_FAIL_REVOKED) return UCCH_FAIL_LOST;
+    if (bad == UCCH_LATER && m->request) ucp_request_cancel(m->worker, m->request);
+    return bad == UCCH_LATER ? 0 : bad;
 }
 
 /* A receive is taken out of the matching queue, or what comes for it is passed over; a send stays libucp's until its

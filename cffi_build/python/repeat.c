@@ -130,10 +130,8 @@ static int run(ucch_program *p, void *const *addresses, double timeout) {
 
 static PyObject *fall_back(const repeater *r, PyObject *const *args, Py_ssize_t n) {
     PyObject *all = PyTuple_New(n);
-    for (Py_ssize_t i = 0; all && i < n; i++) {
-        Py_INCREF(args[i]);
-        PyTuple_SetItem(all, i, args[i]);
-    }
+    for (Py_ssize_t i = 0; all && i < n; i++)
+        PyTuple_SetItem(all, i, Py_NewRef(args[i]));
     PyObject *result = all ? PyObject_CallObject(r->general, all) : NULL;
     Py_XDECREF(all);
     return result;
@@ -159,21 +157,18 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     void *addresses[SIDES];
     entry *e = look(r, args, n, &of, addresses) ? find(r, &of) : NULL;
     if (!e || e->busy) return fall_back(r, args, n);
-    PyObject *held = e->held; /* another thread may clear the table */
-    Py_INCREF(held);
+    PyObject *held = Py_NewRef(e->held); /* another thread may clear the table */
     e->busy = 1;
     int state = run(e->native, addresses, r->timeout);
     if (e->held == held) {
         e->busy = 0;
         if (!state || state == FAILED) Py_XDECREF(take(e));
     }
-    PyObject *result = Py_None;
+    PyObject *result;
     if (state < 0) /* it was not started: the general way does it, or says why not */
         result = fall_back(r, args, n);
-    else if (state != DONE)
-        result = go_on(r, held, args[SEND], args[RECV]);
     else
-        Py_INCREF(result);
+        result = state == DONE ? Py_NewRef(Py_None) : go_on(r, held, args[SEND], args[RECV]);
     Py_DECREF(held);
     return result;
 }
@@ -185,21 +180,16 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     signature of;
     void *addresses[SIDES], *native = n == 2 + ROOT + 1 ? PyLong_AsVoidPtr(args[1]) : NULL;
     if (PyErr_Occurred()) return NULL;
-    if (!native || !look(r, args + 2, n - 2, &of, addresses) || find(r, &of)) {
-        Py_INCREF(args[0]);
-        return args[0];
-    }
+    if (!native || !look(r, args + 2, n - 2, &of, addresses) || find(r, &of)) return Py_NewRef(args[0]);
     entry *at = places(r, &of), *e = NULL;
     for (int i = 0; i < PLACES && (!e || e->held); i++)
         if (!at[i].busy) e = &at[i];
     if (!e) Py_RETURN_NONE; /* all are under way: this program is not kept */
     PyObject *out = take(e);
-    Py_INCREF(args[0]);
     for (int i = 0; i < OBJECTS; i++)
         Py_XINCREF(of.objects[i]);
-    *e = (entry){.of = of, .held = args[0], .native = native};
-    if (!out) Py_RETURN_NONE;
-    return out;
+    *e = (entry){.of = of, .held = Py_NewRef(args[0]), .native = native};
+    return out ? out : Py_NewRef(Py_None);
 }
 
 /* clear(): know nothing any more. */
@@ -279,8 +269,7 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (a->data != PyLong_AsVoidPtr(args[2]) || a->dtype != args[3] || a->nd != 1 || a->dimensions[0] != size ||
         (a->flags & (CONTIGUOUS | WRITEABLE)) != CONTIGUOUS || PyErr_Occurred())
         Py_RETURN_FALSE;
-    Py_INCREF(args[0]);
-    ndarray = (PyTypeObject *)args[0];
+    ndarray = (PyTypeObject *)Py_NewRef(args[0]);
     Py_RETURN_TRUE;
 }
 
