@@ -20,7 +20,7 @@
 
 struct ucch_board {
     ucch_board *next; /* of this process's */
-    slot *slots;
+    slot *slots, *me; /* ours is one of them */
     int n, mine;
     uint64_t use; /* which one of the page this communicator is, from 1 on; they grow */
     uint64_t seq; /* the last call */
@@ -32,8 +32,8 @@ struct ucch_board {
     int losses; /* of messages in this process, before it was made */
     _Atomic int launches;
     _Atomic int broken;               /* a call failed: the communicator starts no more */
-    _Atomic int revoked;              /* as this rank has heard: all that is under way ends, on all ranks */
     _Atomic(ucch_op *) first_failure; /* that call, where no thread waits for it */
+    slot own;                         /* where no other rank sees it */
     int ranks[];                      /* by slot */
 };
 
@@ -55,7 +55,7 @@ static ucch_board *boards; /* under the lock */
  * collective it was is not known: all ranks of this host are to know before they can have received anything. */
 static void mark_doubtful_locked(void) {
     for (ucch_board *b = boards; b; b = b->next) {
-        if (!b->n || !b->slots[b->mine].open) continue;
+        if (!b->me->open) continue;
         uint64_t *doubtful = &b->slots[0].doubtful, known = __atomic_load_n(doubtful, __ATOMIC_RELAXED);
         while (known < b->seq &&
                !__atomic_compare_exchange_n(doubtful, &known, b->seq, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
@@ -64,26 +64,25 @@ static void mark_doubtful_locked(void) {
 }
 
 /* True if what call `seq` has received may be what another rank of this host had not received itself. */
-int ucch_board_doubtful(const ucch_board *b, uint64_t seq) { return b->n && UCCH_LOAD(&b->slots[0].doubtful) >= seq; }
+int ucch_board_doubtful(const ucch_board *b, uint64_t seq) { return UCCH_LOAD(&b->slots[0].doubtful) >= seq; }
 
-/* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
+/* memory == NULL: a board of this rank alone, as no other shares the host's memory. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
     ucch_board *b = calloc(1, sizeof(*b) + (size_t)nslots * sizeof(int));
     if (!b) return NULL;
-    b->slots = memory;
-    b->n = memory ? nslots : 0;
+    b->slots = memory ? memory : &b->own;
+    b->n = nslots;
     b->mine = mine;
+    b->me = &b->slots[mine];
     b->use = use;
     b->losses = ucch_losses();
     if (has_parcels(b->n))
         b->post = (ucch_parcel_table){.each = (ucch_parcels *)(b->slots + b->n), .n = b->n, .mine = mine};
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
-    if (b->n) {
-        b->slots[mine].pid = getpid();
-        int file;
-        b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
-        b->slots[mine].file = file;
-    }
+    b->me->pid = getpid();
+    int file;
+    b->me->signal = (uint64_t)ucch_flight_signal(&file);
+    b->me->file = file;
     UCCH_LOCKED;
     b->next = boards;
     boards = b;
@@ -134,9 +133,8 @@ int ucch_board_given_back(const ucch_board *b, int i) {
 
 /* All ranks have given back the page, which is to be another communicator's: no call of this rank's stays on it. */
 void ucch_board_clear(ucch_board *b) {
-    slot *s = &b->slots[b->mine];
-    memset(s, 0, offsetof(slot, given_back));
-    memset(&s->refused, 0, sizeof(*s) - offsetof(slot, refused));
+    memset(b->me, 0, offsetof(slot, given_back));
+    memset(&b->me->refused, 0, sizeof(slot) - offsetof(slot, refused));
     if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
 }
 
@@ -217,12 +215,11 @@ static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
 /* A rank has refused a call that another one makes: that ends the communicator, from this call on, on all ranks of this
  * host. Of several such calls the first one counts. */
 void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
-    if (!b->n) return;
     uint64_t *ending = &b->slots[0].ending;
     ucch_refusal made = refusal_by(call, rank, text);
     pthread_mutex_lock(&end_lock);
     uint64_t known = UCCH_LOAD(ending);
-    if (!known || call < known) write_refusal(&b->slots[b->mine].end, &made);
+    if (!known || call < known) write_refusal(&b->me->end, &made);
     while ((!known || call < known) &&
            !__atomic_compare_exchange_n(ending, &known, call, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
         ;
@@ -258,7 +255,7 @@ uint64_t ucch_board_signature(const char *label) {
 }
 
 static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
-    arrival *a = &b->slots[b->mine].ring[seq % RING];
+    arrival *a = &b->me->ring[seq % RING];
     if (a->signature == UCCH_REFUSED_CALL && a->seq) let_go(b, a->seq);
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
@@ -271,16 +268,15 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
 
 uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
     uint64_t seq = ++b->seq;
-    if (!b->n) return seq;
     write_arrival(b, seq, signature, label);
-    UCCH_STORE(&b->slots[b->mine].seq, seq);
+    UCCH_STORE(&b->me->seq, seq);
     return seq;
 }
 
 /* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
  * Returns the number it will have. */
 uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
-    if (b->n) write_arrival(b, b->seq + 1, signature, label);
+    write_arrival(b, b->seq + 1, signature, label);
     return b->seq + 1;
 }
 
@@ -299,20 +295,17 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     uint64_t seq = ++b->seq;
     ucch_refusal mine = refusal_by(seq, b->ranks[b->mine], text);
     ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
-    if (b->n) {
-        slot *s = &b->slots[b->mine];
-        write_refusal(&s->refused, &mine);
-        write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
-        UCCH_STORE(&s->seq, seq);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
-        for (int i = 0; i < b->n; i++)
-            if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
-    }
+    write_refusal(&b->me->refused, &mine);
+    write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
+    UCCH_STORE(&b->me->seq, seq);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
+    for (int i = 0; i < b->n; i++)
+        if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     return seq;
 }
 
 /* The first refused call that has ended the communicator, or 0. */
-static uint64_t ending_of(const ucch_board *b) { return b->n ? UCCH_LOAD(&b->slots[0].ending) : 0; }
+static uint64_t ending_of(const ucch_board *b) { return UCCH_LOAD(&b->slots[0].ending); }
 
 /* What a rank of this host has written of the refusal of a call: 1, or 0 for nothing that is whole. */
 static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
@@ -378,19 +371,14 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
  * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
 void ucch_board_dump_if_idle(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
-    if (number && b->n && !UCCH_LOAD(&b->slots[b->mine].open)) kill(getpid(), number);
+    if (number && !UCCH_LOAD(&b->me->open)) kill(getpid(), number);
 }
 
 /* One more call that is entered (before it is published), or one that has ended. Under the lock. */
-void ucch_board_open(ucch_board *b, int more) {
-    if (b->n) UCCH_STORE(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more);
-}
+void ucch_board_open(ucch_board *b, int more) { UCCH_STORE(&b->me->open, b->me->open + (uint64_t)more); }
 
 /* This rank's last call, while it or one before it has not ended; or 0. */
-uint64_t ucch_board_under_way(const ucch_board *b) {
-    const slot *s = b->n ? &b->slots[b->mine] : NULL;
-    return s && UCCH_LOAD(&s->open) ? call_of(s) : 0;
-}
+uint64_t ucch_board_under_way(const ucch_board *b) { return UCCH_LOAD(&b->me->open) ? call_of(b->me) : 0; }
 
 /* The number of the call to come. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
@@ -402,8 +390,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     int other = b->far ? ucch_far_differs(b->far, seq) : -1;
     if (b->n < 2) return other;
     uint64_t ours, theirs;
-    if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
-        return other; /* we have moved on past the ring ourselves */
+    if (!read_arrival(b->me, seq, &ours, NULL)) return other; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
         if ((read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) ||
             (gives_back(b, i) && call_of(&b->slots[i]) < seq))
@@ -413,9 +400,9 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
 
 /* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
-    if (!b->n || !seq) return;
+    if (!seq) return;
     UCCH_LOCKED;
-    slot *s = &b->slots[b->mine];
+    slot *s = b->me;
     if (!s->failed) __atomic_store_n(&s->since_failed, ucch_now_ns(), __ATOMIC_RELAXED);
     if (!s->failed || seq < s->failed) UCCH_STORE(&s->failed, seq);
 }
@@ -432,7 +419,7 @@ void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t by
 }
 
 /* The first call that has failed on this rank; 0 for none. */
-uint64_t ucch_board_has_failed(const ucch_board *b) { return b->n ? UCCH_LOAD(&b->slots[b->mine].failed) : 0; }
+uint64_t ucch_board_has_failed(const ucch_board *b) { return UCCH_LOAD(&b->me->failed); }
 
 /* True if a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
 static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
@@ -543,13 +530,13 @@ void ucch_board_break(ucch_board *b) { b->broken = 1; }
 void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     uint64_t signature;
     char found[LABEL];
-    if (b->n && read_arrival(&b->slots[b->mine], seq, &signature, found)) memcpy(label, found, LABEL);
+    if (read_arrival(b->me, seq, &signature, found)) memcpy(label, found, LABEL);
     label[LABEL - 1] = 0;
 }
 
 /* The same, or why we have refused it. */
 void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
-    const ucch_refusal *last = &b->slots[b->mine].refused;
+    const ucch_refusal *last = &b->me->refused;
     if (last->call == seq)
         memcpy(text, last->text, UCCH_REFUSAL_BYTES);
     else
@@ -581,27 +568,22 @@ int ucch_board_broken(ucch_board *b) {
 }
 
 /* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */
-void ucch_board_revoke(ucch_board *b) {
-    b->revoked = 1;
-    if (b->n) UCCH_STORE(&b->slots[0].revoked, 1);
-}
+void ucch_board_revoke(ucch_board *b) { UCCH_STORE(&b->slots[0].revoked, 1); }
 
 /* True if libucp has thrown away a message since the communicator was made, which may have been of this one. */
 int ucch_board_lossy(const ucch_board *b) { return b->losses != ucch_losses(); }
 
-int ucch_board_revoked(ucch_board *b) { return b->revoked || (b->n && UCCH_LOAD(&b->slots[0].revoked)); }
+int ucch_board_revoked(ucch_board *b) { return UCCH_LOAD(&b->slots[0].revoked) != 0; }
 
 /* This rank makes no more calls. */
-void ucch_board_leave(ucch_board *b) {
-    if (b->n) UCCH_STORE(&b->slots[b->mine].pid, -(int64_t)b->use);
-}
+void ucch_board_leave(ucch_board *b) { UCCH_STORE(&b->me->pid, -(int64_t)b->use); }
 
-int ucch_board_has_left(const ucch_board *b) { return b->n && UCCH_LOAD(&b->slots[b->mine].pid) < 0; }
+int ucch_board_has_left(const ucch_board *b) { return UCCH_LOAD(&b->me->pid) < 0; }
 
 /* Of the ranks of other hosts that this one hears of, `rank` is the last: it has come to call `reached`. */
 void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
     uint64_t word = reached << 20 | (uint64_t)(rank + 1);
-    if (b->n) UCCH_STORE(&b->slots[b->mine].behind, word);
+    UCCH_STORE(&b->me->behind, word);
 }
 
 /* The rank of another host that the rank of a slot knows not to have come to call `seq`; -1 for none. */
@@ -612,8 +594,7 @@ int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
 
 /* A rank of another host has waited in call `call`, which this rank has not come to, since then; 0: in none. */
 void ucch_board_waited_by(ucch_board *b, int rank, uint64_t call, const char *label, double since) {
-    if (!b->n) return;
-    slot *s = &b->slots[b->mine];
+    slot *s = b->me;
     if (s->waits.call == call && s->waits.rank == rank) return;
     ucch_refusal made = refusal_by(call, rank, label);
     __atomic_store_n(&s->waited_since, (uint64_t)(1e9 * since), __ATOMIC_RELAXED);
@@ -637,7 +618,7 @@ uint64_t ucch_board_waiter(const ucch_board *b, int rank, char *label, double *s
 
 /* The last call was entered at `now`. */
 void ucch_board_began(ucch_board *b, double now) {
-    if (b->n) __atomic_store_n(&b->slots[b->mine].began, (uint64_t)(1e9 * now), __ATOMIC_RELAXED);
+    __atomic_store_n(&b->me->began, (uint64_t)(1e9 * now), __ATOMIC_RELAXED);
 }
 
 /* Seconds since a rank's last call was entered; -1 where that is not known. */

@@ -111,9 +111,8 @@ class Board:
         if self.shared and self._mine:
             take_back()
         far = max(self.hosts) > 0
-        if far and not self.shared:  # what it calls is compared all the same
-            self.ranks, own = [known.rank], ffi.new("char[]", int(lib.ucch_board_bytes(1)))
-            self._page = Page(own, own)
+        if not self.shared:  # what it calls is compared with other hosts all the same
+            self.ranks = [known.rank]
         address = ffi.NULL if self._page is None else self._page.address
         mine = self.ranks.index(known.rank)
         self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks, self._use)
@@ -156,8 +155,6 @@ class Board:
 
     def missing(self, seq: int) -> list[int]:
         """Ranks that are known not to have entered call ``seq``: those of this host, and some of other hosts."""
-        if self._page is None:
-            return []
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
         return sorted({*here, *(int(lib.ucch_board_behind(self.native, i, seq)) for i in slots)} - {-1})
