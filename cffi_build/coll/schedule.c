@@ -168,14 +168,14 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
     int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
-    if (status || alone || !q->fused) return status ? status : direct(q, &t, bounce, stream);
+    if (status || alone || !q->fused) return status ?: direct(q, &t, bounce, stream);
     ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
     if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
     if (overlaps) {
         status = ucch_fused_add(q->fused, (ucch_move){.src = t.src, .dst = bounce, .kind = MOVE_COPY, .n = m.n});
         m.src = bounce;
     }
-    return status ? status : ucch_fused_add(q->fused, m);
+    return status ?: ucch_fused_add(q->fused, m);
 }
 
 /* A collective, by the vendor's library alone. */
@@ -229,7 +229,7 @@ static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, c
                    .slot = comes ? SLOT_SRC : SLOT_DST,
                    .stride = (uint32_t)channel->stride,
                    .tag = (uint32_t)s->is.tag};
-    return status ? status : ucch_fused_add(q->fused, m);
+    return status ?: ucch_fused_add(q->fused, m);
 }
 
 /* Pieces that are moved at a time: from `data` on, `n` of so many bytes each. */
@@ -259,8 +259,7 @@ static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, co
 static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *stream) {
     uint32_t first = ucch_channel_take(to, some->n), end = first + some->n;
     int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, end - UCCH_RING_SLOTS, stream) : 0;
-    if (!status) status = copy_chunk(q, to, first, some, 0, stream);
-    return status ? status : signal_counter(q, to->published, end, stream);
+    return status ?: copy_chunk(q, to, first, some, 0, stream) ?: signal_counter(q, to->published, end, stream);
 }
 
 /* The call of the driver that waits for the next chunk also says that this one has been taken out, unless it is the
@@ -272,7 +271,7 @@ static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int la
                               : wait_counter(q, from->published, end, stream);
     q->owed = (ucch_counter){NULL, NULL};
     if (!status) status = copy_chunk(q, from, first, some, 1, stream);
-    if (status || last || q->alone) return status ? status : signal_counter(q, from->consumed, end, stream);
+    if (status || last || q->alone) return status ?: signal_counter(q, from->consumed, end, stream);
     q->owed = from->consumed;
     q->value = end;
     return 0;

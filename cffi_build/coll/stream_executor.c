@@ -358,8 +358,7 @@ int ucch_program_capture(ucch_program *p, int is_call, uintptr_t send, uintptr_t
     ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
-    int status = begin_capture(p, is_call, timeout);
-    if (!status) status = follow(&p->channels->graphs, (void *)stream);
+    int status = begin_capture(p, is_call, timeout) ?: follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
     if (!status) status = ucch_event_record(&p->channels->graphs.last, (void *)stream);
     ucch_give(&queueing, UCCH_AT_QUEUE);

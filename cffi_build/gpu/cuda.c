@@ -124,7 +124,7 @@ static int op_use(int device) {
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
     /* Retained once and kept: it is the context that all libraries of the process share. */
     int status = primary[device] ? 0 : api.cuDevicePrimaryCtxRetain(&primary[device], device);
-    return status ? status : api.cuCtxSetCurrent(primary[device]);
+    return status ?: api.cuCtxSetCurrent(primary[device]);
 }
 
 static int op_pointer(const void *where, int *kind, int *device) {
@@ -162,7 +162,7 @@ static int op_lend(const void *where, void *name, uint64_t *offset) {
     size_t bytes;
     int status = api.cuMemGetAddressRange(&base, &bytes, where);
     *offset = (uint64_t)((const char *)where - (char *)base);
-    return status ? status : api.cuIpcGetMemHandle(name, base);
+    return status ?: api.cuIpcGetMemHandle(name, base);
 }
 
 static int op_borrow(const void *name, void **where) {
@@ -208,8 +208,7 @@ static int op_target(int device, char *text, int room) {
  * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
 static int op_kernel(const void *image, void **function) {
     void *module = NULL;
-    int status = api.cuModuleLoadData(&module, image);
-    if (!status) status = api.cuModuleGetFunction(function, module, "ucch");
+    int status = api.cuModuleLoadData(&module, image) ?: api.cuModuleGetFunction(function, module, "ucch");
     return status || !api.cuFuncLoad ? status : api.cuFuncLoad(*function);
 }
 

@@ -41,8 +41,7 @@ int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, u
                             : ucch_bound_ops()->stream_turn(stream, told.seen, value, counter.seen, least);
         if (!refused) return 0;
     }
-    int status = ucch_counter_signal(told, value, await, stream);
-    return status ? status : ucch_counter_wait(counter, least, await, stream);
+    return ucch_counter_signal(told, value, await, stream) ?: ucch_counter_wait(counter, least, await, stream);
 }
 
 /* ---- counters of the runtime's own ---- */

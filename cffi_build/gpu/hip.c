@@ -86,8 +86,7 @@ static int op_stream_turn(void *stream, void *told, uint32_t value, void *word, 
 static int start(void) {
     const char *deferred = getenv("HIP_ENABLE_DEFERRED_LOADING");
     eager = deferred && !atoi(deferred);
-    int status = api.hipInit(0);
-    return status ? status : api.hipRuntimeGetVersion(&numeric);
+    return api.hipInit(0) ?: api.hipRuntimeGetVersion(&numeric);
 }
 
 static int op_version(int *version) {
@@ -145,8 +144,7 @@ static int op_target(int device, char *text, int room) {
 static int op_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!api.hipModuleLoadData || !api.hipModuleGetFunction || !api.launch_kernel) return NOT_SUPPORTED;
-    int status = api.hipModuleLoadData(&module, image);
-    return status ? status : api.hipModuleGetFunction(function, module, "ucch");
+    return api.hipModuleLoadData(&module, image) ?: api.hipModuleGetFunction(function, module, "ucch");
 }
 
 static int op_error_name(int code, const char **name) {

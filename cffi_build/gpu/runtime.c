@@ -140,7 +140,7 @@ int ucch_device_pointer(int runtime, uintptr_t address) {
     if (!ready(runtime)) return UCCH_FAIL_DEVICE;
     int status =
         ucch_device_check(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
-    return status ? status : 4 * device + kind;
+    return status ?: 4 * device + kind;
 }
 
 /* ---- the device of this rank ---- */
@@ -202,13 +202,12 @@ int ucch_capture_mode(int mode) {
 int ucch_event_record(void **event, void *stream) {
     const device_ops *ops = ucch_bound_ops();
     int status = *event ? 0 : ucch_device_fail(ops->event_new(event), "event");
-    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+    return status ?: ucch_device_fail(ops->event_record(*event, stream), "record");
 }
 
 /* Let one stream wait for what is in another by now, by way of an event. */
 int ucch_stream_follow(void *event, void *first, void *then) {
-    int status = ucch_event_record(&event, first);
-    return status ? status : ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
+    return ucch_event_record(&event, first) ?: ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
 }
 
 /* Enter this process's device; returns the argument of ucch_device_leave: -2 when nothing was changed. */

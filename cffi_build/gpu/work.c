@@ -134,14 +134,14 @@ static int fetch(ucch_work *w) {
         status = ucch_way_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
     if (!status && (t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE))
         status = ucch_way_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
-    return status ? status : mark(w, UCCH_TO_HOST, COMING);
+    return status ?: mark(w, UCCH_TO_HOST, COMING);
 }
 
 static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
     int status = ucch_task_compute(t, w->one, w->two, w->now);
     if (!status) status = ucch_way_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
-    return status ? status : mark(w, UCCH_TO_DEVICE, GOING);
+    return status ?: mark(w, UCCH_TO_DEVICE, GOING);
 }
 
 static void release_locked(ucch_work *w) {
@@ -175,7 +175,7 @@ int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
     }
     int status = function ? ucch_kernel_run(function, &w->task, streams[UCCH_ACROSS])
                           : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
-    return status ? status : mark(w, UCCH_ACROSS, MOVING);
+    return status ?: mark(w, UCCH_ACROSS, MOVING);
 }
 
 /* 1 when the step has finished, 0 when not yet, negative on failure. */

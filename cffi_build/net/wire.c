@@ -263,7 +263,7 @@ static int start(ucch_wire *w, ucp_context_h context) {
     ucch_cond_init(&w->wake);
     if (!status && !pthread_create(&w->thread, NULL, serve, w)) return 0;
     ucp_worker_destroy(w->worker);
-    return status ? status : UCCH_FAIL_MEMORY;
+    return status ?: UCCH_FAIL_MEMORY;
 }
 
 /* One more wire, in a UCX context and on cores of its own: its number, or a failure. Those of a parent are not a
@@ -280,8 +280,7 @@ int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores
     CPU_ZERO(&wires[nwires].cores);
     for (int i = 0; i < ncores; i++)
         CPU_SET(cores[i], &wires[nwires].cores);
-    int status = start(&wires[nwires], context);
-    return status ? status : __atomic_fetch_add(&nwires, 1, __ATOMIC_RELEASE);
+    return start(&wires[nwires], context) ?: __atomic_fetch_add(&nwires, 1, __ATOMIC_RELEASE);
 }
 
 /* Its address, for peers that connect to it; to be given back to libucp. 0, or a failure. */

@@ -131,9 +131,7 @@ static int mark(ucch_lane *l, const ucch_lane_message *m) {
 
 /* Whole: its kernels may wait for what the other side has still to do. */
 static int queue_all(ucch_lane *l, ucch_lane_message *m) {
-    int status = enter(l, m);
-    if (!status) status = launch(l, m, 1, 0, UINT32_MAX, 1);
-    if (!status) status = mark(l, m);
+    int status = enter(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: mark(l, m);
     UCCH_STORE(&m->queued, 1);
     return status;
 }
@@ -228,11 +226,9 @@ static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
         if (l->comes) read_header(l, m);
         m->pieces = m->status && loses(l) ? 0 : pieces_of(l, m->found_bytes);
         m->headed = 1;
-        status = enter(l, m);
-        if (!status) status = launch(l, m, 1, 0, 0, !m->pieces);
-        if (!status) status = mark(l, m);
+        status = enter(l, m) ?: launch(l, m, 1, 0, 0, !m->pieces) ?: mark(l, m);
     }
-    return status ? status : queue_pieces(l, m);
+    return status ?: queue_pieces(l, m);
 }
 
 /* The host's part of a message to its memory: as above. It takes nothing before the stream has taken all of the message
@@ -566,6 +562,5 @@ int ucch_lane_message_follow(ucch_lane_message *m, uintptr_t stream, double time
     if (m->stream == (void *)stream) return 1;
     UCCH_ON_DEVICE;
     void *done = m->of->done[m->number % DEPTH];
-    int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");
-    return status ? status : 1;
+    return ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait") ?: 1;
 }

@@ -130,7 +130,7 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
     if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
     if (!c->flow) {
         free(c);
-        return status ? status : UCCH_FAIL_PEER;
+        return status ?: UCCH_FAIL_PEER;
     }
     c->wires = wires;
     c->room = room_for(wires);
@@ -143,8 +143,7 @@ int ucch_carries_locked(ucch_peer *peer) {
     if (peer->pid || peer->out) {
         if (peer->out && ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
         int status = peer->status ? peer->status : make_memory(&peer->ours);
-        if (!status) status = ucch_slots_pin_locked(peer->ours);
-        return status ? status : 1;
+        return status ?: ucch_slots_pin_locked(peer->ours) ?: 1;
     }
     if (!peer->at->wires || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_PATH;
     if (peer->number) return 0;
@@ -184,10 +183,9 @@ int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
 /* Hand over a slot, if it is its turn: 1, 0 when not yet, or a failure. */
 int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
     if (slot != c->published % UCCH_RMA_SLOTS) return 0;
-    int status = ucch_flow_failed(c->flow, UINT64_MAX);
-    if (!status) status = ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
+    int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
     if (!status) UCCH_STORE(&c->published, c->published + 1);
-    return status ? status : 1;
+    return status ?: 1;
 }
 
 /* A peer has handed over its next slot, with so many bytes: 0, or a failure. */

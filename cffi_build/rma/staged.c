@@ -140,7 +140,7 @@ static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires,
 /* 1 when the copies are done, 0 when not yet, or a failure. */
 static int copied(ucch_slot *s) {
     int done = 1, status = s->on_device ? ucch_event_ask(s->event, &done, &s->again) : 0;
-    return status ? status : done;
+    return status ?: done;
 }
 
 /* ---- outward ---- */
@@ -155,7 +155,7 @@ static int send_locked(ucch_slot *s) {
     int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
     if (!status) s->state = UCCH_SENT;
     if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this one for ever */
-    return status ? status : 1;
+    return status ?: 1;
 }
 
 /* The data of a slot is not wanted any more: the slot is free, or goes empty if slots behind it wait for their turn. */

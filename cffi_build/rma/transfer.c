@@ -166,7 +166,7 @@ static int start_locked(ucch_transfer *t) {
     if (!asks) return 1;
     t->phase = ASKED;
     int status = t->is.what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
-    return status ? status : 1;
+    return status ?: 1;
 }
 
 /* All data has been handed over: 1 when that was all, as far as it is known. */

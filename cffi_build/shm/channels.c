@@ -247,8 +247,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
     c->peers[peer].key = key;
     channels_with(c, peer, 0);
     channels_with(c, peer, 1);
-    int status = carry(c, peer, 0, SHORT_RING);
-    return status ? status : carry(c, peer, 1, SHORT_RING);
+    return carry(c, peer, 0, SHORT_RING) ?: carry(c, peer, 1, SHORT_RING);
 }
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
@@ -352,7 +351,7 @@ static int count_from_zero(ucch_channels *c) {
     for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
     int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->streams[0]), "copy");
-    return status ? status : ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
+    return status ?: ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */
@@ -368,11 +367,10 @@ int ucch_channels_open(ucch_channels *c) {
         status = ucch_device_fail(ops->stream_new(&c->streams[i]), "stream");
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
-    if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event");
-    if (!status) status = count_from_zero(c);
+    if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event") ?: count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
-    return status ? status : ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
+    return status ?: ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
 }
 
 /* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,

@@ -87,7 +87,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
         int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
         if (!status) status = ucch_shared_pin(m->memory + at, bytes, seen);
         r = status ? NULL : malloc(sizeof(*r));
-        if (!r) return status ? status : UCCH_FAIL_MEMORY;
+        if (!r) return status ?: UCCH_FAIL_MEMORY;
         *r = (ucch_range){at, bytes, *seen, m->ranges};
         m->ranges = r;
         m->pinned += bytes;
