@@ -96,7 +96,7 @@ ffibuilder.cdef(CDEF)
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "base/ucch.h"\n#include "gpu/adapter.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
+    '#include "base/base.h"\n#include "gpu/adapter.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
     sources=[f"cffi_build/{path.relative_to(HERE)}" for path in SOURCES],
     include_dirs=["cffi_build", "ucc_hetero/device"],
     depends=[

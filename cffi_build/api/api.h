@@ -51,7 +51,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
 void ucch_team_free(ucch_team *team);
 int ucch_team_far(ucch_team *team);
 
-/* ---- wait.c: waits of callers ---- */
+/* ---- progress.c: waits of callers ---- */
 void ucch_set_spin(int iterations);
 int ucch_wait(ucch_op *op, double slice);
 int ucch_wait_matched(ucch_op *op, double slice);
@@ -227,9 +227,9 @@ int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
 
 int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
-ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
+ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
+                         int *status);
 int ucch_peer_status(ucch_peer *peer);
-int ucch_peer_follow(ucch_peer *peer, const void *address, size_t bytes, double patience);
 void ucch_peer_lose(ucch_peer *peer);
 uint64_t ucch_peer_count(ucch_peer *peer, int which);
 void ucch_peer_leave(ucch_peer *peer, double timeout);

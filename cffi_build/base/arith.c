@@ -2,9 +2,8 @@
  *
  * Datatypes are UCC's predefined ids. */
 #include <complex.h>
-#include <pthread.h>
 
-#include "base/ucch.h"
+#include "base/base.h"
 
 #include "kernels/arith.h"
 

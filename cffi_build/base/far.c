@@ -1,7 +1,7 @@
 /* A communicator that is on several hosts: what this rank has called, for other ranks to compare with their calls, and
  * what is known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known;
  * threads that wait for calls read it, without a lock. */
-#include "base/far.h"
+#include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * handler may call, as the thread that is interrupted may hold any lock. The file is the ring, then what the numbers
  * mean (lines of Python's), then the stack that Python's faulthandler has left, which runs before our handler does. */
 #define _GNU_SOURCE
-#include "base/flight.h"
+#include "base/base.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,6 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAGIC "UCCHFLT1"

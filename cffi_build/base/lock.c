@@ -1,12 +1,11 @@
 /* The clock, the one lock, and how threads that take it again and again share it and their cores: spin, yield, nap. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/lock.h"
+#include "base/base.h"
 
 /* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until waiting threads
  * have had it, if they get there at all. */
@@ -85,7 +84,7 @@ static _Thread_local int held[UCCH_LOCK_ORDER];
 static void note_taken(int at) {
     for (int later = at + 1; later < UCCH_LOCK_ORDER; later++) {
         if (!held[later]) continue;
-        fprintf(stderr, "ucc_hetero: a thread that has lock %d takes lock %d (base/lock.h)\n", later, at);
+        fprintf(stderr, "ucc_hetero: a thread that has lock %d takes lock %d (base/base.h)\n", later, at);
         abort();
     }
     held[at]++;

@@ -1,11 +1,7 @@
 /* Operations in flight: how they begin and end, what is done for them meanwhile, and how listeners hear of ends. */
 #define _GNU_SOURCE
-#include <pthread.h>
 
-#include "base/flight.h"
-#include "base/lock.h"
-#include "base/op.h"
-#include "base/trace.h"
+#include "base/base.h"
 
 /* Peers are checked for death and for another call than ours after this long, then again at this distance. */
 #define SUSPICION_S 0.002

@@ -5,7 +5,7 @@
  * A parcel is written anew UCCH_PARCELS calls later, once all ranks have said that they read the old one no more: a
  * rank that only sends, as the root of a bcast, may be ahead by so many. Of a rank's calls in one place each waits for
  * the one before. */
-#include "base/parcel.h"
+#include "base/base.h"
 
 #include <string.h>
 

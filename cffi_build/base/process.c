@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/ucch.h"
+#include "base/base.h"
 
 /* A descriptor of the process, or -1, and then whether there is no such process. */
 static int descriptor_of(pid_t pid, int *gone) {

@@ -4,14 +4,12 @@
  *
  * A thread that begins an event takes a place for it by counting, so that network threads need no lock. */
 #define _GNU_SOURCE
-#include "base/trace.h"
+#include "base/base.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "base/ucch.h"
 
 #define MAGIC "UCCHTRC1"
 

@@ -1,6 +1,6 @@
 /* What the ranks of a communicator say as they come to make others of some of them, and what follows from that: the
  * same on all of them. */
-#include "base/ucch.h"
+#include "base/base.h"
 
 /* The number of the new communicator, above all that these ranks have claimed before, or one of UCCH_NOT_READY, where a
  * rank has no turn, UCCH_NO_MORE, where one wants no more of their job, and UCCH_ASK: it may be in use. */

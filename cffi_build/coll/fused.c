@@ -5,7 +5,7 @@
  * them have done is told to other ranks by the last. */
 #include <string.h>
 
-#include "coll/stream_executor.h"
+#include "coll/coll.h"
 
 /* Bytes that a call moves at most, by one block; UCCH_FUSED_BYTES by several. Measured on 2 + 2 H200s: allreduces of
  * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a

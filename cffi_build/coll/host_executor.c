@@ -4,10 +4,7 @@
  * order on a team is the order in which programs were started, never that of completion. */
 #include <sched.h>
 
-#include "base/far.h"
-#include "base/lock.h"
-#include "base/progress.h"
-#include "coll/stream_executor.h"
+#include "coll/coll.h"
 
 /* A step that failed between hosts has done so because a rank is gone, of which other ranks may hear a moment later.
  */

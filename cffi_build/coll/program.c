@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll/stream_executor.h"
+#include "coll/coll.h"
 
 /* Release the library's requests while their teams still exist; what is in progress stays the library's. */
 void ucch_program_drop(ucch_program *p) {

@@ -8,7 +8,7 @@
  * and what goes out before what comes in. */
 #include <stdlib.h>
 
-#include "coll/stream_executor.h"
+#include "coll/coll.h"
 
 /* Calls that move fewer bytes do not gain from several streams as much as these cost. */
 #define ALONE_BYTES ((uint64_t)256 << 10)

@@ -5,7 +5,7 @@
  * holds the steps not yet posted. */
 #include <stdlib.h>
 
-#include "coll/program.h"
+#include "coll/coll.h"
 
 #define COMPUTE_COMPLETE 4      /* ucc_event_type_t */
 #define OPERATION_INITIALIZED 2 /* ucc_status_t: made, and not begun */

@@ -2,13 +2,10 @@
  * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
  * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. Calls that are
  * queued in several streams (schedule.c) are kept here too, and so is the watch over those in graphs. */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/lock.h"
-#include "base/progress.h"
-#include "coll/stream_executor.h"
+#include "coll/coll.h"
 
 static int under_way; /* calls that have not ended */
 /* One call at a time is put into streams whole, and without the engine's lock: the driver keeps the thread that

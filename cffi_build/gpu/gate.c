@@ -4,10 +4,9 @@
  *
  * Counters only grow, so that a stream which still has to look at one finds what it waits for. Those of the runtime's
  * own, as some streams wait for no other memory, are used again. */
-#include <pthread.h>
 #include <stdlib.h>
 
-#include "gpu/device.h"
+#include "gpu/gpu.h"
 
 /* A kernel that sets one word and waits for another, either of which may be none. */
 static int run(void *kernel, void *told, uint32_t value, void *seen, uint32_t least, void *stream) {

@@ -1,14 +1,12 @@
 /* GPU runtimes, found by dlopen: loading, the device bound to this rank, its memory pool. Which file to try is Python's
  * business, what a vendor's functions are that of its adapter. */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/progress.h"
-#include "gpu/device.h"
+#include "gpu/gpu.h"
 
 #define RUNTIMES 16
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/device.h"
+#include "gpu/gpu.h"
 
 /* Enough to keep the memory of the largest devices busy, with threads that each do several elements. */
 #define MOST_BLOCKS 2048

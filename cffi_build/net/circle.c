@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/far.h"
-#include "net/link.h"
+#include "net/net.h"
 
 #define SEEN UCCH_CALLS_SEEN
 /* Hashes in one message, and messages of them in one turn. */

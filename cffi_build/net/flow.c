@@ -10,14 +10,10 @@
  * published once the receiver has made its own, which says how long a piece is due and of what call, and only if that
  * fits. */
 #define _GNU_SOURCE
-#include "net/flow.h"
+#include "net/net.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "base/lock.h"
-#include "base/trace.h"
 
 #define MOST UCCH_MOST_WIRES
 #define MAP_FIELDS (0x1 | 0x2 | 0x10) /* address, length, memory type */

@@ -6,13 +6,12 @@
  * of a host that is gone. While its kernel acknowledges what we send, a process may be stopped, or only wait for a
  * core: threads of busy hosts have been seen to wait for 1.4 s. It is given several times as long. */
 #define _GNU_SOURCE
-#include "net/link.h"
+#include "net/net.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -22,8 +21,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "base/lock.h"
 
 /* Seconds between turns, and of silence after which a beat is due. */
 #define TURN_S 0.1

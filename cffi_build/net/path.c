@@ -5,7 +5,7 @@
  * TCP connections of ours that end at one of a peer's addresses are looked at, whoever has made them: libucp does not
  * tell which are its own. */
 #define _GNU_SOURCE
-#include "net/link.h"
+#include "net/net.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

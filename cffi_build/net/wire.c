@@ -5,16 +5,13 @@
  * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
  */
 #define _GNU_SOURCE
-#include "net/wire.h"
+#include "net/net.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-
-#include "base/lock.h"
 
 #define MOST_WIRES (2 * UCCH_MOST_WIRES)
 /* After its last work a thread looks for more this long before it sleeps until it is rung, and with nothing under way

@@ -21,15 +21,11 @@
  * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
  * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
  * to bring. What goes to host memory the host takes out of the ring itself. */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/progress.h"
-#include "gpu/device.h"
 #include "kernels/lane.h"
-#include "p2p/lane.h"
-#include "shm/channels.h"
+#include "p2p/p2p.h"
 
 #define DEPTH UCCH_LANE_DEPTH
 #define THREADS 512

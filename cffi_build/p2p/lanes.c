@@ -3,11 +3,9 @@
  * A lane needs pinned memory, a stream and events, for which a driver may have a thread wait: they are made without the
  * engine's lock. For a message that libucp has just matched, and whose sender is known only then, a thread does that.
  */
-#include "p2p/lane.h"
+#include "p2p/p2p.h"
 
 #include <stdlib.h>
-
-#include "base/progress.h"
 
 /* ---- making lanes ---- */
 

@@ -6,7 +6,7 @@
  * for their turn, and behind a receive all others. */
 #include <stdlib.h>
 
-#include "p2p/message.h"
+#include "p2p/p2p.h"
 
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))

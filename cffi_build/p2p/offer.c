@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "p2p/lane.h"
-#include "p2p/message.h"
+#include "p2p/p2p.h"
 
 /* The bits of a tag by which notes and answers are told from what users send. */
 #define NOTE_TAG ((uint64_t)3 << UCCH_OFFER_BIT)

@@ -1,8 +1,7 @@
 /* Messages as libucp's requests: parameters, callbacks and what a request has come to; and endpoints. */
 #include <sched.h>
 
-#include "base/flight.h"
-#include "p2p/message.h"
+#include "p2p/p2p.h"
 
 void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE) return;

@@ -7,11 +7,9 @@
 #ifndef Py_GIL_DISABLED
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
-#include <stdint.h>
 #include <string.h>
 #include <structmember.h>
 
-#include "base/lock.h"
 #include "rma/rma.h"
 
 /* Calls that a table knows, and places where one of them may stand. */

@@ -4,8 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/progress.h"
-#include "net/link.h"
 #include "rma/rma.h"
 
 /* Seconds between two looks at a link. */
@@ -77,17 +75,6 @@ int ucch_peer_status(ucch_peer *peer) {
     peer->looked = now;
     if (!peer->by_errors && ucch_process_ended(peer->pid)) peer->status = UCCH_FAIL_PEER;
     return peer->status;
-}
-
-/* What waits for a peer of another host, at this address, for longer than `patience` fails where the link there is
- * cut. 0, or not 0: no memory. */
-int ucch_peer_follow(ucch_peer *peer, const void *address, size_t bytes, double patience) {
-    UCCH_LOCKED;
-    if (!(peer->address = malloc(bytes))) return UCCH_FAIL_MEMORY;
-    memcpy(peer->address, address, bytes);
-    peer->bytes = bytes;
-    peer->patience = patience;
-    return 0;
 }
 
 /* The link to a peer that is cut, once something has waited for so long; or NULL. */

@@ -13,7 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/lock.h"
 #include "rma/rma.h"
 
 /* How often to look whether streams wait. */

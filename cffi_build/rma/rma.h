@@ -1,13 +1,8 @@
 /* One-sided communication: a worker that others reach, its regions, endpoints, transfers and notifications. */
-#ifndef UCCH_RMA_H
-#define UCCH_RMA_H
-
+#pragma once
 #include <pthread.h>
 
-#include "base/op.h"
-#include "gpu/device.h"
-#include "net/flow.h"
-#include "shm/segment.h"
+#include "shm/shm.h"
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
@@ -108,9 +103,7 @@ struct ucch_peer {
     int pid;               /* its number, where it is on this host; else 0 */
     double looked;         /* when that was asked last whether it is there */
     int by_kernel;         /* which copies between us, as far as is known */
-    /* On another host: its address, after how much waiting the link there is looked at, and when, and which is cut. */
-    void *address;
-    size_t bytes;
+    /* On another host: after how much waiting the link to its address is looked at, and when, and which is cut. */
     double patience, followed;
     int is_cut;
     char link[UCCH_PATH_BYTES];
@@ -128,6 +121,8 @@ struct ucch_peer {
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
     ucch_peer *next;
+    size_t bytes;
+    char address[];
 };
 
 /* Memory of a peer's that our device reaches. */
@@ -262,5 +257,3 @@ int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes);
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece);
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
-
-#endif

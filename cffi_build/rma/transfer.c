@@ -9,8 +9,6 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "base/flight.h"
-#include "base/progress.h"
 #include "rma/rma.h"
 
 /* Pieces under way at a time, and posted in one turn of progress. */

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/lock.h"
-#include "base/progress.h"
 #include "rma/rma.h"
 
 #define WHOLE 0x1
@@ -174,14 +172,19 @@ static void *thread_main(void *arg) {
 static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
 
 /* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
- * which it hears of no deaths. NULL with a status where that is impossible. */
-ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status) {
-    ucch_peer *peer = calloc(1, sizeof(*peer));
+ * which it hears of no deaths. What waits for one of another host for longer than `patience` (0: however long) fails
+ * where the link there is cut. NULL with a status where that is impossible. */
+ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
+                         int *status) {
+    ucch_peer *peer = calloc(1, sizeof(*peer) + bytes);
     *status = peer ? 0 : UCCH_FAIL_MEMORY;
     if (!peer) return NULL;
     peer->at = at;
     peer->uid = uid;
     peer->pid = process;
+    peer->patience = patience;
+    peer->bytes = bytes;
+    memcpy(peer->address, address, bytes);
     peer->by_errors = !process;
     if (process) ucch_process_meet(process);
     peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
@@ -263,7 +266,6 @@ void ucch_peer_free(ucch_peer *peer) {
     UCCH_UNLINK(peer->at->peers, peer, next);
     ucch_unlock();
     if (!ucch_staged_busy(peer)) ucch_slots_free(peer);
-    free(peer->address);
     free(peer);
 }
 

@@ -6,9 +6,8 @@
  * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
  * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
  * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
-#include "shm/channels.h"
+#include "shm/shm.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 

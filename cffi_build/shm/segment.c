@@ -5,7 +5,7 @@
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
  * such a file of each rank for its channels (channels.c). It takes no memory before it is pinned or written to. */
 #define _GNU_SOURCE
-#include "shm/segment.h"
+#include "shm/shm.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

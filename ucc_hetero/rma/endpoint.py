@@ -85,12 +85,11 @@ class Endpoint(Sided):
         status = ffi.new("int *")
         self._address = ffi.from_buffer(address.worker)
         process = address.process if near else 0
-        self._have(lib.ucch_peer_new(worker.native, self.uid, self._address, process, status))
+        patience = 0.0 if near else wires.HEARTBEATS * env.get("HEARTBEAT")
+        about = self._address, len(self._address), process, patience
+        self._have(lib.ucch_peer_new(worker.native, self.uid, *about, status))
         if not self.engine:
             raise failure("the connection", status[0])
-        patience = 0.0 if near else wires.HEARTBEATS * env.get("HEARTBEAT")
-        if patience and lib.ucch_peer_follow(self.native, self._address, len(self._address), patience):
-            raise MemoryError("no memory for a peer's address")
         self._targets: list[Target] = []
         self._closing = threading.Lock()
 

@@ -1,8 +1,6 @@
 /* Internals of the GPU side: what the engine does with the device bound to this rank. */
-#ifndef UCCH_DEVICE_H
-#define UCCH_DEVICE_H
-
-#include "base/ucch.h"
+#pragma once
+#include "base/base.h"
 
 #include "api/device_api.h"
 #include "gpu/adapter.h"
@@ -86,5 +84,3 @@ int ucch_gate_open_locked(ucch_gate *gate);
 void ucch_gate_leave_locked(ucch_gate *gate);
 int ucch_gate_due(const ucch_gate *gate);
 void ucch_gate_free(ucch_gate *gate);
-
-#endif

@@ -1,12 +1,37 @@
+/* Memory that processes of one host share: segment.c. */
+#pragma once
+#include "gpu/gpu.h"
+#include "net/net.h"
+
+/* Pinned part of a file that is mapped here, as the device knows it. */
+typedef struct ucch_range {
+    size_t at, bytes;
+    char *seen;
+    struct ucch_range *next;
+} ucch_range;
+
+/* File of a process that is mapped here. It takes memory where it has been pinned. */
+typedef struct ucch_mapping {
+    uint64_t key; /* of the process whose it is */
+    int file;     /* there */
+    uint64_t inode;
+    int ours, used;
+    size_t bytes, pinned;
+    char *memory, *seen; /* its beginning, as the device knows it; NULL: not pinned */
+    ucch_range *ranges;
+    struct ucch_mapping *next;
+} ucch_mapping;
+
+int ucch_shared_pin(void *memory, size_t bytes, char **seen);
+ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes);
+ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes);
+int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen);
+void ucch_mapping_give(ucch_mapping *m);
+void ucch_mapping_drop(ucch_mapping *m);
+
 /* Channels: how the streams of a communicator's ranks hand data to each other without their hosts; schedule.c uses
  * them.
  */
-#ifndef UCCH_CHANNELS_H
-#define UCCH_CHANNELS_H
-
-#include "base/op.h"
-#include "net/flow.h"
-#include "shm/segment.h"
 
 /* Streams of a communicator, which run beside each other: vendors' collectives, copies to and from rings, kernels that
  * do both for short messages by wires, all else. */
@@ -133,5 +158,3 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank);
 int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call);
-
-#endif

@@ -1,0 +1,274 @@
+/* Internals shared by the C files of the native engine.
+ *
+ * One process-wide lock (lock.c) guards every call into libucc and libucp: UCX builds without multi-threading
+ * assert otherwise, and with it nothing is gained by more than one thread inside. Functions named *_locked expect it.
+ */
+#pragma once
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "abi/calls.h"
+#include "api/api.h"
+#include "api/constants.h"
+
+/* Seconds, and ns, of CLOCK_MONOTONIC. */
+double ucch_now(void);
+uint64_t ucch_now_ns(void);
+
+/* What other threads, processes and devices read and write: a load sees all that was written before what it finds was
+ * stored. */
+#define UCCH_LOAD(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
+#define UCCH_STORE(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
+
+/* True if a counter, which only grows and wraps around, has reached `least`. */
+static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
+    return (int32_t)(UCCH_LOAD(counter) - least) >= 0;
+}
+
+/* Have the engine's lock up to the end of the block. */
+#define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)
+static inline void ucch_give_up(int *has_lock) { *has_lock ? ucch_unlock() : (void)0; }
+
+/* Take an item out of the list that begins with `first`, if it is in there. */
+#define UCCH_UNLINK(first, item, next)                                                                                 \
+    do {                                                                                                               \
+        __typeof__(item) *at_ = &(first);                                                                              \
+        while (*at_ && *at_ != (item))                                                                                 \
+            at_ = &(*at_)->next;                                                                                       \
+        if (*at_) *at_ = (item)->next;                                                                                 \
+    } while (0)
+
+/* Put an item at the end of the list that begins with `first`. */
+#define UCCH_APPEND(first, item, next)                                                                                 \
+    do {                                                                                                               \
+        __typeof__(item) *at_ = &(first);                                                                              \
+        while (*at_)                                                                                                   \
+            at_ = &(*at_)->next;                                                                                       \
+        (item)->next = NULL;                                                                                           \
+        *at_ = (item);                                                                                                 \
+    } while (0)
+
+int ucch_board_peer(const ucch_board *board, int rank);
+void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
+uint32_t ucch_board_comm(const ucch_board *board);
+int ucch_board_lossy(const ucch_board *board);
+void ucch_board_ended_locked(ucch_board *board, ucch_op *op, int status, uint64_t bytes);
+void ucch_board_dump_if_idle(ucch_board *board);
+void ucch_board_blame(ucch_board *board, ucch_op *op);
+void ucch_board_began(ucch_board *board, double now);
+void ucch_board_launched(ucch_board *board, int more);
+int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
+int ucch_board_forsaken(ucch_board *board, int peer, double started, double now, double *left);
+
+/* process.c: processes of this host */
+void ucch_process_signal(int pid, int number);
+void ucch_process_unbind_thread(void);
+
+/* The timeline (trace.c): what every program, every step of it and every wire did, and when. */
+
+extern int ucch_trace_on;
+
+/* Off, as nearly always, the timeline costs this one branch. */
+#define UCCH_TRACING __builtin_expect(__atomic_load_n(&ucch_trace_on, __ATOMIC_ACQUIRE), 0)
+
+/* Number in the place of the program in an event of a wire. */
+#define UCCH_TRACE_WIRE 0xffffffffu
+
+/* By any thread. The number that begin returns, never 0, is what end takes. */
+uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq);
+uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t since);
+void ucch_trace_end(uint64_t number, int status);
+
+/* Operations: programs, messages, and calls in streams. What base does for them is in a table of theirs (op.c). */
+
+enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
+
+/* Way an operation makes progress: rounds of progress, those of the workers too, or streams, which need none. */
+enum { UCCH_BY_CONTEXTS, UCCH_BY_WORKERS, UCCH_IN_STREAMS, UCCH_WAYS };
+
+/* Operations table of one kind, all under the lock and NULL where there is nothing to do. */
+typedef struct ucch_op_kind {
+    int way;
+    int (*advance_locked)(ucch_op *op);              /* move on: whether anything has moved */
+    int (*check_locked)(ucch_op *op, double now);    /* whether it will never end: 0, or why, with error.peer */
+    void (*abandon_locked)(ucch_op *op, int status); /* end it as failed, and leave what is under way alone */
+} ucch_op_kind;
+
+struct ucch_op {
+    const ucch_op_kind *kind; /* set before it begins */
+    volatile int state;
+    ucch_error error;
+    double started;
+    double deadline;  /* 0 = none */
+    int has_listener; /* a thread sleeps until the doorbell rings at its end */
+    int matched;      /* a message of which the caller does the rest (p2p/lane.c) */
+    /* How the flight recorder is to have it, NULL: not at all; whether it begins later, when a stream gets there, say;
+     * and when it has ended, where that is known already. */
+    const ucch_record *about;
+    int late;
+    double ended;
+    uint64_t record, event; /* its numbers there, and in the timeline */
+    ucch_op *next, *prev;
+};
+
+int ucch_ops_under_way(int way);
+void ucch_op_begin_locked(ucch_op *op, double timeout);
+void ucch_op_started_locked(ucch_op *op);
+void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
+int ucch_ops_advance_locked(void);
+void ucch_ops_check_deadlines_locked(double now);
+
+/* The lock, and turns at it among threads that make progress (lock.c); ucch_lock and ucch_unlock are in api.h. */
+
+extern _Atomic int ucch_spin_rounds;
+/* More than 0 while other threads want this core: then spinning only delays the thread that is waited for. */
+extern _Atomic int ucch_crowded;
+
+/* Locks in the order in which one thread may take several (docs/native.md); others are taken last and for a moment.
+ * Builds with sanitizers end a process that takes one while it has a later one. */
+enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIRE, UCCH_AT_FLOW, UCCH_LOCK_ORDER };
+void ucch_take(pthread_mutex_t *lock, int at);
+void ucch_give(pthread_mutex_t *lock, int at);
+
+void ucch_cond_init(pthread_cond_t *wake);
+int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *lock, double seconds);
+int ucch_trylock(void);
+void ucch_let_others(void);
+int ucch_lock_wanted(void);
+void ucch_sleep_locked(pthread_cond_t *wake, double seconds);
+void ucch_lock_after_fork(void);
+
+/* The shortest nap in the place of a yield. */
+#define UCCH_QUICK_NAP_S 20e-6
+void ucch_note_yield(double from, double to);
+int ucch_naps_instead(void);
+
+int ucch_has_moved(int moved, double seconds);
+double ucch_yield(double now);
+double ucch_nap(double quiet);
+double ucch_napped(double now, double asked);
+
+/* Progress, by the thread and by waiting callers. */
+
+/* Rounds of progress under one hold of the lock. */
+#define UCCH_BATCH 8
+
+/* A UCC context, or a UCP worker, of this process. */
+struct ucch_context {
+    ucc_context_h handle;
+    ucp_worker_h worker;
+    int users; /* programs in flight that need it */
+    ucch_context *next;
+};
+
+int ucch_progress_locked(void);
+void ucch_progress_inside(int (*enter)(void), void (*leave)(int before), void (*first)(void));
+void ucch_wake_locked(void);
+void ucch_progress_streams(void);
+void ucch_wait_briefly_locked(ucch_op *op);
+double ucch_rest(double now, double quiet);
+
+/* The flight recorder (flight.c): what the last operations of this process were, and how far they have come. */
+
+/* Under the lock. Begin returns the record's number for the other functions; 0: nothing is recorded. */
+uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, int has_started);
+void ucch_flight_started(uint64_t record, double now);
+
+int ucch_flight_signal(int *file);
+void ucch_flight_awaits_locked(int64_t pid, int64_t file, uint64_t since);
+void ucch_flight_from(uint64_t record, int peer, int tag);
+void ucch_flight_end(uint64_t record, int status, double now);
+void ucch_flight_failed_locked(int status, double now);
+
+/* Parcels: the data of short calls, on the page of the arrival board (parcel.c). */
+
+/* Parcels of a rank: of so many calls in a row. */
+#define UCCH_PARCELS 64
+
+/* Contribution of one rank to one call. */
+typedef struct ucch_parcel {
+    uint64_t call, signature; /* call: the last one to be written */
+    char data[UCCH_PARCEL_BYTES];
+} ucch_parcel;
+
+/* The parcels of a rank. Of each the last call after which this rank reads none any more, whose parcel ever. */
+typedef struct ucch_parcels {
+    uint64_t read[UCCH_PARCELS];
+    ucch_parcel of[UCCH_PARCELS];
+} ucch_parcels;
+
+/* A rank's part in calls. `from`: whose parcels it reads, a slot, UCCH_ALL_PEERS or UCCH_NOBODY. Of each it takes
+ * `bytes` from `at` on, which are combined, or laid one behind the other: `count` elements. */
+typedef struct ucch_exchange ucch_exchange;
+struct ucch_exchange {
+    const ucch_part *is;
+    uint64_t count;
+    /* Of the call under way: */
+    uint64_t call, signature;
+    ucch_exchange *next;              /* calls that have the same parcels */
+    int queued, begun, written, came; /* came: parcels that are known to be there */
+};
+
+/* Parcels of a board: those of all ranks, in the order of their slots. */
+typedef struct ucch_parcel_table {
+    ucch_parcels *each; /* NULL where ranks do not share the memory */
+    int n, mine;
+    ucch_exchange *turns[UCCH_PARCELS]; /* our calls under way, in order: the first one has the parcels */
+} ucch_parcel_table;
+
+ucch_parcel_table *ucch_board_parcels(ucch_board *board);
+
+void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t call, uint64_t signature);
+int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
+void ucch_exchange_end(ucch_parcel_table *post, ucch_exchange *x);
+
+/* A communicator that is on several hosts: what this rank has called, and what is known of ranks elsewhere (far.c). */
+
+/* Calls that are remembered, for ranks of other hosts to compare theirs with. */
+#define UCCH_CALLS_SEEN 8192
+/* Seconds in which a call that has failed on one rank may still end well on other ranks; and where the ranks are on
+ * several hosts, which are told why some time after it has failed, and on busy ones later still. */
+#define UCCH_GRACE_S 1.0
+#define UCCH_GRACE_FAR_S 5.0
+
+/* True if two ranks have made different calls, by their signatures or by hashes of these. One that is only set up fits
+ * any call but a refused one. */
+static inline int ucch_calls_differ(uint64_t one, uint64_t other) {
+    if (one == UCCH_ANY_CALL) return other == UCCH_REFUSED_CALL;
+    if (other == UCCH_ANY_CALL) return one == UCCH_REFUSED_CALL;
+    return one != other;
+}
+
+typedef struct ucch_far ucch_far;
+
+ucch_far *ucch_far_new(int size);
+void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature);
+int ucch_far_differs(const ucch_far *far, uint64_t seq);
+int ucch_far_gone(const ucch_far *far, uint64_t seq);
+uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
+uint64_t ucch_far_given_up(const ucch_far *far, int rank);
+int ucch_far_fate(const ucch_far *far, int rank);
+int ucch_far_cut(ucch_far *far, double waited, int rank);
+const char *ucch_far_link(const ucch_far *far, int rank);
+
+/* For the thread that hears of other hosts, which alone writes. */
+uint64_t ucch_far_changed(ucch_far *far);
+uint64_t ucch_far_called(const ucch_far *far);
+uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
+void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed);
+
+void ucch_far_patience(ucch_far *far, double seconds);
+int ucch_far_is_asked(const ucch_far *far);
+void ucch_far_note_cut(ucch_far *far, int rank, const char *link);
+
+ucch_far *ucch_board_far(const ucch_board *board);
+void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);
+void ucch_board_own_text(ucch_board *board, uint64_t seq, char *text);
+int ucch_board_has_left(const ucch_board *board);
+uint64_t ucch_board_has_failed(const ucch_board *board);
+uint64_t ucch_board_under_way(const ucch_board *board);
+void ucch_board_behind_by(ucch_board *board, int rank, uint64_t reached);
+void ucch_board_waited_by(ucch_board *board, int rank, uint64_t call, const char *label, double since);
