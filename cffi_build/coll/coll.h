@@ -1,4 +1,4 @@
-/* Programs and their steps: built in program.c, run in host_executor.c. */
+/* Programs and their steps: built and run in program.c. */
 #pragma once
 #include "p2p/p2p.h"
 
@@ -103,8 +103,6 @@ int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
 void ucch_request_drop_locked(ucc_coll_req_h request, int on_device);
 
 int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer);
-void ucch_program_give_scratch(ucch_program *p);
-int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 
 /* Calls in streams: a launch from its beginning to its end (stream_executor.c), and what puts it into streams. */
 

@@ -1,8 +1,20 @@
-/* A plan lowered for this rank: a flat list of steps with their dependencies, as Python builds it. */
+/* Programs: a plan lowered for this rank, a flat list of steps with their dependencies, as Python builds it; and their
+ * execution on the host, without Python.
+ *
+ * A step is started when the steps it names have finished and, for a collective, when it heads its team's queue: the
+ * order on a team is the order in which programs were started, never that of completion. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "coll/coll.h"
+
+/* A step that failed between hosts has done so because a rank is gone, of which other ranks may hear a moment later.
+ */
+#define CAUSE_S 1.0
+
+/* Seconds that a start waits for held streams before it allocates while they are. */
+#define PATIENCE_S 0.02
 
 /* Release the library's requests while their teams still exist; what is in progress stays the library's. */
 void ucch_program_drop(ucch_program *p) {
@@ -17,7 +29,7 @@ void ucch_program_drop(ucch_program *p) {
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
  * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
  * wait for the stream, and the stream for us; `anyway`: take that risk. */
-int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway) {
+static int take_scratch(ucch_program *p, const void *owner, int anyway) {
     if (p->base[UCCH_TMP] || !p->is.tmp_bytes) return 0;
     if (!p->is.on_device)
         return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->is.tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
@@ -26,7 +38,7 @@ int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway) {
     return p->base[UCCH_TMP] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
 
-void ucch_program_give_scratch(ucch_program *p) {
+static void give_scratch(ucch_program *p) {
     if (p->is.on_device)
         ucch_pool_give(p->base[UCCH_TMP]);
     else
@@ -43,7 +55,7 @@ void ucch_program_free(ucch_program *p) {
         if (s->end && ucch_bound() >= 0) ucch_bound_ops()->event_free(s->end);
     }
     ucch_gate_free(&p->gate);
-    ucch_program_give_scratch(p);
+    give_scratch(p);
     free(p);
 }
 
@@ -111,7 +123,7 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
     for (; p->nsteps < nsteps && !*status; p->nsteps++)
         *status = set_step(p, &p->steps[p->nsteps], &steps[p->nsteps]);
     if (!*status && p->channels) *status = set_queued(p, spec);
-    if (!*status && !p->is.on_device) *status = ucch_program_take_scratch(p, NULL, 1);
+    if (!*status && !p->is.on_device) *status = take_scratch(p, NULL, 1);
     if (!*status) return p;
     ucch_program_free(p);
     return NULL;
@@ -131,4 +143,246 @@ int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_rec
     ucch_board_began(p->board, op->started);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return ucch_board_verdict(p->board, op->error.seq, peer);
+}
+
+/* ---- execution on the host ---- */
+
+static int ready(const ucch_program *p, const ucch_step *s) {
+    for (int k = 0; k < s->is.ndeps; k++)
+        if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
+    return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
+}
+
+static void end_locked(ucch_program *p, int status, int step, int peer) {
+    ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
+    ucch_op_end_locked(&p->op, status, step, peer);
+    ucch_board_open(p->board, -1);
+}
+
+/* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
+ * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
+static void abandon_locked(ucch_program *p) {
+    for (int i = p->first; i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        s->event = 0; /* without an end in the timeline: that is where it hung */
+        if (s->is.kind == UCCH_STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->is.kind == UCCH_STEP_EXCHANGE && s->state == POSTED)
+            ucch_exchange_end(ucch_board_parcels(p->board), &s->exchange);
+        if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
+        s->state = FINISHED;
+    }
+    p->first = p->nsteps;
+    ucch_gate_leave_locked(&p->gate);
+}
+
+static void fail_locked(ucch_program *p, int status, int step) {
+    int peer, bad = ucch_board_verdict(p->board, p->op.error.seq, &peer);
+    if (!bad && ucch_board_far(p->board)) {
+        peer = ucch_board_gone(p->board, p->op.error.seq);
+        if (peer != -1) bad = UCCH_FAIL_PEER;
+    }
+    end_locked(p, bad ? bad : status, step, peer);
+    abandon_locked(p);
+}
+
+/* A step has failed: the call does, at once or when it is known why. */
+static void defer_failure_locked(ucch_program *p, int status, int step) {
+    if (ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
+        p->deferred = status;
+        p->deferred_step = step;
+        p->deferred_since = ucch_now();
+    } else
+        fail_locked(p, status, step);
+}
+
+static int advance_locked(ucch_op *op) {
+    ucch_program *p = (ucch_program *)op;
+    if (p->deferred) return 0;
+    int moved = 0, open = ucch_gate_open_locked(&p->gate);
+    if (open < 0) fail_locked(p, open, -1);
+    if (open <= 0) return open < 0;
+    if (p->op.late) ucch_op_started_locked(&p->op);
+    for (int i = p->first; i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        int status = 0;
+        if (s->state == WAITING && ready(p, s)) {
+            if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
+            status = ucch_step_post_locked(p, s);
+            moved++;
+        }
+        if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
+        if (status < 0) {
+            defer_failure_locked(p, status, i);
+            return 1;
+        }
+        if (s->state == FINISHED) {
+            moved++;
+            if (UCCH_TRACING) ucch_trace_end(s->event, 0);
+            s->event = 0;
+            if (i == p->first) p->first++;
+        }
+    }
+    if (p->first < p->nsteps) return moved;
+    if (p->is.on_device && !p->persistent) give_scratch(p);
+    ucch_gate_leave_locked(&p->gate);
+    end_locked(p, 0, -1, -1);
+    return moved;
+}
+
+/* True if a step awaits a message that libucp may have thrown away. */
+static int has_lost_message(const ucch_program *p) {
+    int awaits = 0;
+    for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
+        awaits |= p->steps[i].state == POSTED &&
+                  (p->steps[i].is.kind == UCCH_STEP_COLL || p->steps[i].is.kind == UCCH_STEP_RECV);
+    return awaits;
+}
+
+static int check_locked(ucch_op *op, double now) {
+    ucch_program *p = (ucch_program *)op;
+    int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
+    if (!bad) bad = ucch_board_stuck(p->board, op->error.seq, now - op->started, &op->error.peer);
+    if (bad || has_lost_message(p)) return bad ? bad : UCCH_FAIL_LOST;
+    return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
+}
+
+/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+static void give_up_locked(ucch_op *op, int status) {
+    ucch_program *p = (ucch_program *)op;
+    end_locked(p, status, p->deferred && status == p->deferred ? p->deferred_step : -1, op->error.peer);
+    abandon_locked((ucch_program *)op);
+}
+
+static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked, give_up_locked};
+
+static int init_all_locked(ucch_program *p) {
+    for (int i = 0; p->is.on_device && i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
+        if (status < 0) {
+            fail_locked(p, status, i);
+            return status;
+        }
+    }
+    return 0;
+}
+
+static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
+    if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
+    if (send && send == recv) return UCCH_ALIASED;
+    if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
+    int status = take_scratch(p, owner, anyway);
+    if (status < 0) return status;
+    p->base[UCCH_SEND] = send;
+    p->base[UCCH_RECV] = recv;
+    p->first = p->deferred = 0;
+    for (int i = 0; i < p->nsteps; i++) {
+        ucch_step *s = &p->steps[i];
+        s->state = WAITING;
+        if (s->is.kind == UCCH_STEP_COLL) ucch_team_enqueue_locked(s);
+    }
+    ucch_board_open(p->board, 1);
+    p->op.kind = &kind;
+    p->op.late = p->gate.closed;
+    int peer;
+    if (ucch_program_enter_locked(p, &p->op, &p->about, timeout, &peer))
+        fail_locked(p, UCCH_FAIL_MISMATCH, -1);
+    else if (!init_all_locked(p))
+        advance_locked(&p->op);
+    return 0;
+}
+
+/* Where a call starts: at once, or when a stream gets there, which then may wait for its end. */
+typedef struct place {
+    int in_stream, ordered;
+    void *stream;
+} place;
+
+/* Handles of streams may be 0; calls that a stream orders share their scratch. */
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, place at, int anyway) {
+    const void *owner = at.ordered ? (const char *)at.stream + 1 : NULL;
+    int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, at.stream);
+    if (!status) status = start_locked(p, send, recv, timeout, owner, anyway);
+    ucch_wake_locked();
+    if (status < 0) {
+        p->gate.closed = 0;
+        return status;
+    }
+    /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
+    int holds = at.ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, at.stream);
+    if (!holds) ucch_pool_keep(p->base[UCCH_TMP]);
+    return holds;
+}
+
+/* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
+static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
+    for (double until = ucch_now() + PATIENCE_S;; sched_yield()) {
+        UCCH_LOCKED;
+        UCCH_ON_DEVICE;
+        int anyway = ucch_now() > until;
+        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
+                                  : start_locked(p, send, recv, timeout, NULL, anyway);
+        if (status != UCCH_LATER) return status;
+    }
+}
+
+int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
+    if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->streams[STREAM_LOCAL]);
+    return start(p, send, recv, timeout, (place){0, 0, NULL});
+}
+
+/* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
+ * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
+ * the program must not end, and so let go of the stream, before the stream was told to wait. */
+int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
+    if (!p->channels) return start(p, send, recv, timeout, (place){1, ordered, stream});
+    int status = ucch_program_queue(p, send, recv, timeout, stream);
+    return status < 0 ? status : 1;
+}
+
+/* Start and wait in one call, for blocking calls: 1 done, 0 still going after `slice` seconds, negative not started. */
+int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, double slice) {
+    int status = ucch_program_start(p, send, recv, timeout);
+    return status < 0 ? status : ucch_wait(&p->op, slice);
+}
+
+/* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
+ * UCCH_LATER where that is taken. */
+int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
+    if (p->channels || p->is.on_device || !ucch_trylock()) return UCCH_LATER;
+    UCCH_ON_DEVICE;
+    int status = start_locked(p, send, recv, timeout, NULL, 0);
+    if (!status) ucch_wait_briefly_locked(&p->op);
+    ucch_unlock();
+    return status < 0 ? status : ucch_peek(&p->op);
+}
+
+/* Start a persistent program with the buffers that it was bound to. */
+int ucch_program_again(ucch_program *p) {
+    return ucch_program_start(p, p->base[UCCH_SEND], p->base[UCCH_RECV], p->timeout);
+}
+
+/* Bind a persistent program to its buffers: the requests are made here, in program order, alike on every rank
+ * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks).
+ */
+int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
+    if (send && send == recv) return UCCH_ALIASED;
+    int status = 0;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    p->base[UCCH_SEND] = send;
+    p->base[UCCH_RECV] = recv;
+    p->persistent = 1;
+    p->timeout = timeout;
+    if (!p->channels) status = take_scratch(p, NULL, 1);
+    for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
+        ucch_step *s = &p->steps[i];
+        if (s->is.kind == UCCH_STEP_COLL) {
+            s->args.flags |= FLAG_PERSISTENT;
+            s->args.mask |= MASK_FLAGS;
+            status = ucch_team_make_locked(s->is.team);
+            if (status >= 0) status = ucch_step_init_locked(p, s);
+        }
+    }
+    return status;
 }

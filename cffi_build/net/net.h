@@ -86,7 +86,7 @@ int ucch_flow_quiet(const ucch_flow *flow);
 int ucch_flow_free(ucch_flow *flow);
 
 /* Connections with processes of other hosts, beside the data (link.c), all under their lock; and whether a host answers
- * at its addresses, as our kernel knows it (path.c). */
+ * at its addresses, as our kernel knows it. */
 
 /* The most bytes of a message's data. */
 #define UCCH_LINK_BYTES 8224
