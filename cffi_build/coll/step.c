@@ -178,6 +178,24 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     return status < 0 ? status : 1;
 }
 
+/* ---- calls ---- */
+
+/* Enter a call, whose operation begins: tell the other ranks of it, and look what they call. A status and `peer` where
+ * that is something else, or 0.
+ *
+ * Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
+ * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
+ * 1.4 crashes on it. */
+int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer) {
+    op->about = about;
+    op->error.seq = ucch_board_publish(p->board, about->signature, about->label);
+    if (UCCH_TRACING) op->event = ucch_trace_begin(p->is.number, -1, op->error.seq);
+    ucch_op_begin_locked(op, timeout);
+    ucch_board_began(p->board, op->started);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return ucch_board_verdict(p->board, op->error.seq, peer);
+}
+
 /* ---- teams ---- */
 
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
