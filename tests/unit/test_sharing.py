@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from processes import python
+from processes import interrupted_at, python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
@@ -75,25 +74,6 @@ def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
     assert quarantine.release(owner) == 1 and [ref() is None for ref in alive] == [False, True]
     ended |= {"first"}
     assert quarantine.release(owner) == 0 and alive[0]() is None
-
-
-def interrupted_at(call: int, what: Callable[[], object]) -> bool:
-    """Run something with Ctrl-C behind the function of this number that it calls, in C or Python; False: so many are
-    not called. Python looks for signals there."""
-    calls = count()
-
-    def profile(frame: Any, event: str, arg: Any) -> None:
-        if event in ("call", "c_return") and next(calls) == call:
-            raise KeyboardInterrupt
-
-    sys.setprofile(profile)
-    try:
-        what()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
 
 
 def test_things_are_kept_wherever_ctrl_c_comes() -> None:
