@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
@@ -255,3 +256,36 @@ def test_ranks_that_chose_the_same_backend_go_on() -> None:
     rendezvous.await_all(store, 2, [0, 1, 2], 0)
     for thread in threads:
         thread.join()
+
+
+#: A group that comes while a thread that makes another looks which groups are over.
+GROUPS = """
+import threading
+from datetime import timedelta
+import torch.distributed as dist
+import ucc_hetero.torch as ut
+store, looks, goes_on = dist.HashStore(), threading.Event(), threading.Event()
+def makes(name):
+    return ut.process_group(dist.PrefixStore(name, store), 0, 1, timedelta(seconds=100))
+over, made = makes("over"), [makes("first")]
+over.shutdown()
+usable = ut.ProcessGroupUCCH.usable.fget
+def looked_at(group):
+    if threading.current_thread() is not threading.main_thread():
+        looks.set()
+        goes_on.wait()
+    return usable(group)
+ut.ProcessGroupUCCH.usable = property(looked_at)
+thread = threading.Thread(target=lambda: made.append(makes("second")))
+thread.start()
+looks.wait()
+made.append(makes("third"))
+goes_on.set()
+thread.join()
+assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.groups(), made)
+"""
+
+
+def test_groups_that_threads_make_at_once() -> None:
+    """All are listed, and so ended at the end of the process."""
+    python(GROUPS, timeout=100)

@@ -85,6 +85,10 @@ class Kept(Generic[T]):
         """Those that are kept now."""
         return list(self._kept.values())
 
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept.clear()
+
     def __len__(self) -> int:
         return len(self._kept)
 

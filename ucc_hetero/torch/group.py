@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from .. import log
 from ..api.comm import Communicator, runner_of
 from ..bindings import quarantine
+from ..bindings.handle import Kept
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
@@ -250,8 +251,7 @@ def end_all(groups: Iterable[dist.ProcessGroup], *, every: bool = True) -> None:
     try:
         for group in ours:
             group._finish()
-        late = [each for each in _left if not runner_of(each.comm).orphaned]
-        _left.clear()
+        late = [each for each in _left.all() if _left.take(each) and not runner_of(each.comm).orphaned]
         leaving = [*late, *(each for group in ours for each in group._leave())]
         for each in sorted(leaving, key=lambda each: each.name, reverse=True):
             patience = -1.0 if each in late else min(each.seconds or _PATIENCE_S, _PATIENCE_S)
@@ -287,7 +287,7 @@ class _Leaving(NamedTuple):
 
 
 #: Those of destroyed groups that other ranks had not left in time.
-_left: list[_Leaving] = []
+_left: Kept[_Leaving] = Kept()
 
 
 def _leave(comm: Communicator) -> _Vote | None:
@@ -316,7 +316,7 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         runner.abandon("a rank of it died")
         return
     if not together and not every and runner.board.dead() < 0:
-        _left.append(leaving)
+        _left.add(leaving)
     elif not together:
         quarantine.keep(vote)
         dead = runner.board.dead()
