@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +233,21 @@ def test_a_group_of_another_size_is_made_where_one_was() -> None:
         with ThreadPoolExecutor(size) as pool:
             said = [pool.submit(rendezvous.await_all, store, rank, list(range(size)), 60) for rank in range(size)]
         assert [each.exception() for each in said] == [None] * size
+
+
+def test_a_rank_that_chose_another_backend_where_a_group_was() -> None:
+    """It is found, also where ranks that waited in vain come again."""
+    store = dist.HashStore()
+
+    def come(ranks: Sequence[int], seconds: float) -> list[str]:
+        with ThreadPoolExecutor(3) as pool:
+            said = [pool.submit(rendezvous.await_all, store, rank, [0, 1, 2], seconds) for rank in ranks]
+        return [str(each.exception()) for each in said]
+
+    assert come([2, 0, 1], 60) == ["None"] * 3
+    for _ in range(2):
+        assert all("rank(s) [2] did not come" in text for text in come([0, 1], 0.05))
+    assert come([0, 1, 2], 60) == ["None"] * 3
 
 
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
