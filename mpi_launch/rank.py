@@ -232,8 +232,9 @@ def guarded() -> Iterator[None]:
     if not os.fork():
         os.setpgid(0, 0)
         os.close(write)
-        with contextlib.suppress(ProcessLookupError):
-            os.read(read, 1) or os.killpg(group, signal.SIGKILL)
+        if not os.read(read, 1):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         os._exit(0)
     os.close(read)
     try:
