@@ -306,6 +306,22 @@ def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path: Path) -> None:
         until(lambda: is_free(lock))
 
 
+def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path: Path) -> None:
+    """Nor what a shell has started, to which nobody would say so."""
+    path = tmp_path / "locked"
+    path.touch()
+    script = "import fcntl, sys, time; fcntl.flock(f := open(sys.argv[1]), 2); print(1, flush=True); time.sleep(1000)"
+    words = ["sh", "-c", f"{sys.executable} -c '{script}' {path}; true"]
+    wrapper = [sys.executable, "-I", "-S", rank.__file__, "--report", "--", *words]
+    with subprocess.Popen(
+        wrapper, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"1"
+        process.kill()
+    with path.open() as lock:
+        until(lambda: is_free(lock))
+
+
 def test_reports_are_taken_out_of_the_stream() -> None:
     stream = Reports(2)
     text = b'hello\n\x1e{"event": "started", "rank": 1, "host": "b"}\nrest\x1enot ours\nend'

@@ -32,7 +32,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .timely import timely
+from .timely import be_silent, talk_over, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -207,6 +207,7 @@ class Job:
             forsake(self)
             raise
         self._errors = lib.ucch_endpoint_errors()
+        talk_over(self.comm)
         # Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer.
         here = sum(f.host.node == self.process.host.node for f in self.facts)
         lib.ucch_set_spin(spin_rounds(here))
@@ -338,6 +339,7 @@ class Job:
             if context is not None:
                 context.close()
         self.bridge = self.native = None
+        be_silent(self.comm)
         for comm in self._comms:
             comm.Free()
         self._comms.clear()

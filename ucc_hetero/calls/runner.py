@@ -312,14 +312,20 @@ class Runner(State):
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that is started now: what starts without one is lost where Ctrl-C comes then."""
+        given_back = False
 
         def finish(state: int, status: Any) -> None:
+            nonlocal given_back
+            if given_back:
+                return  # Ctrl-C came after that, and the request was waited for again
             if state != 1:
                 self._judge(program, state, keep, pool.label)
+            if prepared is not None:
+                prepared.finish()
+            given_back = True  # first: another call may have the program at once
             if prepared is None:
                 pool.give_back(program)
             else:
-                prepared.finish()
                 prepared.give_back()
 
         return Request(program.op, keep, finish, owner=self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 
 from .. import env
@@ -13,6 +14,8 @@ from .runtime import DeviceRuntime
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
+#: One thread at a time loads: the engine gives each adapter the first place that is free.
+_loading = threading.Lock()
 
 
 def register(row: Vendor) -> None:
@@ -28,8 +31,10 @@ def register(row: Vendor) -> None:
 def runtime_of(vendor: str) -> DeviceRuntime | None:
     """The runtime of a vendor; None for ``host``, and where it is absent or sees no device."""
     if vendor not in _loaded:
-        row = VENDORS.get(vendor)
-        _loaded[vendor] = _load(row) if row is not None and row.adapter else None
+        with _loading:
+            if vendor not in _loaded:
+                row = VENDORS.get(vendor)
+                _loaded[vendor] = _load(row) if row is not None and row.adapter else None
     return _loaded[vendor]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
-from ..bindings.handle import sweep
+from ..bindings.handle import Kept
 from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.membership import Membership
@@ -57,7 +56,7 @@ from .transfer import (
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Messages that ended for their caller while libucp (after a timeout, or Ctrl-C) or a stream uses their memory.
-_held: deque[AnyTransfer] = deque()
+_held: Kept[AnyTransfer] = Kept()
 
 #: Seconds that a process may take to end once its memory is gone.
 _DYING_S = 1.0
@@ -145,8 +144,8 @@ class Arrays:
 
 def _hold(transfer: AnyTransfer) -> None:
     """Keep the memory of a transfer that has ended for its caller, while libucp or a stream uses it."""
-    if transfer.held() and transfer not in _held:
-        _held.append(transfer)
+    if transfer.held():
+        _held.add(transfer)
 
 
 class Messages:
@@ -195,7 +194,7 @@ class Messages:
         if self.captured.waiting:
             self.captured.check()
         if _held:
-            sweep(_held, lambda transfer: transfer.held())
+            _held.sweep(lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """A peer and a tag as integers, checked. ``what`` is ``dest`` or ``source``, which may be any, as its tag."""

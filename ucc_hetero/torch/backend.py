@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
+from ..bindings.handle import Kept
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..bootstrap.timely import timely
@@ -28,7 +30,7 @@ from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH, end_all
 from .work import limit_of, seconds_of, torch_error
 
-_groups: list[ProcessGroupUCCH] = []
+_groups: Kept[ProcessGroupUCCH] = Kept()
 
 
 class _DefaultGroup:
@@ -128,7 +130,8 @@ def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
-    _groups[:] = [*groups(), group]  # those that are over hold all that they were made of
+    _groups.sweep(_is_usable)  # those that are over hold all that they were made of
+    _groups.add(group)
     log.log("torch").info("group %s: rank %d of %d", group.group_name, group.rank(), group.size())
     return group
 
@@ -169,7 +172,10 @@ def groups() -> list[ProcessGroupUCCH]:
     Returns:
         Those that are in use, in the order in which they were made.
     """
-    return [group for group in _groups if group.usable]
+    return [*filter(_is_usable, _groups.all())]
+
+
+_is_usable = attrgetter("usable")
 
 
 def _over_store(opts: Any) -> Communicator:
@@ -221,7 +227,7 @@ def _over_mpi(opts: Any) -> Communicator:
 def _at_exit() -> None:
     """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
     if not exit.failed():
-        end_all(_groups)
+        end_all(_groups.all())
     futures.stop()
     _groups.clear()
 

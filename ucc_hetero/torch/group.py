@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from .. import log
 from ..api.comm import Communicator, runner_of
 from ..bindings import quarantine
+from ..bindings.handle import Kept
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
@@ -105,7 +106,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         """
         every = _all_are_destroyed()
         with _left([*c10d._world.pg_names] if every else [self]):
-            for each in _by_name(_leaving):
+            for each in _by_name(_leaving.all()):
                 if every and each.name >= self._name:
                     _end(each, each.seconds, every=True)
                 elif not every:
@@ -245,7 +246,7 @@ def _all_are_destroyed() -> bool:
 def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
     """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
     with _left(groups):
-        for each in _by_name(_leaving):
+        for each in _by_name(_leaving.all()):
             _end(each, each.seconds, every=True)
 
 
@@ -260,7 +261,7 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     comms = [comm for group in ours for comm in group._every_comm()]
 
     def discard() -> None:
-        for comm in {*comms, *(each.comm for each in _leaving)}:
+        for comm in {*comms, *(each.comm for each in _leaving.all())}:
             if not comm.runner.broken:
                 comm.runner.members.discard_users()
 
@@ -268,7 +269,9 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     try:
         for group in ours:
             group._finish()
-        _leaving.extend(each for group in ours for each in group._leave())
+        for group in ours:
+            for each in group._leave():
+                _leaving.add(each)
         yield
     finally:
         poll_hooks.remove(discard)
@@ -300,7 +303,7 @@ class _Leaving(NamedTuple):
 
 
 #: Those of groups that this rank leaves, until they are released.
-_leaving: list[_Leaving] = []
+_leaving: Kept[_Leaving] = Kept()
 
 
 def _by_name(leaving: Iterable[_Leaving]) -> list[_Leaving]:
@@ -323,7 +326,8 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
     """Release a communicator once all its ranks are about to; leave it to a later time, or the end, otherwise."""
     comm, name, _, vote = leaving
     runner = comm.runner
-    _leaving.remove(leaving)
+    if not _leaving.take(leaving):
+        return  # another thread does
 
     def died() -> bool:
         run_poll_hooks()
@@ -336,7 +340,7 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         runner.abandon("a rank of it died")
         return
     if not together and not every and runner.board.dead() < 0:
-        _leaving.append(leaving)
+        _leaving.add(leaving)
     elif not together:
         quarantine.keep(vote)
         dead = runner.board.dead()
