@@ -8,7 +8,6 @@ do (docs/bridge.md). Every rank judges the same gathered facts, so all of them c
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from .. import env
@@ -211,6 +210,3 @@ def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
             "some ranks of this job cannot take part:\n" + "\n".join(lines) + "\n    cure: what libucc and UCX "
             "print there says why; most often memory, segments or descriptors are short (ulimit -v, -n; /dev/shm)"
         )
-
-
-BYTEORDER = sys.byteorder

@@ -119,15 +119,12 @@ class Links:
         if handle == ffi.NULL:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
-        for rank, host in enumerate(hosts):
-            if host not in (hosts[self._rank], *hosts[:rank]) and env.get("HEARTBEAT"):
-                self._reach_by(rank, b"".join(map(_packed, self._offers[rank].addresses)))
-
-    def _reach_by(self, rank: int, addresses: bytes) -> None:
-        """Have links to the host of a rank looked at while calls wait for long."""
         patience = HEARTBEATS * env.get("HEARTBEAT")
-        if lib.ucch_circle_reach(self._handle, rank, addresses, len(addresses), patience):
-            raise MemoryError("no memory for the addresses of hosts")
+        for rank, host in enumerate(hosts) if patience else ():  # links to it are looked at while calls wait for long
+            addresses = b"".join(map(_packed, self._offers[rank].addresses))
+            first = host not in (hosts[self._rank], *hosts[:rank])
+            if first and lib.ucch_circle_reach(handle, rank, addresses, len(addresses), patience):
+                raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
         """Connect with those of higher ranks, and accept the connections of the others, at the same time."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -18,12 +21,98 @@ from ..machine.facts import Facts, unpacked
 from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
-from . import agreement, faults, numbers, process, settings
+from . import agreement, faults, process, settings
 from .board import PAGES, offer
+from .faults import Timely, not_met
 from .known import Known
 from .process import MOST_SPARE, Job, Spare
-from .timely import Timely, not_met
-from .turns import Turn
+
+#: The longest pause after a failed attempt, in seconds.
+_PAUSE = 0.002
+
+_creating = threading.RLock()
+
+
+class Turn:
+    """A context in which this process has its turn to create something, and so has every other rank of it: one thread
+    at a time, the same one on every rank that takes part.
+
+    libucc sends what it exchanges during a creation under one tag: threads that create teams at the same time would
+    take each other's messages, and locks taken in different orders on different ranks would wait for ever.
+    ``everyone(ready)`` tells the ranks whether this one is ready and returns whether all are; collective among them,
+    and repeated by all until they are.
+    """
+
+    def __init__(self, everyone: Callable[[bool], bool]) -> None:
+        self._everyone = everyone
+
+    def __enter__(self) -> None:
+        while True:
+            ready = _creating.acquire(blocking=False)
+            together = False
+            try:
+                together = self._everyone(ready)
+            finally:
+                if ready and not together:
+                    _creating.release()
+            if together:
+                return
+            time.sleep(random.uniform(0, _PAUSE))
+
+    def __exit__(self, *error: object) -> None:
+        _creating.release()
+
+
+def alone() -> threading.RLock:
+    """Held while this process destroys something: libucc returns its number to the table that creations exchange.
+
+    A table that changes on its way makes ranks choose different numbers for one team.
+    """
+    return _creating
+
+
+#: Communicators that a process can have.
+MOST_COMMS = 4096
+
+#: Communicator numbers in use by this process, a bit each; the last one claimed, and the first above it that may be
+#: in use.
+_ids = bytearray(MOST_COMMS // 8)
+_last, _next_used = [-1], [MOST_COMMS]
+
+
+def numbers_taken() -> tuple[int, int]:
+    """(the last number that this process has claimed, the first one above it that may be in use)."""
+    return _last[0], _next_used[0]
+
+
+def free_number(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
+    """The first number from ``following`` on that is free on all of these ranks; collective among them.
+
+    A communicator's number is its rest by `MOST_COMMS`. Messages that were not received may still be on their way when
+    their communicator is freed: the number that these ranks claim is above all that they have claimed before. ``ask``
+    exchanges the numbers in use, as bits.
+    """
+    bits = 0
+    for each in ask(bytes(_ids)):
+        bits |= int.from_bytes(each, "little")
+    claimed = next((each for each in range(following, following + MOST_COMMS) if not bits >> each % MOST_COMMS & 1), -1)
+    if claimed < 0:
+        raise UCCHError(f"{MOST_COMMS} communicators exist already; Free those that are no longer used")
+    own, after = int.from_bytes(_ids, "little"), claimed + 1
+    while after < claimed + MOST_COMMS and not own >> after % MOST_COMMS & 1:
+        after += 1
+    _next_used[0] = after
+    return claimed
+
+
+def claim_number(claimed: int) -> None:
+    _ids[claimed % MOST_COMMS >> 3] |= 1 << (claimed & 7)
+    _last[0] = claimed
+
+
+def release_number(number: int) -> None:
+    _ids[number >> 3] &= ~(1 << (number & 7))
+
 
 _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 
@@ -52,9 +141,9 @@ class Seat:
 
     def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
         self.known, self.claimed, self.file = known, claimed, file
-        numbers.claim(claimed)
+        claim_number(claimed)
         #: Part of every message tag.
-        self.id = claimed % numbers.MOST
+        self.id = claimed % MOST_COMMS
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
         self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
         for each in spare:
@@ -79,7 +168,7 @@ class Seat:
             lib.ucch_board_give_back(page.address, known.rank, self.claimed + 1, True)
         known.job.process.discard(self.id)
         known.job.spare[self.left_by] = self.spare
-        numbers.release(self.id)
+        release_number(self.id)
 
 
 class Bids:
@@ -97,7 +186,7 @@ class Bids:
         mine.ready = ready
         if ready and (job is None or job.sound()):
             mine.ready, spare = _GOES_ON, process.spare(job)
-            mine.last, mine.next_used = numbers.taken()
+            mine.last, mine.next_used = numbers_taken()
             mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
 
     def heard(self) -> bool:
@@ -110,10 +199,10 @@ class Bids:
         ``ask`` exchanges something among all ranks, which call it where the next number may be in use on one.
         """
         if self._claimed == lib.UCCH_ASK:
-            self._claimed = numbers.free(1 + max(each.last for each in self.all), ask)
-        if self._claimed >= numbers.MOST:
+            self._claimed = free_number(1 + max(each.last for each in self.all), ask)
+        if self._claimed >= MOST_COMMS:
             # Before any rank is past what all ranks have to come to: those that are may send.
-            process.process().discard(self._claimed % numbers.MOST)
+            process.process().discard(self._claimed % MOST_COMMS)
         return self._claimed >= 0
 
     def seat(self, known: Known, ranks: Sequence[int] | None, seconds: float) -> Seat:
@@ -272,7 +361,7 @@ def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Ti
             raise PeerError(f"{where} {dead} died")
 
     places = [known.members[rank] for rank in ranks]
-    own = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    own = MOST_COMMS + number * _TAGS + tag % _TAGS  # beyond those of teams
     least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
     if least < 0:
         not_met()

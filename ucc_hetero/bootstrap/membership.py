@@ -22,14 +22,14 @@ from ..trace import flight
 from ..trace.timeline import communicator
 from ..transport import wires
 from ..transport.channels import Channels, join
-from . import faults, numbers, process
+from . import faults, process
 from .board import PAGES, Board
+from .faults import Timely, timely
 from .known import Known
 from .links import Links
-from .meeting import Said, Seat, met
+from .meeting import MOST_COMMS, Said, Seat, met, release_number
 from .process import Spare
 from .teams import Teams
-from .timely import Timely, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -102,7 +102,7 @@ class Membership:
         self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
         # Before teams are made: deaths are heard of meanwhile.
         board.join(None if seat.ready else self.mpi.allgather(board.mapped))
-        board.id, times = self.id, seat.claimed // numbers.MOST
+        board.id, times = self.id, seat.claimed // MOST_COMMS
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
             self.links = Links(self.mpi, board, board.hosts, known.processes)
@@ -260,4 +260,4 @@ class Membership:
     def release_id(self) -> None:
         with self._discarding:
             self._is_closed = True
-        numbers.release(self.id)
+        release_number(self.id)

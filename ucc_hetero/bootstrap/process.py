@@ -32,7 +32,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .timely import timely
+from .faults import timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -95,7 +95,7 @@ class Process:
             transports=self._transports,
             idle_ports=self._idle_ports,
             settings=agreement.steering(env.settings(*agreement.STEERING_PREFIXES)),
-            byteorder=agreement.BYTEORDER,
+            byteorder=sys.byteorder,
             host=self.host,
             vendor=place.vendor,
             device=place.device,
@@ -559,6 +559,19 @@ def mpi_runs() -> bool:
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
+#: Variables in which launchers that know nothing of MPI tell how many ranks they have started: what marks the launcher,
+#: its name, and the way out.
+_WITHOUT_MPI = {
+    "WORLD_SIZE": (
+        "TORCHELASTIC_RUN_ID", "torchrun", "start the script with mpirun or ucch-run, or use torch.distributed's "
+        "methods with the backend ucch",
+    ),
+    "SLURM_STEP_NUM_TASKS": (
+        "SLURM_PROCID", "srun", "srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun in an allocation",
+    ),
+}  # fmt: skip
+
+
 def refuse_foreign_launcher() -> None:
     """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
 
@@ -576,25 +589,7 @@ def refuse_foreign_launcher() -> None:
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
             "in MPI4PY_LIBMPI"
         )
-    if alone and not told:
-        _refuse_launcher_without_mpi()
-
-
-#: Variables in which launchers that know nothing of MPI tell how many ranks they have started: what marks the launcher,
-#: its name, and the way out.
-_WITHOUT_MPI = {
-    "WORLD_SIZE": (
-        "TORCHELASTIC_RUN_ID", "torchrun", "start the script with mpirun or ucch-run, or use torch.distributed's "
-        "methods with the backend ucch",
-    ),
-    "SLURM_STEP_NUM_TASKS": (
-        "SLURM_PROCID", "srun", "srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun in an allocation",
-    ),
-}  # fmt: skip
-
-
-def _refuse_launcher_without_mpi() -> None:
-    for name, (mark, launcher, cure) in _WITHOUT_MPI.items():
+    for name, (mark, launcher, cure) in _WITHOUT_MPI.items() if alone and not told else ():
         size = os.environ.get(name, "")
         if mark in os.environ and size.isdigit() and int(size) > 1:
             raise NotSupported(

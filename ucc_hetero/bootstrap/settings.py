@@ -27,19 +27,16 @@ def read(rank: int) -> str:
     if not log.configured():
         log.set_rank(rank)
     if now != _read[0] or not log.configured():
-        _read = now, _mistakes()
+        try:
+            env.check()
+            parse_tune(env.get("TUNE"))
+            log.configure()
+        except ValueError as error:
+            _read = now, str(error)
+        else:
+            log.warn_unknown()
+            _read = now, ""
     return _read[1]
-
-
-def _mistakes() -> str:
-    try:
-        env.check()
-        parse_tune(env.get("TUNE"))
-        log.configure()
-    except ValueError as error:
-        return str(error)
-    log.warn_unknown()
-    return ""
 
 
 def timeout() -> float:

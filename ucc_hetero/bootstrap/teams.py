@@ -28,9 +28,8 @@ from ..types import DTYPES, OPS
 from . import agreement
 from .faults import EXCHANGE_ERRORS
 from .known import MOST_NUMBERS
-from .meeting import Seat
+from .meeting import Seat, Turn, alone
 from .process import TEAM_IDS, Spare
-from .turns import Turn, alone
 
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
