@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .. import log
-from .devices import started
+from .streams import started
 
 Clock = Callable[[], float]
 

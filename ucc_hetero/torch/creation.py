@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from _ucc_hetero_autoload import stock_group
 
@@ -31,8 +33,7 @@ from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
 from . import rendezvous
-from .monitored_barrier import NO_LIMIT
-from .work import limit_of, torch_error
+from .work import NO_LIMIT, limit_of, torch_error
 
 NAME = "ucch"
 
@@ -292,3 +293,36 @@ def _note(row: Vendor, size: int, name: str) -> None:
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():
         exit.register()  # a rank that fails ends the job
+
+
+# --- meshes for jobs of several vendors -------------------------------------------------------------------------------
+
+
+def hybrid_mesh(device_type: str = "") -> DeviceMesh:
+    """A mesh for hybrid sharding (HSDP): shards inside one vendor's fabric, replicas across.
+
+    A step moves each parameter three times between the ranks that share it, and its gradient once, by a shard, between
+    replicas: the many bytes stay on the vendor's own fabric and library, and the few cross.
+
+    Args:
+        device_type: that of the mesh; by default torch's accelerator, or ``cpu`` without one.
+
+    Returns:
+        A mesh of the dimensions ``replicate`` and ``shard`` over all ranks of the default group. The ``shard`` groups
+        are as large as they can be with one size for all: where vendors have 8 and 4 ranks, three groups of 4.
+
+    Raises:
+        RuntimeError: the default group was not asked of the backend ``ucch``.
+    """
+    found: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = device_type or ("cpu" if found is None else str(found.type))
+    return DeviceMesh(kind, torch.tensor(shards(fabrics())), mesh_dim_names=("replicate", "shard"))
+
+
+def shards(names: list[str]) -> list[list[int]]:
+    """Ranks in groups of one size, each of ranks with one name."""
+    members: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        members.setdefault(name, []).append(rank)
+    size = math.gcd(*map(len, members.values()))
+    return [ranks[at : at + size] for ranks in members.values() for at in range(0, len(ranks), size)]

@@ -25,13 +25,11 @@ import torch.distributed as dist
 from .. import log
 from ..native.waiting import progress_until
 from . import creation
-from .devices import module
 from .futures import Future
 from .layout import Finish
-from .monitored_barrier import NO_LIMIT
 from .not_compiled import not_compiled
-from .streams import current, in_idle_stream, used_in_current, using_stream
-from .work import Work, limit_of, seconds_of, torch_error
+from .streams import current, in_idle_stream, module, used_in_current, using_stream
+from .work import NO_LIMIT, Work, limit_of, seconds_of, torch_error
 
 #: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
 BackendMaker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
