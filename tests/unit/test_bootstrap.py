@@ -18,7 +18,7 @@ import pytest
 from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
-from ucc_hetero.bindings.ucc_enums import MemType
+from ucc_hetero.bindings.ucc import MemType
 from ucc_hetero.bootstrap import agreement, faults, meeting, process
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt

@@ -22,7 +22,7 @@ from ..native.libraries import ffi, lib, owned, preload_ucx
 from ..native.waiting import wait_in_slices
 from . import quarantine
 from .handle import Handle, Present, locked, memory
-from .ucc_enums import MemType
+from .ucc import MemType
 
 __all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "status_name"]
 

@@ -17,8 +17,8 @@ from ..machine.facts import Facts
 from ..planner.rules import Table
 from ..planner.select import Tuning, agreed
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
-from ..transport.carriers import warn_idle
 from ..transport.paths import Device, staged
+from ..transport.wires import warn_idle
 from . import agreement
 from .process import Job
 

@@ -30,7 +30,7 @@ from ..native.waiting import progress_until
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
-from ..transport import carriers, wires
+from ..transport import wires
 from . import agreement, fabrics, faults
 from .faults import timely
 
@@ -72,7 +72,7 @@ class Process:
             self.worker = self.ucx.worker()
         #: What UCX has found when it began, which it goes by from then on.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
-        self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
+        self._transports, self._idle_ports = tuple(sorted(transports)), wires.idle_ports(transports)
         self.connections: dict[str, ucx.Connection] = {}
         self._connecting = threading.Lock()
         self._libs: dict[str, ucc.Lib] = {}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..buffers import Buffer, VBuffer, as_blocks, as_buffer, as_vbuffer, is_in_place
-from ..buffers.fast_path import describe_fast
+from ..buffers.exporters import describe_fast
 from ..device import pointer_vendor
 from ..errors import NotSupported
 from ..native.libraries import ffi

@@ -10,8 +10,7 @@ from enum import IntEnum
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ..bindings.ucc import status_name
-from ..bindings.ucc_enums import CollFlag
+from ..bindings.ucc import CollFlag, status_name
 from ..bootstrap.board import Board, salt
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, overload
 
 from ..bindings.handle import sweep
-from ..bindings.ucc_enums import MemType
+from ..bindings.ucc import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.membership import Membership
 from ..bootstrap.settings import limit_text
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
-from ..buffers.fast_path import describe_fast
+from ..buffers.exporters import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict

@@ -14,9 +14,8 @@ from __future__ import annotations
 from .agent import Agent, AgentPeer, Certificates
 from .channel import ChannelError
 from .endpoint import Endpoint, Target
-from .memory import Memory
 from .pages import PageTable, PageTarget, Receipt
-from .region import Region
+from .region import Memory, Region
 from .request import Request, Requests
 from .wire_format import FormatError
 from .worker import Counter, Notification, Worker, connect_all
