@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -10,11 +9,12 @@ from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..docstrings import described, forms
 from ..p2p.neighbours import Neighbourhood
+from .comm_p2p import MessageMethods
 
 
 @forms
 @described(raises="MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.")
-class NeighbourMethods(ABC):
+class NeighbourMethods(MessageMethods):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 
     A block per neighbour, in the order in which the topology lists them; of ``MPI.PROC_NULL`` nothing is received and
@@ -23,9 +23,8 @@ class NeighbourMethods(ABC):
     """
 
     @cached_property
-    @abstractmethod
     def _neighbourhood(self) -> Neighbourhood:
-        """The edges of this rank."""
+        return Neighbourhood(self._mpi, self._own_messages)
 
     # --- blocking -----------------------------------------------------------------------------------------------------
 

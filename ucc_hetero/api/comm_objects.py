@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property, reduce
 from typing import Any
 
 from ..calls.objects import Objects
-from ..calls.runner import Runner
 from ..docstrings import described
-from ..p2p.neighbours import Neighbourhood
 from ..types import OPS, op_of
+from .comm_neighbours import NeighbourMethods
 
 SUM = OPS["SUM"]
 
@@ -22,20 +20,12 @@ SUM = OPS["SUM"]
     root="Rank that has the object, or gets what comes.",
     sendobj="An object that can be pickled.",
 )
-class ObjectMethods(ABC):
+class ObjectMethods(NeighbourMethods):
     """Collectives of Python objects that can be pickled: they move as the data of any call does."""
 
-    _runner: Runner
-
     @cached_property
-    @abstractmethod
     def _objects(self) -> Objects:
-        """Exchanges of objects among the ranks."""
-
-    @cached_property
-    @abstractmethod
-    def _neighbourhood(self) -> Neighbourhood:
-        """The edges of this rank."""
+        return Objects(self._runner)
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Give all ranks the root's object.
