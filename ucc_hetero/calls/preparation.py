@@ -15,8 +15,7 @@ from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
 from ..engine.lowering import Execution, Lowering, Program, Recipe, Route
-from ..engine.placement import Placement, ProgramSpec
-from ..engine.stream_program import queues
+from ..engine.placement import Placement, ProgramSpec, queues
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi
 from ..planner.algorithms import Role, with_role

@@ -22,8 +22,7 @@ from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace import timeline
 from ..trace.timeline import Note
 from ..transport.channels import Channels
-from .placement import Local, Placement, ProgramSpec, is_each
-from .stream_program import may_hold, of_vendors, queued
+from .placement import Local, Placement, ProgramSpec, is_each, may_hold, of_vendors, queued
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64

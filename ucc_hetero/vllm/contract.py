@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..rma.layout import convertible, scale
+from ..rma.pages import convertible, scale
 from ..types import DTYPES
 
 #: Of messages between connectors.
