@@ -26,10 +26,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?")
 
 
 def parse_size(text: str) -> float:
-    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` (powers of 1024, any case) or ``inf``.
-
-    Whole numbers come back as ``int``, ``inf`` as ``math.inf``; anything else is a ``ValueError``.
-    """
+    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` or ``inf``: an ``int``, or ``math.inf``; else ``ValueError``."""
     word = text.strip().lower()
     if word == "inf":
         return math.inf

@@ -336,10 +336,8 @@ class Team(Handle):
         return handle[0]
 
     def _end(self, test: Callable[[], int], late: str, timeout: float, look: Callable[[], None] | None = None) -> int:
-        """Make progress until ``test`` is not in progress any more, and return its status.
-
-        Other threads get the engine's lock between two tests: the other ranks may be waiting for what these do.
-        """
+        """Make progress until ``test`` has ended, and return its status; between two tests others get the engine's
+        lock."""
         status = int(Status.INPROGRESS)
 
         def over() -> bool:

@@ -100,8 +100,8 @@ def apply_settings(ucc: str, environ: MutableMapping[str, str]) -> None:
 
 
 def keep_to_host_memory(environ: MutableMapping[str, str]) -> None:
-    """Let the native library of a rank without a device make teams of the components for host memory alone, unless the
-    user names others: these ask other ranks for nothing, as vendors' libraries do where the host has a device."""
+    """Have a rank without a device use components for host memory alone, unless the user names others: these ask no
+    other rank."""
     if "UCC_TLS" not in environ:
         environ.setdefault(f"{NATIVE_PREFIX}_UCC_TLS", ",".join(_ALONE))
 
@@ -178,10 +178,8 @@ def _unreachable(everyone: list[Facts]) -> list[str]:
 
 
 def judge(everyone: list[Facts]) -> None:
-    """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job.
-
-    What UCC would choose by local facts is not judged: the bridge's settings are forced.
-    """
+    """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job, and is not forced
+    equal."""
     found = [_must_agree(facts) for facts in everyone]
     names = [*_MUST_AGREE, *sorted({name for each in found for name in each} - _MUST_AGREE.keys())]
     values = {name: [each.get(name, "") for each in found] for name in names}
@@ -195,11 +193,8 @@ def judge(everyone: list[Facts]) -> None:
 
 
 def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
-    """Raise :class:`AgreementError` where libucc has made contexts that only some ranks have connections in.
-
-    ``everyone``: each rank's contexts by name, with True for those that have. Where no rank has, the setting is meant
-    so.
-    """
+    """Raise :class:`AgreementError` where libucc has made contexts (True by name) that only some ranks have connections
+    in."""
     lines = []
     for name in sorted({name for each in everyone for name in each}):
         without = [rank for rank, each in enumerate(everyone) if each.get(name) is False]

@@ -78,8 +78,8 @@ def show(kind: type[BaseException], value: BaseException, tb: TracebackType | No
 
 
 class Living(NamedTuple):
-    """Ways with a communicator that has not been freed: to its runner, made if need be, to let no thread use it any
-    more, which gives what releases it, and what a forked child calls."""
+    """Ways with a communicator that is not freed: to its runner; to let no thread use it, which gives its release;
+    after fork."""
 
     run: Callable[[Any], Any]
     retire: Callable[[Any], Callable[[], None]]
@@ -143,10 +143,7 @@ def leak(comm: object) -> None:
 
 
 def _after_fork() -> None:
-    """Communicators are the parent's: a child that used them would take part in its calls.
-
-    The end of its process is its own where the parent has not begun MPI.
-    """
+    """Communicators are the parent's; the end of the process is its own where the parent has not begun MPI."""
     global _pid
     if not process.inherited():
         _pid = os.getpid()
@@ -271,10 +268,7 @@ def _runners() -> list[Any]:
 
 
 def _within_calls() -> list[int]:
-    """Threads that are within a call of a communicator's or a request's, or of MPI's for one.
-
-    They are daemons, as others have ended: a listener that waits for its next message, say.
-    """
+    """Threads, daemons by now, that are within a call of a communicator's or a request's, or of MPI's for one."""
     package = Path(__file__).parents[1]
     calls = tuple(str(package / folder) for folder in ("api", "calls", "bootstrap"))
     found = []

@@ -85,10 +85,7 @@ def dead_ranks(mpi: Any) -> list[int]:
 
 
 def settle(mpi: Any) -> None:
-    """Wait until no death of a rank of ``mpi`` has come to be known for a moment.
-
-    What ends one rank often ends its neighbours, too, and Open MPI 5.0.11 may crash where it hears of a death while it
-    makes a communicator.
+    """Wait until no death has been heard of for a moment: Open MPI 5.0.11 may crash if it hears of one in ``Comm_dup``.
     """
     dead, until = dead_ranks(mpi), time.monotonic() + _SETTLED_S
 
@@ -113,8 +110,7 @@ def leave(status: int) -> None:
 
 
 def leave_late() -> None:
-    """Have the process end some seconds after Python has, in case a rank dies while other ranks are in
-    ``MPI_Finalize``."""
+    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
     _at_the_end("ucch_leave_late")
 
 
@@ -179,8 +175,8 @@ _watchdog = Watchdog(_end_job)
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
-    are for."""
+    """An ``MPI.Comm`` whose collectives, for ``what``, end after ``seconds`` (0: never), or once a rank of it has died.
+    """
 
     def __init__(self, mpi: Any, seconds: float, what: str) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
@@ -229,9 +225,7 @@ class Timely:
         return _watchdog.over(call, self.seconds, self._what)
 
     def apart(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, made in a thread that can be.
-
-        ``CollectiveTimeout`` if a rank does not come within the seconds, ``PeerError`` if one has died.
+        """As :meth:`at_once`, in a thread that can be left: ``CollectiveTimeout`` in time, ``PeerError`` after a death.
         """
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:
@@ -274,10 +268,8 @@ class Timely:
         return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
 
     def _answer(self) -> None:
-        """Tell the ranks that have waited in vain that this one waits, too.
-
-        Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
-        """
+        """Tell ranks that have waited in vain that this one waits, too: a word, and the number of the rank that says
+        it."""
         with suppress(*EXCHANGE_ERRORS):  # the collective's own error says it better
             while message := self._mpi.Improbe(tag=largest_tag()):
                 said = bytearray(1 + _LENGTH)

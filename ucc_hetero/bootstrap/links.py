@@ -34,10 +34,8 @@ def neighbours(count: int, place: int) -> set[int]:
 
 
 def spokes(hosts: Sequence[int], rank: int) -> list[int]:
-    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring host.
-
-    ``hosts[r]`` is the host of rank r, from 0 on.
-    """
+    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring one of
+    ``hosts[r]``."""
     ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
     here = ranks[hosts[rank]]
     found = {here[place] for place in neighbours(len(here), here.index(rank))}
@@ -90,10 +88,7 @@ def _door() -> _Door:
 
 
 class Links:
-    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``.
-
-    ``processes`` are the names of the ranks' processes.
-    """
+    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``."""
 
     def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes

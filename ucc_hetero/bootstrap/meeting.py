@@ -194,10 +194,8 @@ class Bids:
         return self._claimed != _NOT_READY
 
     def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
-        """Agree on the number of the new communicator. False where a rank wants no more of their job.
-
-        ``ask`` exchanges something among all ranks, which call it where the next number may be in use on one.
-        """
+        """Agree on the new communicator's number, by ``ask`` where one may be in use; False where a rank wants no more
+        of its job."""
         if self._claimed == lib.UCCH_ASK:
             self._claimed = free_number(1 + max(each.last for each in self.all), ask)
         if self._claimed >= MOST_COMMS:
@@ -206,8 +204,8 @@ class Bids:
         return self._claimed >= 0
 
     def seat(self, known: Known, ranks: Sequence[int] | None, seconds: float) -> Seat:
-        """This rank's seat in the new communicator: of these ``ranks`` of all that are ``known``, or of those of its
-        color in the order of their keys."""
+        """This rank's seat among these ``ranks`` of all that are ``known``, or those of its color in the order of their
+        keys."""
         if ranks is None:
             count = lib.ucch_words_ranks(self.all, self._size, known.rank, self._ranks)
             ranks = ffi.unpack(self._ranks, count)
@@ -285,8 +283,7 @@ class _Meeting:
         return Said(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
-        address another host has, too."""
+        """Let all ports of a host carry data, if libucp has not begun; none whose address another host has, too."""
         allowed = os.environ.get("UCX_NET_DEVICES", "")
         nodes, offers, found = zip(*self._everyones_ports, strict=True)
         repeated = nics.repeated(nodes, found)
@@ -311,20 +308,15 @@ def _table() -> Table:
 
 @contextmanager
 def met(mpi: Any) -> Iterator[Said]:
-    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here.
-
-    Raises :class:`AgreementError` on every rank when their facts do not fit together.
-    """
+    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here."""
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
         yield meeting.exchange()
 
 
 class Again:
-    """The ranks of a communicator as they make others of some of them, one after the other.
-
-    ``exchange``: in a call of this name, brings all the bytes of each rank's bid.
-    """
+    """The ranks of a communicator as they make others of some of them; ``exchange`` brings all bids, in a call of a
+    name."""
 
     def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
         self._known, self._exchange = known, exchange

@@ -172,10 +172,7 @@ class Membership:
         return None
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one.
-
-        In one fragment each: the others are on the same teams, but for slivers that unlike islands cut differently.
-        """
+        """Plans, in one fragment, of calls of all sizes whose counts every rank knows, from or to rank 0 if to one."""
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
             for count in USUAL_COUNTS:
@@ -205,9 +202,7 @@ class Membership:
         return self.channels or (self._graphs and self._graphs[0]) or None
 
     def for_graphs(self) -> tuple[Channels | None, Topology, str]:
-        """Channels for calls that are captured in graphs, among which islands, and why there are none.
-
-        Devices of one vendor, whose library such calls are left to otherwise, get theirs with the first; collective.
+        """(channels for captured calls, among which islands, why there are none); made by the first one, collectively.
         """
         if self.channels is not None or not self.topology.flat:
             return self.channels, self.topology, self.lacks

@@ -287,11 +287,7 @@ class Job:
         self.comm.Send(array("i", [word]), place, tag)
 
     def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
-        """A rank's small number; None if it does not come in time.
-
-        Peers may need our side of earlier transfers before they come to speak. What ``look`` raises meanwhile ends the
-        wait.
-        """
+        """A rank's small number, None if it does not come in time; what ``look`` raises ends the wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
         with quarantine.unless_over((request, word)):
@@ -393,9 +389,7 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory.
-
-    It stays what it was at first, also where ranks are numbered anew after deaths.
+    """Vendor and device of this rank's buffers, which stay what they were at first, also where ranks are numbered anew.
     """
     global _place
     if _place is None or not begun():
@@ -432,10 +426,8 @@ def spare(of: Job | None = None) -> tuple[int, ...]:
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
-    """The job that these processes share: the first one of all their offers, or a new one (collective).
-
-    Ranks that share several jobs joined them in the same order, so that all find the same one.
-    """
+    """The job that these processes share: the first one of all their offers, in order of joining, or a new one
+    (collective)."""
     usable = set.intersection(*(set(each[1:]) for each in offers))
     for job in _jobs:
         if job.name in usable and job.serves(everyone):
@@ -573,10 +565,7 @@ _WITHOUT_MPI = {
 
 
 def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
-
-    Processes that a rank has started are alone by intent.
-    """
+    """``NotSupported`` where another MPI's launcher has started this rank: each rank would be a job of its own."""
     from mpi4py import MPI
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}

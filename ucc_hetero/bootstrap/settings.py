@@ -18,10 +18,8 @@ _TOLD = "_first_rank_prints"
 
 
 def read(rank: int) -> str:
-    """Read this rank's settings where one has changed, and return what is wrong with them; empty where nothing is.
-
-    Those of the log take effect, and ``rank`` may be part of its file's name; unknown ones are warned of.
-    """
+    """What is wrong with this rank's settings, read where one has changed; those of the log take effect, unknown ones
+    warn."""
     global _read
     now = env.settings(env.PREFIX)
     if not log.configured():

@@ -126,10 +126,8 @@ class StoreComm:
         cls, store: Any, rank: int, ranks: Sequence[int], size: int, seconds: float, deaths: Deaths | None = None,
         place: str = "",
     ) -> StoreComm:  # fmt: skip
-        """A communicator of ranks that have none yet: those of the job's ``size`` that are named.
-
-        ``deaths`` where there are some among the job's ranks; ``place``: where in the store these meet.
-        """
+        """A communicator of ranks that have none yet: those named, of the job's ``size``, who meet at ``place`` in the
+        store."""
         deaths = deaths or Deaths(store, ranks[rank], place)
         return cls(store, place or _place(), rank, deaths, ranks, _World(ranks[rank], size), seconds)
 
@@ -446,8 +444,7 @@ def arrive(store: Any, seconds: float) -> StoreComm:
 
 
 def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
-    """Call all newcomers that have come by now: the exchange among all; None if fewer than ``least`` have.
-    Collective."""
+    """Collective: the exchange with all newcomers that have come by now; None if fewer than ``least`` have."""
     rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
     place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
     size = before + count

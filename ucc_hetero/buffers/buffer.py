@@ -159,10 +159,7 @@ class Memory(NamedTuple):
 
 
 def merge(dims: Iterable[tuple[int, int]], itemsize: int) -> Dims:
-    """The same elements in the same order by as few loops as possible.
-
-    Contiguous elements give ``((n, itemsize),)``, a single one ``((1, itemsize),)``, none ``((0, itemsize),)``.
-    """
+    """The same elements in the same order by as few loops as possible, one where they are contiguous."""
     out: list[tuple[int, int]] = []
     for count, stride in dims:
         if count == 0:
@@ -250,10 +247,7 @@ def copy(source: Buffer, target: Buffer) -> None:
 
 
 def pack(buffer: Buffer) -> Buffer:
-    """A contiguous, writable host copy of a buffer's elements, in their logical order.
-
-    A contiguous buffer is returned as it is, without a copy. Host memory only.
-    """
+    """A contiguous copy of a buffer's elements in host memory, in their logical order; a contiguous buffer itself."""
     if buffer.layout is None:
         return buffer
     packed = empty_like(buffer)

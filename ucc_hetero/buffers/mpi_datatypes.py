@@ -80,10 +80,7 @@ def is_bottom(buf: object) -> bool:
 
 
 def bare_address(buf: object) -> int:
-    """The address that an ``MPI.memory`` (``MPI.buffer``) of no bytes stands for; 0 for anything else.
-
-    Array libraries pass ``MPI.memory.fromaddress(address, 0)`` with a count and a datatype, which then say it all.
-    """
+    """The address that an ``MPI.memory`` of no bytes stands for, as array libraries pass it; 0 for anything else."""
     module = _mpi()
     if module is None or not isinstance(buf, module.memory) or buf.nbytes:
         return 0

@@ -120,10 +120,8 @@ class Runner(State):
     # --- before a call ------------------------------------------------------------------------------------------------
 
     def check_usable(self, *, calls: bool = True) -> None:
-        """Raise if the communicator cannot be used.
-
-        Messages and set-ups are no ``calls`` on the board: of a refused call they go on until this rank comes to it.
-        """
+        """Raise if the communicator cannot be used; of a refused call, what makes no ``calls`` goes on until this rank
+        comes to it."""
         if self.orphaned:
             raise CollectiveError(forked_text(self.rank))
         if lib.ucch_board_broken(self.board.native):
@@ -203,9 +201,7 @@ class Runner(State):
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
-        """Run a call on host memory to its end that is a part of something larger.
-
-        The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
+        """Run a call on host memory that is part of something larger: ranks compare ``label``, by which it is repeated.
         """
         try:
             with self.refusing:
@@ -224,9 +220,7 @@ class Runner(State):
     def _run_from_pool(
         self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
-        """Run a program of a pool to its end; False if it could not be started.
-
-        With the whole ``call``, the next one like it needs no Python.
+        """Run a program of a pool to its end; False if it could not be started. With ``call`` the next needs no Python.
         """
         program = pool.take()
         if program is None:
@@ -380,10 +374,7 @@ class Runner(State):
         return Captured()
 
     def make_repeatable(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
-        """Let calls that differ from this one in addresses alone be made by ``key``, as :class:`RepeatableCall` says.
-
-        This one was launched, or made on host memory.
-        """
+        """Let calls like this one, which has been made, be made by ``key``, as :class:`RepeatableCall` says."""
         if self._verification is not None:
             return  # the checksums must be compared, which the short way does not do
         pool = look_up(self._cache, self._in_place, *call)[1]

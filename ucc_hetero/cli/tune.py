@@ -31,10 +31,7 @@ _GAIN = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Seconds of each choice for a collective; ``default`` is what would have been chosen without a table.
-
-    ``noise``: seconds in which the middle half of a choice's samples lie.
-    """
+    """Seconds of each choice for a collective; ``noise``: in which the middle half of its samples lie."""
 
     collective: str
     nbytes: int
@@ -144,10 +141,7 @@ class Trial:
 
 
 class _Example:
-    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one.
-
-    ``ValueError`` for a collective with counts per rank.
-    """
+    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one."""
 
     def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
         if collective not in MEASURABLE:

@@ -79,8 +79,7 @@ def no_runtime(rank: int, vendor: str) -> str:
 
 @cache
 def collective_library(memory: int) -> bool:
-    """True if libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked
-    after a context exists."""
+    """True if libucc has loaded the vendor's own library of collectives, which it has once a context exists."""
     wanted = vendors.of_memory(memory).collectives
     return bool(wanted) and all(map(mapped, wanted))
 
@@ -95,10 +94,7 @@ def forget() -> None:
 
 
 def pointer_vendor(address: int) -> tuple[str, int]:
-    """Vendor and device number of a pointer that claims to be on a device; pinned host memory is ``host``.
-
-    ``BufferError`` when no runtime is here to ask, or when none knows the address: freed, or never a device's.
-    """
+    """Vendor and device number of a device pointer, ``host`` for pinned memory; ``BufferError`` where none knows it."""
     runtimes = available()
     if not runtimes:
         tried = "; ".join(f"{row.name}: {report(row.name)}" for row in VENDORS.values() if row.adapter)

@@ -45,8 +45,8 @@ class Execution(IntEnum):
 
 
 class Recipe:
-    """A native program but for the communicator's board: ``spec`` has fields of a ``ucch_spec``, each step those of a
-    ``ucch_part``. These may point into ``keep``."""
+    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a ``ucch_part``.
+    """
 
     __slots__ = ("_about", "_keep", "_steps")
 
@@ -111,8 +111,7 @@ class Lowering:
         self.bounce = 0
 
     def program(self, label: str, nbytes: int) -> Program:
-        """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
-        board shows of the call, ``nbytes`` are those of the caller's buffers."""
+        """Make the program, shown as ``label``, and the teams that are new (collective among their members)."""
         steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:

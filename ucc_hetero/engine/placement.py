@@ -308,10 +308,7 @@ def queued(channels: Channels, notes: Sequence[Note], at: Placement, bounce: int
 
 
 def _computes(steps: Sequence[Step], at: Placement, compiles: bool) -> bool:
-    """True if devices do the arithmetic themselves: every rank asks for all steps, also for those of other ranks.
-
-    ``compiles``: all of them have a compiler.
-    """
+    """True if devices do all the arithmetic themselves, also that of other ranks' steps; ``compiles``: all can."""
     what, wanted = at.what, []
     if any(step.kind == "combine" for step in steps):
         wanted.append((lib.UCCH_COMBINE, what.op, at.code, 0))

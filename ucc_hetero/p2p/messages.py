@@ -315,8 +315,7 @@ class Messages:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
     def goes_by_lane(self, peer: int) -> bool:
-        """True if messages in streams with a rank go by a lane (p2p/lane.c). Raises for any rank: streams wait for
-        one."""
+        """True if messages in streams with a rank go by a lane (p2p/lane.c); raises for any rank."""
         if self._lanes == ffi.NULL or peer in (self.rank, self.null):
             return False
         if peer == self.any_source:

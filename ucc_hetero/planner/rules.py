@@ -145,10 +145,7 @@ class Measured:
 
 
 def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
-    """Put what was measured for a topology into a JSON table, beside other topologies already there.
-
-    ``ValueError`` if the file is there and not such a table.
-    """
+    """Put what was measured for a topology into a JSON table beside others; ``ValueError`` if the file is none."""
     rules = [str(rule) for rule in found.rules]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rules}
     file = Path(path)
@@ -161,11 +158,7 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
 
 
 def load_table(text: str, topology: Topology) -> Measured:
-    """Entry of a JSON table (its text: rank 0 reads the file, all get the same) for a topology; nothing if unknown.
-
-    Tables go by topologies without weights: those are part of what was measured. ``ValueError`` if the text is not such
-    a table.
-    """
+    """Entry of a JSON table's text for a topology without weights, or nothing; ``ValueError`` for another text."""
     table = _parse(text)
     with _reading():
         entry = table["topologies"].get(topology.fingerprint())

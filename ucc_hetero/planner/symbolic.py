@@ -89,10 +89,7 @@ class Memory:
 
 
 def add(operands: Sequence[Sequence[Cell]]) -> list[Cell]:
-    """The reduction of values over one interval, each given as cells that cover it.
-
-    ``ValueError`` where operands are different elements of their vectors.
-    """
+    """The reduction of values over one interval, cells each; ``ValueError`` for different elements of their vectors."""
     cuts = sorted({cell.end for cells in operands for cell in cells})
     out = []
     at = [0] * len(operands)

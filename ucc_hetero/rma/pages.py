@@ -159,8 +159,8 @@ class Plan:
         return Conversion(row, rows, apart, groups_apart, _UNITS[unit], _UNITS[unit], unit, unit)
 
     def lists(self, pages: Array, theirs: Array, part: int | None) -> tuple[Array, Array, Array]:
-        """Offsets on both sides and lengths of pages of one array: of one ``part`` of them, or of all (None) where both
-        sides have these in one array."""
+        """Offsets on both sides and lengths of pages of one array: of one ``part``, or of all where both have one
+        array."""
         offsets = []
         parts = np.arange(self.mine.parts) if part is None else np.array([part])
         for form, numbers, pieces in ((self.mine, pages, self.route.mine), (self.theirs, theirs, self.route.theirs)):

@@ -70,10 +70,7 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
 
 
 def _refusing(method: _M) -> _M:
-    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks.
-
-    Else theirs would wait for this rank, and could meet its next call.
-    """
+    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks."""
 
     @wraps(method)
     def made(self: Any, *args: Any, **more: Any) -> Any:

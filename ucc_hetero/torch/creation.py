@@ -104,10 +104,8 @@ def install() -> None:
 
 
 def is_by_device(name: str) -> bool:
-    """True if a group was asked for with a backend for each type of device, as also where none is named.
-
-    Backends of torch's own then make calls on the host's tensors in one order, and those on devices' in another.
-    """
+    """True if a group has a backend of torch's for each type of device, so that calls on these have orders of their
+    own."""
     return name in _by_device
 
 
@@ -204,10 +202,8 @@ def share_fabric(members: Sequence[RankFacts]) -> bool:
 
 
 def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
-    """torch's backend for the vendor of rank ``at`` of a group, and the ranks of the group that share its fabric.
-
-    Each of these has a device of its own. No message is needed, and both ranks of a pair find the same.
-    """
+    """torch's backend for the vendor of rank ``at``, and the ranks that share its fabric; alike on both ranks of a
+    pair."""
     mine = _known.get(ranks[at])
     if mine is None or not mine.backend:
         return "", frozenset()

@@ -46,10 +46,7 @@ from .work import NO_LIMIT, CombinedWork, GraphWork, LaneWork, ReceiveStatus, Wo
 
 
 class GroupComm:
-    """One communicator with the locks that order what is posted on it.
-
-    ``check_aborted`` raises when the group has been aborted; blocking calls ask it now and then.
-    """
+    """One communicator with the locks that order what is posted on it; ``check_aborted`` raises on an abort."""
 
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
         self.communicator, self.runner = comm, runner_of(comm)
@@ -166,11 +163,7 @@ class _Batch(threading.local):
 
 @not_compiled
 class Dispatch:
-    """Base of a process group: starts a collective or a message, and returns its Work.
-
-    Collectives are posted in program order and run in that order. The group's time limit is that of every call, unless
-    the call brings its own.
-    """
+    """Base of a process group: starts a collective or a message, in program order, and returns its Work."""
 
     #: Works (and `WaitedWork`) whose end the host has not seen, in order; keeps their tensors alive.
     in_flight: dict[Any, None]
@@ -389,10 +382,7 @@ class Dispatch:
             )
 
     def _comm(self, *, on_host: bool) -> GroupComm:
-        """The communicator of a collective, which may be on tensors of the host.
-
-        Calls that callbacks post have one of their own (:mod:`.futures`).
-        """
+        """The communicator of a collective; calls that callbacks post have one of their own (:mod:`.futures`)."""
         at = futures.level()
         if not at:
             return self._hosts if on_host else self._comms[0]
@@ -409,10 +399,8 @@ class Dispatch:
         return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception, memory: Sequence[Any] | None = None) -> None:
-        """Tell the other ranks that this one cannot make its next collective: if one of them makes it, the group ends.
-
-        Its tensors are in ``memory``; None: they may be the host's or a device's.
-        """
+        """Tell the other ranks that this one cannot make its next collective, whose tensors are in ``memory``, if that
+        is known."""
         self._check_usable()
         self._posted += 1
         kinds = (True, False) if memory is None else (any(each.is_cpu for each in tensors_in(memory)),)

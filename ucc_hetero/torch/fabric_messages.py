@@ -50,10 +50,7 @@ BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
 def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
-    """Messages within the fabric of rank ``at`` of a group; None if no other rank of the group shares its fabric.
-
-    ``ranks`` are the group's ranks by their numbers in the default group.
-    """
+    """Messages within the fabric of rank ``at`` among ``ranks`` of the default group; None if it is alone there."""
     name, places = creation.fabric_peers(ranks, at)
     if not places or name not in BACKENDS:
         return None
@@ -62,10 +59,7 @@ def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timed
 
 
 class FabricMessages:
-    """Messages between one rank of a group and those that share its fabric, by a backend for each pair and direction.
-
-    Backends are made when they are first needed.
-    """
+    """Messages among ranks that share a fabric, by a backend for each pair and direction, made at need."""
 
     def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds

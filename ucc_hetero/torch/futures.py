@@ -163,10 +163,8 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Call ``callback(self)`` when there is a result; the returned future holds what it returns.
-
-        At once, before this returns, where the caller has waited for the result.
-        """
+        """Call ``callback(self)`` when there is a result, at once for one that was waited for; the future of what it
+        returns."""
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:

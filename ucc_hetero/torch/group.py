@@ -344,11 +344,7 @@ _GRACE = 1.0
 
 
 def monitored_barrier(store: Any, key: str, place: tuple[int, int], seconds: float, wait_all_ranks: bool) -> None:
-    """Wait for all ranks; on rank 0 the error says which have not come, in the words of gloo's.
-
-    ``key`` is that of this barrier alone, ``place`` rank and size.
-    Rank 0 looks for the first rank that is missing, or for all that are. The group stays usable.
-    """
+    """Wait for all ranks by keys that begin with ``key``; on rank 0 the error says, as gloo's, which have not come."""
     rank, size = place
     if rank == 0:
         _collect(store, key, size, seconds, wait_all_ranks)

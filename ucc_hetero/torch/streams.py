@@ -103,8 +103,7 @@ def stream_query(device: Any) -> Callable[[], int]:
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over; when
-    that is. None for memory of the host."""
+    """Tell torch that the current stream uses a call's memory; when that is over, None for memory of the host."""
     stream = None
     for tensor in tensors_in(memory):
         if not tensor.is_cpu:

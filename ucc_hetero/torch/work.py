@@ -67,8 +67,7 @@ class PendingOperation(NamedTuple):
     keep: object
 
     def wait(self, seconds: float) -> Any:
-        """Wait so long; true if the operation has ended. Once another thread has taken the end of the request, its
-        operation may serve the next call."""
+        """Wait so long; true if the operation, or its request, which another thread may have taken, has ended."""
         return self.request.finished or lib.ucch_wait(self.op, seconds)
 
 
@@ -277,8 +276,7 @@ class Work(dist.Work):
         return self._error
 
     def settle(self) -> None:
-        """Wait for what the call still does with our memory, before the group ends; a receive whose message has not
-        come is taken back."""
+        """Wait for what the call still does with our memory; a receive whose message has not come is taken back."""
         if self._source is not None:
             for request in self.unfinished():
                 request.Cancel()

@@ -109,10 +109,7 @@ def _devices_of(number: int) -> tuple[str, bool]:
 
 
 def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
-    """Addresses of this process's wires, (the sender's, the receiver's) of each, at least ``count``; made at need.
-
-    Fewer, or none, where UCX cannot make them.
-    """
+    """Addresses of this process's wires, (sender's, receiver's), at least ``count`` where UCX can make them."""
     global _pid
     with _making:
         if _pid != os.getpid():
@@ -198,8 +195,7 @@ def _text(found: Mapping[str, list[str]]) -> str:
 
 
 def idle_ports(found: Mapping[str, list[str]]) -> tuple[RdmaPort, ...]:
-    """Active RDMA ports that UCX, which has ``found`` transports and devices, does not reach although its settings let
-    it."""
+    """Active RDMA ports that UCX's ``found`` transports do not reach although its settings let it."""
     reached = {name for devices in found.values() for name in devices}
     return tuple(port for port in meant(active(), os.environ) if port.name not in reached)
 

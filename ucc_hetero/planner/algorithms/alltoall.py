@@ -40,10 +40,7 @@ def suits(case: Case, level: int) -> int:
 
 
 def _suits(case: Case) -> int:
-    """Rails are the better the fewer and the longer the messages are; many short ones should go through leaders.
-
-    ``nbytes`` is what all ranks send to one.
-    """
+    """Rails are the better the fewer and the longer the messages are; many short ones should go through leaders."""
     most = max(island.size for island in case.topology.islands)
     bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= ranking.LATENCY_LIMIT
     return suits(case, ranking.rails(case) if bundled else ranking.BEST)
@@ -93,9 +90,7 @@ def regular(topology: Topology) -> bool:
 
 
 def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
-    """Rail p exchanges what the p-th ranks send to whole islands, which then hand it out. In one piece: slices of the
-    blocks would have to be packed.
-    """
+    """Rail p exchanges what the p-th ranks send to whole islands, which then hand it out; in one piece, unpacked."""
     islands, count = topology.islands, blocks[0][0].count
     m, s = len(islands), islands[0].size
     if not count:

@@ -83,8 +83,7 @@ class Hierarchy:
         return Step("reduce_scatter", owners, self.sources(group, part, shares), dst)
 
     def gather(self, group: Group) -> list[Step]:
-        """One group's way outward, into ``recv``: blocks that its ranks own go to the ranks that had owned them
-        before."""
+        """One group's way outward, into ``recv``: its ranks' blocks go to those that had owned them before."""
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
