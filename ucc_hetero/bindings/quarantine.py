@@ -15,8 +15,8 @@ _for_ever: list[object] = []
 
 
 def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
-    """Keep something alive until the process ends, or :func:`release` of its ``owner`` finds that ``until()`` is true.
-    """
+    """Keep something alive until the process ends, or :func:`release` of its ``owner`` finds that ``until()`` is
+    true."""
     if until is None:
         _for_ever.append(thing)
     else:

@@ -28,43 +28,20 @@ from . import quarantine
 from .handle import Handle, locked, memory
 from .oob import Exchange, forget, oob_of
 
-
-class Status(IntEnum):
-    """``ucc_status_t``."""
-
-    OK = 0
-    INPROGRESS = 1
-    OPERATION_INITIALIZED = 2
-    ERR_NOT_SUPPORTED = -1
-    ERR_NOT_IMPLEMENTED = -2
-    ERR_INVALID_PARAM = -3
-    ERR_NO_MEMORY = -4
-    ERR_NO_RESOURCE = -5
-    ERR_NO_MESSAGE = -6
-    ERR_NOT_FOUND = -7
-    ERR_TIMED_OUT = -8
-    ERR_IO_ERROR = -9
+#: ``ucc_status_t``.
+Status = IntEnum("Status", {
+    "OK": 0, "INPROGRESS": 1, "OPERATION_INITIALIZED": 2, "ERR_NOT_SUPPORTED": -1, "ERR_NOT_IMPLEMENTED": -2,
+    "ERR_INVALID_PARAM": -3, "ERR_NO_MEMORY": -4, "ERR_NO_RESOURCE": -5, "ERR_NO_MESSAGE": -6, "ERR_NOT_FOUND": -7,
+    "ERR_TIMED_OUT": -8, "ERR_IO_ERROR": -9,
+})  # fmt: skip
 
 
-class Coll(IntEnum):
-    """``ucc_coll_type_t``."""
-
-    ALLGATHER = 1 << 0
-    ALLGATHERV = 1 << 1
-    ALLREDUCE = 1 << 2
-    ALLTOALL = 1 << 3
-    ALLTOALLV = 1 << 4
-    BARRIER = 1 << 5
-    BCAST = 1 << 6
-    FANIN = 1 << 7
-    FANOUT = 1 << 8
-    GATHER = 1 << 9
-    GATHERV = 1 << 10
-    REDUCE = 1 << 11
-    REDUCE_SCATTER = 1 << 12
-    REDUCE_SCATTERV = 1 << 13
-    SCATTER = 1 << 14
-    SCATTERV = 1 << 15
+#: ``ucc_coll_type_t``.
+Coll = IntEnum("Coll", {
+    "ALLGATHER": 1 << 0, "ALLGATHERV": 1 << 1, "ALLREDUCE": 1 << 2, "ALLTOALL": 1 << 3, "ALLTOALLV": 1 << 4,
+    "BARRIER": 1 << 5, "BCAST": 1 << 6, "FANIN": 1 << 7, "FANOUT": 1 << 8, "GATHER": 1 << 9, "GATHERV": 1 << 10,
+    "REDUCE": 1 << 11, "REDUCE_SCATTER": 1 << 12, "REDUCE_SCATTERV": 1 << 13, "SCATTER": 1 << 14, "SCATTERV": 1 << 15,
+})  # fmt: skip
 
 
 class CollFlag(IntFlag):
@@ -99,18 +76,8 @@ class ThreadMode(IntEnum):
 
 
 __all__ = [
-    "Coll",
-    "CollFlag",
-    "Context",
-    "Lib",
-    "MemType",
-    "Request",
-    "Status",
-    "Team",
-    "ThreadMode",
-    "check",
-    "status_name",
-]
+    "Coll", "CollFlag", "Context", "Lib", "MemType", "Request", "Status", "Team", "ThreadMode", "check", "status_name",
+]  # fmt: skip
 
 
 #: Seconds between looks at what may make a wait hopeless.

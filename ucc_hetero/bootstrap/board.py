@@ -144,8 +144,8 @@ class Board:
         return (first, rank[0], _said(text)) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
-        """The first call before ``seq``, of the last 64, that a rank of this host made differently, and the rank; or 0.
-        """
+        """The first call before ``seq``, of the last 64, that a rank of this host made differently, and the rank; or
+        0."""
         for earlier in range(max(1, seq - 63), seq):
             if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
                 return earlier, self.ranks[slot]
@@ -314,8 +314,8 @@ def _anonymous(size: int) -> int:
 
 
 def salt(label: str) -> int:
-    """A number below 1,021 by which tags between hosts differ where calls do; by chance equal if they differ in much.
-    """
+    """A number below 1,021 by which tags between hosts differ where calls do; by chance equal if they differ in
+    much."""
     value = 0
     for word in label.replace("[", " ").split():
         number = word.rpartition("=")[2].rstrip("]")

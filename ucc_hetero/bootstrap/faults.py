@@ -85,8 +85,8 @@ def dead_ranks(mpi: Any) -> list[int]:
 
 
 def settle(mpi: Any) -> None:
-    """Wait until no death has been heard of for a moment: Open MPI 5.0.11 may crash if it hears of one in ``Comm_dup``.
-    """
+    """Wait until no death has been heard of for a moment: Open MPI 5.0.11 may crash if it hears of one in
+    ``Comm_dup``."""
     dead, until = dead_ranks(mpi), time.monotonic() + _SETTLED_S
 
     def settled() -> bool:
@@ -175,8 +175,8 @@ _watchdog = Watchdog(_end_job)
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives, for ``what``, end after ``seconds`` (0: never), or once a rank of it has died.
-    """
+    """An ``MPI.Comm`` whose collectives, for ``what``, end after ``seconds`` (0: never), or once a rank of it has
+    died."""
 
     def __init__(self, mpi: Any, seconds: float, what: str) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
@@ -225,8 +225,8 @@ class Timely:
         return _watchdog.over(call, self.seconds, self._what)
 
     def apart(self, call: Callable[[], _T]) -> _T:
-        """As :meth:`at_once`, in a thread that can be left: ``CollectiveTimeout`` in time, ``PeerError`` after a death.
-        """
+        """As :meth:`at_once`, in a thread that can be left: ``CollectiveTimeout`` in time, ``PeerError`` after a
+        death."""
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:
             return self.named(lambda: in_time(what, self.seconds, call))

@@ -202,8 +202,8 @@ class Membership:
         return self.channels or (self._graphs and self._graphs[0]) or None
 
     def for_graphs(self) -> tuple[Channels | None, Topology, str]:
-        """(channels for captured calls, among which islands, why there are none); made by the first one, collectively.
-        """
+        """(channels for captured calls, among which islands, why there are none); made by the first one,
+        collectively."""
         if self.channels is not None or not self.topology.flat:
             return self.channels, self.topology, self.lacks
         if self._graphs is None:

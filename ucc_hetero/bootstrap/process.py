@@ -389,8 +389,8 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Vendor and device of this rank's buffers, which stay what they were at first, also where ranks are numbered anew.
-    """
+    """Vendor and device of this rank's buffers, which stay what they were at first, also where ranks are numbered
+    anew."""
     global _place
     if _place is None or not begun():
         layout = env.get("EMULATE")

@@ -286,8 +286,8 @@ def _resolve(
 def _memory(
     buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> Memory | None:
-    """The memory that is meant, None for an empty one; ``vouched``: other MPI datatypes say what an address alone is.
-    """
+    """The memory that is meant, None for an empty one; ``vouched``: other MPI datatypes say what an address alone
+    is."""
     if mpi_datatypes.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")

@@ -529,8 +529,8 @@ class Preparation:
         return look
 
     def _choice_without_counts(self, spec: ProgramSpec) -> Choice:
-        """Choice where only some ranks know the counts: one step if libraries need a rank's own alone, else messages.
-        """
+        """Choice where only some ranks know the counts: one step if libraries need a rank's own alone, else
+        messages."""
         one_step = self.members.topology.flat and spec.memory is not None
         return Choice(with_role(spec.call.collective, Role.ONE_STEP if one_step else Role.UNCOUNTED))
 
@@ -598,8 +598,8 @@ class Preparation:
                 )
 
     def _send_counts_along(self, name: str, call: Call) -> Callable[[], None]:
-        """Send the counts along with a non-blocking call; returns what compares them, as libucc does not, at its end.
-        """
+        """Send the counts along with a non-blocking call; returns what compares them, as libucc does not, at its
+        end."""
         me, p, root = self.rank, self.size, call.root
         ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
         peers = [peer for peer in range(p) if ones[peer]]

@@ -201,8 +201,8 @@ class Runner(State):
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
-        """Run a call on host memory that is part of something larger: ranks compare ``label``, by which it is repeated.
-        """
+        """Run a call on host memory that is part of something larger: ranks compare ``label``, by which it is
+        repeated."""
         try:
             with self.refusing:
                 pool = self._cache.get(label) or self._prepared.inherited(label)
@@ -220,8 +220,8 @@ class Runner(State):
     def _run_from_pool(
         self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
-        """Run a program of a pool to its end; False if it could not be started. With ``call`` the next needs no Python.
-        """
+        """Run a program of a pool to its end; False if it could not be started. With ``call`` the next needs no
+        Python."""
         program = pool.take()
         if program is None:
             return False  # all are in use

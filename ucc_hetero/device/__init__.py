@@ -19,27 +19,7 @@ from .registry import (
 from .runtime import Block, DeviceRuntime, Event, Pointer, Stream, Vector, stream_handle, uncaptured
 
 __all__ = [
-    "Block",
-    "DeviceRuntime",
-    "Event",
-    "Place",
-    "Pointer",
-    "Stream",
-    "Vector",
-    "available",
-    "bind",
-    "collective_library",
-    "free_memory",
-    "late_settings",
-    "local_rank",
-    "no_runtime",
-    "own_device",
-    "place_of",
-    "pointer_vendor",
-    "register",
-    "report",
-    "runtime_of",
-    "stream_handle",
-    "uncaptured",
-    "whose",
-]
+    "Block", "DeviceRuntime", "Event", "Place", "Pointer", "Stream", "Vector", "available", "bind",
+    "collective_library", "free_memory", "late_settings", "local_rank", "no_runtime", "own_device", "place_of",
+    "pointer_vendor", "register", "report", "runtime_of", "stream_handle", "uncaptured", "whose",
+]  # fmt: skip

@@ -51,8 +51,8 @@ def _device(runtime: DeviceRuntime) -> int:
 
 
 def bind(place: Place) -> DeviceRuntime | None:
-    """Let the engine and this thread work with this device from now on; its runtime, or None. A second one is refused.
-    """
+    """Let the engine and this thread work with this device from now on; its runtime, or None. A second one is
+    refused."""
     global _bound
     runtime = runtime_of(place.vendor)
     if runtime is None:

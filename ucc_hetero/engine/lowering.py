@@ -45,8 +45,8 @@ class Execution(IntEnum):
 
 
 class Recipe:
-    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a ``ucch_part``.
-    """
+    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a
+    ``ucch_part``."""
 
     __slots__ = ("_about", "_keep", "_steps")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 from ..bindings.handle import sweep
 from ..bindings.ucc import MemType
@@ -258,18 +258,10 @@ class Messages:
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
-    @overload
-    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ...) -> Transfer: ...
-
-    @overload
-    def outgoing(
-        self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any
-    ) -> AnyTransfer | CapturedMessage: ...
-
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> AnyTransfer | CapturedMessage:
-        """Make a send, without beginning it.
+    ) -> Any:
+        """Make a send (an `AnyTransfer`, or a `CapturedMessage`), without beginning it.
 
         ``sync``: it ends only when it has been matched. ``copy``: it sends a copy that is made now. ``stream``: it
         sends what the buffer holds when this stream gets there.
@@ -348,14 +340,8 @@ class Messages:
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
 
-    @overload
-    def incoming(self, buf: Any, source: int, tag: int) -> Transfer: ...
-
-    @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> AnyTransfer | CapturedMessage: ...
-
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> AnyTransfer | CapturedMessage:
-        """Make a receive, without beginning it; it writes to the buffer once ``stream`` gets there."""
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Any:
+        """Make a receive, likewise; it writes to the buffer once ``stream`` gets there."""
         self.check_usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)

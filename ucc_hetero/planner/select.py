@@ -21,8 +21,8 @@ LONGEST = 1 << 30
 
 
 class Choice(NamedTuple):
-    """An algorithm and its fragments; ``queued``: for streams, with messages in the place of collectives over bridges.
-    """
+    """An algorithm and its fragments; ``queued``: for streams, with messages in the place of collectives over
+    bridges."""
 
     algorithm: str
     fragments: int = 1

@@ -21,22 +21,7 @@ from .wire_format import FormatError
 from .worker import Counter, Notification, Worker, connect_all
 
 __all__ = [
-    "Agent",
-    "AgentPeer",
-    "Certificates",
-    "ChannelError",
-    "Counter",
-    "Endpoint",
-    "FormatError",
-    "Memory",
-    "Notification",
-    "PageTable",
-    "PageTarget",
-    "Receipt",
-    "Region",
-    "Request",
-    "Requests",
-    "Target",
-    "Worker",
+    "Agent", "AgentPeer", "Certificates", "ChannelError", "Counter", "Endpoint", "FormatError", "Memory",
+    "Notification", "PageTable", "PageTarget", "Receipt", "Region", "Request", "Requests", "Target", "Worker",
     "connect_all",
-]
+]  # fmt: skip

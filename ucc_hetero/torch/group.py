@@ -20,7 +20,6 @@ from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
-from . import futures
 from .collectives import Collectives, PointToPoint
 from .dispatch import Dispatch
 from .fabric_messages import FabricMessages
@@ -110,11 +109,12 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
-        ended = futures.stop_all(threads)
+        until = time.monotonic() + _PATIENCE_S
+        ended = [each.stop(max(0.0, until - time.monotonic())) for each in threads]
         self._settle()  # what callbacks have posted
         self._ended = True
         for comm in list(self._comms.values()):
-            if not ended and not comm.runner.broken:
+            if not all(ended) and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
 

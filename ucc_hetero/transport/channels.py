@@ -61,8 +61,8 @@ class Channels:
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def discard(self, worker: Any, tag: int, mask: int) -> int:
-        """Throw away messages by lanes that will not be received; a rank that has to be :meth:`reach`-ed first, or -1.
-        """
+        """Throw away messages by lanes that will not be received; a rank that has to be :meth:`reach`-ed first, or
+        -1."""
         if self._lanes == ffi.NULL:
             return -1
         lib.ucch_lanes_discard(self._lanes)

@@ -45,8 +45,8 @@ class _PlanWriter:
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
-        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``, each asked for where its member's steps are wanted.
-        """
+        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``, each asked for where its member's steps are
+        wanted."""
         if not (self.wants(i) or self.wants(j)):
             return
         there = dst() if self.wants(j) else None
