@@ -26,8 +26,6 @@ class NeighbourMethods(MessageMethods):
     def _neighbourhood(self) -> Neighbourhood:
         return Neighbourhood(self._mpi, self._own_messages)
 
-    # --- blocking -----------------------------------------------------------------------------------------------------
-
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send one buffer to all neighbours, and receive an equal block from each.
 
@@ -73,8 +71,6 @@ class NeighbourMethods(MessageMethods):
         """
         self._neighbourhood.run("neighbor_alltoallw", sendbuf, recvbuf)
 
-    # --- non-blocking -------------------------------------------------------------------------------------------------
-
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_allgather`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_allgather", sendbuf, recvbuf)
@@ -94,8 +90,6 @@ class NeighbourMethods(MessageMethods):
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_alltoallw`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_alltoallw", sendbuf, recvbuf)
-
-    # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_allgather`, with its arguments; return a request that can be started many times."""

@@ -134,9 +134,6 @@ def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
     return aside.result()
 
 
-# --- MPI's collectives by which communicators are made, with a deadline and errors that name ranks --------------------
-
-
 #: Seconds in which a rank that waits looks without a pause: the others most often come within them.
 _SPIN_S = 2e-4
 

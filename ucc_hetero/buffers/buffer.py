@@ -207,9 +207,6 @@ def scattered(dims: Dims, itemsize: int, places: bytes = b"") -> bool:
     return True
 
 
-# --- copies of elements that may have gaps ----------------------------------------------------------------------------
-
-
 #: Elements are copied as opaque bits, whatever they mean.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
 

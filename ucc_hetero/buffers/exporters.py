@@ -142,9 +142,6 @@ def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
     return pointer_vendor(ptr)
 
 
-# --- arrays of torch and CuPy, described without their protocols ------------------------------------------------------
-
-
 #: (all that tells such arrays apart but their address, the address).
 Description = tuple[Hashable, int]
 

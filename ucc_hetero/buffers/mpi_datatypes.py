@@ -49,21 +49,9 @@ class Element:
 
 #: mpi4py's type characters of each dtype: numpy's, and ``c`` (CHAR) and ``p`` (AINT, OFFSET, COUNT).
 _CHARACTERS_OF = {
-    "int8": "bc",
-    "int16": "h",
-    "int32": "i",
-    "int64": "lqp",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "LQ",
-    "bool": "?",
-    "float16": "e",
-    "float32": "f",
-    "float64": "d",
-    "complex64": "F",
-    "complex128": "D",
-}
+    "int8": "bc", "int16": "h", "int32": "i", "int64": "lqp", "uint8": "B", "uint16": "H", "uint32": "I",
+    "uint64": "LQ", "bool": "?", "float16": "e", "float32": "f", "float64": "d", "complex64": "F", "complex128": "D",
+}  # fmt: skip
 _CHARACTERS = {character: name for name, characters in _CHARACTERS_OF.items() for character in characters}
 
 #: Predefined datatypes seen so far, by handle. Handles of derived ones are used again once freed.

@@ -462,21 +462,14 @@ class Runner(State):
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         with self.refusing:
-            prepared = self._set_up(call)
-        return self._persistent_request(prepared, call)
-
-    def _set_up(self, call: CallSpec) -> Prepared:
-        self.check_ready(calls=False)
-        prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
-        status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
-        if status < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
-        lib.ucch_progress_thread(1)
-        self._persistent[id(prepared)] = prepared
-        return prepared
-
-    def _persistent_request(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        program = prepared.program
+            self.check_ready(calls=False)
+            prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
+            program = prepared.program
+            status = lib.ucch_program_persist(program.handle, prepared.send, prepared.recv, self.timeout)
+            if status < 0:
+                raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
+            lib.ucch_progress_thread(1)
+            self._persistent[id(prepared)] = prepared
 
         def start() -> int:
             self.check_ready()

@@ -132,9 +132,6 @@ def render(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- bytes on the wire ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes that each rank sends over native and bridge links, and that leave and enter each host.

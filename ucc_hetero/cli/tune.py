@@ -181,9 +181,6 @@ def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | N
     return took
 
 
-# --- collectives ------------------------------------------------------------------------------------------------------
-
-
 def _forced(choice: Choice, collective: str) -> Tuning:
     """A tuning that makes a collective run as ``choice`` says."""
     return Tuning((Rule(collective, 0, inf, choice.algorithm, choice.fragments),))
@@ -231,9 +228,6 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
     return Finding.of(collective, total, default, times)
 
 
-# --- links of hosts ---------------------------------------------------------------------------------------------------
-
-
 def link_speeds(comm: Communicator) -> list[int]:
     """MB/s of the links of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
 
@@ -263,9 +257,6 @@ def _pair_speed(comm: Communicator, one: int, other: int) -> int:
 
     trial = Trial(comm, exchange)
     return max(1, round(out.size * pairs / min(trial.sample() for _ in range(_ROUNDS)) / 1e6))
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

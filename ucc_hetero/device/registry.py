@@ -90,9 +90,6 @@ def forget() -> None:
     _tried.clear()
 
 
-# --- vendors and devices of addresses ---------------------------------------------------------------------------------
-
-
 def pointer_vendor(address: int) -> tuple[str, int]:
     """Vendor and device number of a device pointer, ``host`` for pinned memory; ``BufferError`` where none knows it."""
     runtimes = available()

@@ -247,9 +247,6 @@ def is_each(operand: Operand) -> bool:
     return isinstance(operand, (EqualRegions, tuple))
 
 
-# --- programs that are queued in streams whole ------------------------------------------------------------------------
-
-
 #: Datatypes that the vendors' own collective libraries lack.
 _NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
 #: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.

@@ -58,9 +58,6 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
     return best
 
 
-# --- the TUNE grammar -------------------------------------------------------------------------------------------------
-
-
 def parse_tune(text: str, where: str = "UCCH_TUNE") -> tuple[Rule, ...]:
     """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
 
@@ -127,9 +124,6 @@ def _range(text: str) -> tuple[float, float]:
     if bounds[0] > bounds[1]:
         raise ValueError(f"range {text!r} ends before it begins")
     return bounds
-
-
-# --- the measured table -----------------------------------------------------------------------------------------------
 
 
 #: The format of tables whose rules are texts in the TUNE grammar.

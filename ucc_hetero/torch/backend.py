@@ -235,9 +235,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# --- the default group made anew of the ranks that live, after deaths -------------------------------------------------
-
-
 #: How often this process's default group was made anew.
 _rebuilt = 0
 

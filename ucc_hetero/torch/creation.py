@@ -291,9 +291,6 @@ def _note(row: Vendor, size: int, name: str) -> None:
         exit.register()  # a rank that fails ends the job
 
 
-# --- meshes for jobs of several vendors -------------------------------------------------------------------------------
-
-
 def hybrid_mesh(device_type: str = "") -> DeviceMesh:
     """A mesh for hybrid sharding (HSDP): shards inside one vendor's fabric, replicas across.
 

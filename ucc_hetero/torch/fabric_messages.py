@@ -188,8 +188,6 @@ class FabricWork(Work):
         self._peer, self._outgoing, self._finish = peer, outgoing, finish
         self._begun, self._done, self._seconds = threading.Event(), False, seconds
 
-    # --- its start ----------------------------------------------------------------------------------------------------
-
     def begin(self, backend: Any) -> None:
         """Start behind what the current stream has to do."""
         tensor = self._tensor
@@ -215,8 +213,6 @@ class FabricWork(Work):
         """End the message with a failure, without starting it."""
         self._error = failure
         self._begun.set()
-
-    # --- its end ------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message; the host waits until its start, that of a first one."""

@@ -112,9 +112,6 @@ def without_overlap(send: Any, target: Any) -> Any:
     return send.clone() if overlap(send, target) else send
 
 
-# --- torch's reduce operations as operations of the engine ------------------------------------------------------------
-
-
 _KINDS: Any = dist.ReduceOp.RedOpType
 _OPS: dict[Any, Op] = {
     _KINDS.SUM: OPS["SUM"],

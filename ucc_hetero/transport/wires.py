@@ -181,9 +181,6 @@ def _address(wire: int) -> bytes:
     return found
 
 
-# --- RDMA ports that UCX does not reach -------------------------------------------------------------------------------
-
-
 def _list(ports: Sequence[object]) -> str:
     return ", ".join(map(str, ports))
 

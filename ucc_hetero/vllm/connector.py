@@ -66,8 +66,6 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Layers one after the other, each in blocks of tokens: what pages are made of."""
         return "NHD"
 
-    # --- the scheduler ----------------------------------------------------------------------------------------------
-
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Count the tokens of a request that another engine has computed beyond those here; True if they come between
         steps."""
@@ -101,8 +99,6 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def _scheduler(self) -> SchedulerSide:
         assert self.scheduler is not None
         return self.scheduler
-
-    # --- a worker ---------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Listen, and let other engines reach the cache; ``ContractError`` if it cannot be exchanged with one."""

@@ -122,8 +122,6 @@ class Links:
         with suppress(PeerError):
             peer.send({"op": "hello", "answer": answer, **told})
 
-    # --- the reader -------------------------------------------------------------------------------------------------
-
     def _read(self) -> None:
         due = time.monotonic()
         while not self._closed:

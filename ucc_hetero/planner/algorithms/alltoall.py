@@ -173,9 +173,6 @@ def _handed(island: Island, bundles: Sequence[_Bundle | None], shape: Shape, pie
     return each("recv", [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles])
 
 
-# --- by way of leaders ------------------------------------------------------------------------------------------------
-
-
 class _Leader:
     """One island's data on its way through its leader's scratch."""
 

@@ -89,9 +89,6 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages([Step(row.step, everybody, *sides, call.root)])
 
 
-# --- uneven blocks as one message each --------------------------------------------------------------------------------
-
-
 def _pairs(call: Call) -> list[tuple[int, int]]:
     """(sender, receiver) of every block that is not empty, as far as is known."""
     n = call.ranks

@@ -139,9 +139,6 @@ def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
     return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
 
 
-# --- blocks of many ranks ---------------------------------------------------------------------------------------------
-
-
 def group_blocks(group: Members, shape: Shape, piece: Piece) -> list[Block]:
     """This fragment's slice of the block of each rank of a group."""
     return [piece.cut(shape.own(rank)) for rank in group.ranks]

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..collectives import Block, Shape
-from ..plan import Operand, Step
+from ..plan import Operand, Region, Step
 from ..topology import Group, Topology
 from .builders import Place, allgather_steps, each, reduce_scatter_steps, stages
 from .partition import Division, Segment, cuts, divisions, group_blocks, merge, owned_blocks, refine
@@ -75,12 +75,16 @@ class Hierarchy:
             if not self.piece.wants(group.ranks):
                 return []
             return reduce_scatter_steps(group.ranks, self.blocks(group), self.place)
-        return [self._inward(group, part) for part in self.segments(group)]
+        out = []
+        for part in self.segments(group):
+            shares, kept = self._kept(part)
+            out.append(Step("reduce_scatter", part.owners, self.sources(group, part, shares), kept))
+        return out
 
-    def _inward(self, group: Group, part: Segment) -> Step:
+    def _kept(self, part: Segment) -> tuple[list[Block], tuple[Region, ...]]:
+        """The owners' shares of a segment, and where each keeps its own."""
         owners, shares = part.owners, cuts(part, len(part.owners))
-        dst = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return Step("reduce_scatter", owners, self.sources(group, part, shares), dst)
+        return shares, self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
 
     def gather(self, group: Group) -> list[Step]:
         """One group's way outward, into ``recv``: its ranks' blocks go to those that had owned them before."""
@@ -88,12 +92,11 @@ class Hierarchy:
             if not self.piece.wants(group.ranks):
                 return []
             return allgather_steps(group.ranks, self.blocks(group), self.place)
-        return [self._outward(part) for part in self.segments(group)]
-
-    def _outward(self, part: Segment) -> Step:
-        owners, shares = part.owners, cuts(part, len(part.owners))
-        src = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return Step("allgather", owners, src, (each("recv", shares),) * len(src))
+        out = []
+        for part in self.segments(group):
+            shares, kept = self._kept(part)
+            out.append(Step("allgather", part.owners, kept, (each("recv", shares),) * len(kept)))
+        return out
 
 
 def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[int, list[Segment]]]:
@@ -169,9 +172,6 @@ def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
         of = [Team(group, root) for group in groups if group.size > 1]
         out.append([team for team in of if piece.wants(team.ranks)])
     return out
-
-
-# --- blocks of many ranks on their way through the tree ---------------------------------------------------------------
 
 
 class Item(NamedTuple):
