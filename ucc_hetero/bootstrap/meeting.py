@@ -132,8 +132,7 @@ class Said(NamedTuple):
 
 
 class Seat:
-    """What the ranks of a new communicator have agreed upon: its number, as they have ``claimed`` it, and what an earlier
-    one of theirs has left.
+    """What the ranks of a new communicator have agreed upon: its number, as ``claimed``, and what an earlier one left.
 
     ``file`` is what the first one of this host offers for the arrival board, ``spare`` numbers of what all of them
     could use again, in one order on all, ``seconds`` the most that the end of an old team may take.
