@@ -116,10 +116,10 @@ class Links:
         self._handle = handle
         patience = HEARTBEATS * env.get("HEARTBEAT")
         for rank, host in enumerate(hosts) if patience else ():  # links to it are looked at while calls wait for long
-            addresses = b"".join(map(_packed, self._offers[rank].addresses))
-            first = host not in (hosts[self._rank], *hosts[:rank])
-            if first and lib.ucch_circle_reach(handle, rank, addresses, len(addresses), patience):
-                raise MemoryError("no memory for the addresses of hosts")
+            if host not in (hosts[self._rank], *hosts[:rank]):
+                addresses = b"".join(map(_packed, self._offers[rank].addresses))
+                if lib.ucch_circle_reach(handle, rank, addresses, len(addresses), patience):
+                    raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
         """Connect with those of higher ranks, and accept the connections of the others, at the same time."""
