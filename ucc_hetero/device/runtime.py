@@ -80,11 +80,6 @@ class DeviceRuntime:
         return bool(self.traits & lib.UCCH_EAGER)
 
     @property
-    def waits_anywhere(self) -> bool:
-        """True if streams can wait for a word in any memory, and not only for the runtime's own."""
-        return bool(self.traits & lib.UCCH_WAITS_ANYWHERE)
-
-    @property
     def holds(self) -> bool:
         """True if streams may wait for work that has not begun: nothing that this work needs may be behind them in a
         queue.

@@ -382,21 +382,16 @@ class PageTarget:
         if self.plan.heads < 1:
             here, there = (f"{form.first} to {form.first + form.heads - 1}" for form in (self.table.form, self.form))
             raise ValueError(f"no head is in both tables: {here} here, {there} there")
-        self._make_kernel()
-        out = [self.peer.open(descriptor) for descriptor in self._descriptors]
-        if any(target.nbytes != array_bytes(self.form) for target in out):
-            raise FormatError("the table of pages contradicts its regions")
-        return out
-
-    def _make_kernel(self) -> None:
-        conversion = self.plan.route.conversion
-        if conversion is None or not self.table.on_device:
-            return
-        if not kernels.ready(lib.UCCH_PIECES, 0, conversion.source, conversion.target, insist=True):
+        conversion = self.plan.route.conversion if self.table.on_device else None
+        if conversion and not kernels.ready(lib.UCCH_PIECES, 0, conversion.source, conversion.target, insist=True):
             raise DeviceError(
                 f"pages on this device cannot become {self.plan}: the kernel that does so needs the vendor's run-time "
                 "compiler (UCCH_RTC_LIB); UCCH_LOG=device:info says what is missing"
             )
+        out = [self.peer.open(descriptor) for descriptor in self._descriptors]
+        if any(target.nbytes != array_bytes(self.form) for target in out):
+            raise FormatError("the table of pages contradicts its regions")
+        return out
 
     def send_pages(
         self,
