@@ -31,7 +31,7 @@ from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import wires
-from . import agreement, fabrics, faults
+from . import agreement, faults
 from .faults import timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
@@ -169,7 +169,7 @@ class Job:
     communicators of some of its ranks.
     """
 
-    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, name: str) -> None:
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: agreement.Split, name: str) -> None:
         self.process, self.name = process, name
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
@@ -438,7 +438,7 @@ def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], 
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and _collectives(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
+    job = Job(process(), comm, everyone, agreement.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
 
