@@ -20,9 +20,9 @@ from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import board, meeting
 from ucc_hetero.bootstrap.board import PAGES
-from ucc_hetero.bootstrap.faults import Timely
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.bootstrap.timely import Timely
 from ucc_hetero.calls.preparation import Preparation
 from ucc_hetero.calls.runner import Runner
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError

@@ -201,7 +201,7 @@ print("fine", flush=True)
         env={"UCCH_TIMEOUT": "2"}),
     # Where the others cannot leave that, the job ends at the deadline, and says why.
     "a rank is stopped within a call of MPI's": Job("""
-from ucc_hetero.bootstrap.faults import Timely
+from ucc_hetero.bootstrap.timely import Timely
 
 if rank == 1:
     Timely.at_once = lambda *_, **more: os.kill(os.getpid(), signal.SIGSTOP)

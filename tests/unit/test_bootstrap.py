@@ -19,7 +19,7 @@ from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc import MemType
-from ucc_hetero.bootstrap import agreement, faults, meeting, process
+from ucc_hetero.bootstrap import agreement, faults, meeting, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
@@ -598,17 +598,17 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.Monkey
         Iallgather=lambda *_: never, Is_revoked=lambda: next(asked) > 2, dead=list,
     )  # fmt: skip
     monkeypatch.setattr(faults, "mpi_lacks", lambda: "")
-    monkeypatch.setattr(faults, "largest_tag", lambda: 9)
+    monkeypatch.setattr(timely, "largest_tag", lambda: 9)
     with pytest.raises(PeerError, match=r"rank 1: a test: another rank died, or has given this communicator up"):
-        faults.Timely(ranks, 60.0, "a test").allgather(1)
+        timely.Timely(ranks, 60.0, "a test").allgather(1)
 
 
 def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither MPI's call, nor a rank that is to come to Create_group."""
     limits: list[float] = []
-    ranks = faults.Timely(SimpleNamespace(), 0.0, "a test")
+    ranks = timely.Timely(SimpleNamespace(), 0.0, "a test")
     monkeypatch.setattr(faults, "mpi_lacks", lambda: "mpirun ends the job")
-    monkeypatch.setattr(faults._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
+    monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
     job: Any = SimpleNamespace(
         rank=1, say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1

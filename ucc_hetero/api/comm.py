@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
-from ..bootstrap.faults import Timely
 from ..bootstrap.meeting import Seat
+from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request

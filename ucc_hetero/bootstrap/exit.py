@@ -33,7 +33,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import timeline
 from ..transport import wires
-from . import faults, links, process, settings
+from . import faults, links, process, settings, timely
 
 #: Folder of the package, and the programs in it, whose frames are not the library's.
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
@@ -210,7 +210,7 @@ def _end() -> None:
     lib.ucch_progress_thread(0)
     over = MPI.Is_finalized()
     survives = MPI.Is_initialized() and not over and not faults.lacking(MPI.COMM_WORLD)
-    if not (_status or over or survives) and faults.unmet():
+    if not (_status or over or survives) and timely.unmet():
         _status = 1  # MPI_Finalize would wait for the ranks that did not come
     if _status:
         lib.ucch_flight_await(_WORD)
@@ -248,7 +248,7 @@ def _end_together(runners: list[Any], survives: bool) -> None:
         for each in runners:
             if not each.broken:
                 each.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
-    if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or faults.unmet()):
+    if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
     if worst > _STUCK:

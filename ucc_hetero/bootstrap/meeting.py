@@ -23,9 +23,9 @@ from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, faults, process, settings
 from .board import PAGES, offer
-from .faults import Timely, not_met
 from .known import Known
 from .process import MOST_SPARE, Job, Spare
+from .timely import Timely, not_met
 
 #: The longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002

@@ -24,12 +24,12 @@ from ..transport import wires
 from ..transport.channels import Channels, join
 from . import faults, process
 from .board import PAGES, Board
-from .faults import Timely, timely
 from .known import Known
 from .links import Links
 from .meeting import MOST_COMMS, Said, Seat, met, release_number
 from .process import Spare
 from .teams import Teams
+from .timely import Timely, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)

@@ -32,7 +32,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import wires
 from . import agreement, faults
-from .faults import timely
+from .timely import timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.faults import not_met
 from ..bootstrap.meeting import Seat
 from ..bootstrap.process import forked_text
+from ..bootstrap.timely import not_met
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import (

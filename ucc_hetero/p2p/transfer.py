@@ -6,7 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from ..bootstrap.faults import EXCHANGE_ERRORS, largest_tag
+from ..bootstrap.faults import EXCHANGE_ERRORS
+from ..bootstrap.timely import largest_tag
 from ..buffers import Buffer, copy, pack
 from ..native.libraries import ffi, lib, owned
 from ..transport.bounce import Bounce

@@ -16,8 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
 from ..bootstrap import exit
-from ..bootstrap.faults import timely
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
+from ..bootstrap.timely import timely
 from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import discover, vendors

@@ -1,0 +1,219 @@
+"""MPI's collectives by which communicators are made, with a deadline and errors that name ranks.
+
+MPI's own wait for ever for a rank that was stopped, and its errors say neither who died nor what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from ..bindings import quarantine
+from ..errors import CollectiveTimeout, PeerError, UCCHError
+from ..native.aside import Watchdog
+from ..native.waiting import progress_until
+from . import faults
+
+_T = TypeVar("_T")
+
+#: Seconds in which a rank that waits looks without a pause: the others most often come within them.
+_SPIN_S = 2e-4
+
+#: Bytes of a rank's object, behind those of its length, that travel in one exchange.
+_SHORT, _LENGTH = 384, 4
+
+#: Seconds that an exchange may go on after the death of one of its ranks, or after one has given its ranks up.
+_LEFT_S = 0.2
+
+#: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
+_ASKED, _HERE = b"?", b"!"
+#: Seconds in which they answer, and between their looks for questions.
+_ROLL_S, _ANSWER_S = 2.0, 1e-2
+
+
+@cache
+def largest_tag() -> int:
+    """MPI's largest tag, that of this package's questions: one that a script hardly takes."""
+    from mpi4py import MPI
+
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
+
+
+def _end_job(what: str) -> None:
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    late = "not all ranks got through in time (UCCH_TIMEOUT)"
+    print(f"ucc_hetero: rank {rank}: {what}: {late}; ends the job", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)
+
+
+_watchdog = Watchdog(_end_job)
+
+
+class Timely:
+    """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
+    are for."""
+
+    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+        self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
+        #: Ranks that have said that they wait, or have waited, for the others.
+        self._come: set[int] = set()
+        #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
+        self._lost = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mpi, name)
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Every rank's object; in one exchange where all are short."""
+        mine = pickle.dumps(thing)
+        size, room = self._mpi.Get_size(), _SHORT - _LENGTH
+        slots = bytearray(size * _SHORT)
+        slot = (len(mine).to_bytes(_LENGTH, "little") + mine[:room]).ljust(_SHORT, b"\0")
+        self._wait(lambda: self._mpi.Iallgather(slot, slots), (slot, slots))
+        parts = [slots[r * _SHORT : (r + 1) * _SHORT] for r in range(size)]
+        lengths = [int.from_bytes(part[:_LENGTH], "little") for part in parts]
+        if max(lengths) <= room:
+            return [pickle.loads(part[_LENGTH:]) for part in parts]
+        found, ends = bytearray(sum(lengths)), accumulate(lengths)
+        self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (lengths, None)]), found)
+        return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+    def Dup(self) -> Any:
+        self._wait(self._mpi.Ibarrier, None)
+        return self.at_once(self._mpi.Dup)
+
+    def Split(self, color: int, key: int = 0) -> Any:
+        self._wait(self._mpi.Ibarrier, None)
+        return self.at_once(lambda: self._mpi.Split(color, key))
+
+    def at_once(self, call: Callable[[], _T], *, met: bool = True) -> _T:
+        """The result of a collective that cannot be left, and that MPI refuses on all ranks or none.
+
+        No rank that has come to it is needed by one that has not. One that is stopped or interrupted in these
+        microseconds ends the job after the seconds, where a death would. ``met``: all ranks have come, and wait for
+        nothing that this one has sent. ``PeerError`` if a rank has died.
+        """
+        if not faults.mpi_lacks():
+            return self.apart(call)
+        if not met:
+            self._wait(self._mpi.Ibarrier, None)
+        return _watchdog.over(call, self.seconds, self._what)
+
+    def apart(self, call: Callable[[], _T]) -> _T:
+        """The result of a collective that cannot be left, made in a thread that can be.
+
+        ``CollectiveTimeout`` if a rank does not come within the seconds, ``PeerError`` if one has died.
+        """
+        what = f"rank {self._mpi.Get_rank()}: {self._what}"
+        try:
+            return self.named(lambda: faults.in_time(what, self.seconds, call))
+        except CollectiveTimeout:
+            quarantine.keep(call, bool, unmet)  # another thread is in it still
+            raise
+
+    def _wait(self, begin: Callable[[], Any], memory: object) -> None:
+        request = self.named(begin)
+        done = partial(self.named, request.Test)
+        with quarantine.unless_over(memory):
+            come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+        if not come:
+            quarantine.keep((request, memory), request.Test, unmet)
+            missing = self._missing()
+            who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
+            raise CollectiveTimeout(
+                f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
+            )
+
+    def look(self) -> None:
+        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
+
+        MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
+        """
+        self._answer()
+        if faults.mpi_lacks():
+            return
+        dead = faults.dead_ranks(self._mpi)
+        if not dead and not faults.revoked(self._mpi):
+            self._lost = 0.0
+            return
+        self._lost = self._lost or time.monotonic()
+        if time.monotonic() > self._lost + _LEFT_S:
+            raise PeerError(self._gone(dead))
+
+    def _gone(self, dead: list[int]) -> str:
+        how = f"rank(s) {dead} died" if dead else "another rank died, or has given this communicator up"
+        return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
+
+    def _answer(self) -> None:
+        """Tell the ranks that have waited in vain that this one waits, too.
+
+        Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
+        """
+        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
+            while message := self._mpi.Improbe(tag=largest_tag()):
+                said = bytearray(1 + _LENGTH)
+                message.Recv(said)
+                source = int.from_bytes(said[1:], "little")
+                self._come.add(source)
+                if said[:1] == _ASKED:
+                    self._say(_HERE, source)
+
+    def _say(self, word: bytes, rank: int) -> None:
+        said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
+        with suppress(*faults.EXCHANGE_ERRORS):
+            sent = self._mpi.Isend(said, rank, largest_tag())
+            quarantine.keep((sent, said), sent.Test, unmet)
+
+    def _missing(self) -> list[int]:
+        """Ranks that do not answer: they have not come, or do not run."""
+        others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
+        for rank in others:
+            self._say(_ASKED, rank)
+
+        def told() -> bool:
+            self._answer()
+            return self._come >= others
+
+        progress_until(told, _ROLL_S)
+        return sorted(others - self._come)
+
+    def named(self, call: Callable[[], _T]) -> _T:
+        """The result of a call of MPI's; what it says of ranks that have died, with their numbers."""
+        try:
+            return call()
+        except faults.EXCHANGE_ERRORS as error:
+            if isinstance(error, UCCHError) or faults.mpi_lacks():
+                raise
+            dead = faults.dead_ranks(self._mpi)
+            if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
+                raise
+            raise PeerError(self._gone(dead)) from error
+
+
+def timely(mpi: Any, seconds: float, what: str) -> Any:
+    """An exchange that ends: MPI's as `Timely`, any other as it is."""
+    return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
+
+
+def not_met() -> None:
+    """Take note that this rank has come to a call of MPI's in vain."""
+    quarantine.keep(None, bool, unmet)
+
+
+def unmet() -> bool:
+    """True if this rank has given up a collective of MPI's that other ranks have not come to since."""
+    try:
+        return quarantine.release(unmet) > 0
+    except faults.EXCHANGE_ERRORS:  # of ranks that have died
+        return False
