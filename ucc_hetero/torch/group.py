@@ -82,7 +82,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         if not self.usable or self._inherited:
             return
         self._aborted = "abort() was called"
-        for comm in list(self._comms.values()):
+        for comm in self._every_comm():
             if not comm.runner.broken:
                 comm.runner.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
@@ -120,7 +120,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         ended = [each.stop(max(0.0, until - time.monotonic())) for each in threads]
         self._settle()  # what callbacks have posted
         self._ended = True
-        for comm in list(self._comms.values()):
+        for comm in self._every_comm():
             if not all(ended) and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
@@ -132,6 +132,9 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         comms = [self._comms[at] for at in sorted(self._comms, reverse=True)]
         votes = [(comm, _leave(comm.communicator)) for comm in comms]
         return [_Leaving(comm, self._name, self.seconds, vote) for comm, vote in votes if vote is not None]
+
+    def _every_comm(self) -> list[GroupComm]:
+        return list(self._comms.values())
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -253,7 +256,7 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     """
     ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
     ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
-    comms = [comm for group in ours for comm in group._comms.values()]
+    comms = [comm for group in ours for comm in group._every_comm()]
 
     def discard() -> None:
         for comm in {*comms, *(each.comm for each in _leaving)}:
