@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
-from ucc_hetero.bootstrap import board, numbers
+from ucc_hetero.bootstrap import board, meeting
 from ucc_hetero.bootstrap.board import PAGES
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
@@ -234,7 +234,7 @@ def case_without_a_call(comm: Communicator) -> None:
     makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
     for make in makes:
         make().Free()  # the first one may have to get its memory
-    used = bytes(numbers._ids)
+    used = bytes(meeting._ids)
     with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
         for make in makes:
             made = make()
@@ -251,7 +251,7 @@ def case_without_a_call(comm: Communicator) -> None:
                 assert into[0] == 1 - comm.rank
             made.Free()
             comm.Dup().Free()
-    assert begun.call_count == 2 * PAGES * (comm.rank < 2) and numbers._ids == used
+    assert begun.call_count == 2 * PAGES * (comm.rank < 2) and meeting._ids == used
     made = comm.Dup()
     if comm.rank == 1:
         refused(MismatchError, made.Barrier, "called Free instead")
@@ -411,20 +411,20 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
         call = getattr(of, name)
         return mock.patch.object(of, name, lambda *args, **more: notes.append(name) or call(*args, **more))
 
-    start, comes = numbers._last[0], itertools.count(2 * numbers.MOST - 2, numbers.MOST)
+    start, comes = meeting._last[0], itertools.count(2 * meeting.MOST_COMMS - 2, meeting.MOST_COMMS)
     with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):
         first = Communicator(comm)
         assert "discard" not in notes
         first.Free()
         for make in (lambda: Communicator(comm), comm.Dup):
-            numbers._last[0] = next(comes)
+            meeting._last[0] = next(comes)
             notes.clear()
             made = make()
             after = notes[notes.index("discard") + 1]
             assert after == ("at_once" if make == comm.Dup else "allgather"), notes
             check(made, everyone(comm))
             made.Free()
-    assert start < numbers.MOST
+    assert start < meeting.MOST_COMMS
 
 
 def threads_with_communicators(comm: Communicator) -> None:

@@ -9,7 +9,7 @@ from hosts import rdma
 from test_bootstrap import FACTS, HERE
 from test_bootstrap import THERE as ELSEWHERE
 
-from ucc_hetero.bootstrap.fabrics import few_files, split
+from ucc_hetero.bootstrap.agreement import few_files, split
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric, fabric_of
 from ucc_hetero.machine.facts import Facts, unpacked

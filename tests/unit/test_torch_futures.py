@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_ha
 import _ucc_hetero_autoload
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.torch import devices, futures, rendezvous
+from ucc_hetero.torch import futures, rendezvous, streams
 from ucc_hetero.torch.dispatch import Dispatch
 from ucc_hetero.torch.futures import CallbackThread, Future
 from ucc_hetero.torch.work import Work
@@ -198,13 +198,13 @@ def test_torch_begins_with_the_device_of_the_rank(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
-    devices.start_with(local)
+    streams.start_with(local)
     assert not found
     for call, _ in torch.cuda._queued_calls:  # as torch does
         call()
     assert found == chosen
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    devices.start_with(local)
+    streams.start_with(local)
     assert found == chosen, "the script has chosen one already"
 
 

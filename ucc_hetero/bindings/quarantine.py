@@ -14,11 +14,8 @@ _for_ever: list[object] = []
 
 
 def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
-    """Keep something alive, with all that it refers to, until the process ends or ``until`` is true.
-
-    :func:`release` asks that for its ``owner``: a class, a function, or what the thing refers to, as things do not
-    outlive their owner.
-    """
+    """Keep something alive until the process ends, or :func:`release` of its ``owner`` finds that ``until()`` is
+    true."""
     if until is None:
         _for_ever.append(thing)
     else:

@@ -114,10 +114,8 @@ class Transfer:
 
 
 class LaneMessage:
-    """A message in a stream that goes by a lane (p2p/lane.c). It has a :class:`Transfer`'s methods, and starts once.
-
-    It cannot be cancelled: messages of a lane are matched in order, and the next one would be taken for it.
-    """
+    """A message in a stream that goes by a lane (p2p/lane.c), as a :class:`Transfer` but never cancelled or started
+    again."""
 
     __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
 

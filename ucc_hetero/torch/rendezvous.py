@@ -43,10 +43,8 @@ def _export(name: str, value: object) -> None:
 
 
 def export_ranks() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, where they are not set.
-
-    For scripts that read them before they call ``init_process_group``. Does not touch MPI.
-    """
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for scripts, from the launcher's variables, where they are
+    not."""
     for name, sources in launchers.MPI.items():
         value = next((os.environ[source] for source in sources if source in os.environ), None)
         if value is not None:
