@@ -38,7 +38,6 @@ class Churn:
         self.began = time.monotonic()
 
     def start(self, number: int) -> None:
-        """Start a replica, again if need be."""
         self.incarnations[number] += 1
         words = [str(self.store.port), str(number), str(self.incarnations[number])]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
@@ -46,7 +45,6 @@ class Churn:
         self.processes[number] = subprocess.Popen(command, env=env | {"OMP_NUM_THREADS": "1"})
 
     def living(self) -> list[int]:
-        """Replicas that have started and have not ended."""
         return [
             number
             for number, process in sorted(self.processes.items())
@@ -79,7 +77,6 @@ class Churn:
             self.kills += 1
 
     def run(self, seconds: float, faults: int) -> None:
-        """Let things happen for so long, or so many times."""
         for number in range(self.ranks):
             self.start(number)
         fate = restart = 0.0
@@ -133,14 +130,12 @@ class Churn:
         return total
 
     def close(self) -> None:
-        """End what is left."""
         for process in self.processes.values():
             process.kill()
             process.wait()
 
 
 def main() -> None:
-    """Churn for some seconds."""
     parser = argparse.ArgumentParser(prog="python -m tests.churn", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--faults", type=int, default=sys.maxsize, help="kills and stops after which it ends as well")

@@ -71,7 +71,6 @@ class Replica:
         self.history.append([self.step, self.generation])
 
     def digest(self) -> int:
-        """Number that tells the bits of the state."""
         bits = self.parameters.numpy().tobytes() + json.dumps([self.step, self.history]).encode()
         return int.from_bytes(hashlib.sha256(bits).digest()[:7], "little")
 
@@ -97,7 +96,6 @@ class Replica:
         return leave >= END
 
     def run(self) -> None:
-        """Generations until the end."""
         while True:
             members = self.next()
             rank, size = members.index(self.who), len(members)

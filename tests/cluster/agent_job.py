@@ -23,7 +23,6 @@ LONG, DEATHS = 1 << 26, 12
 
 
 def serve() -> None:
-    """Have a room for others, until the end."""
     agent = rma.Agent("tcp://0.0.0.0:7000", SECRET)
     agent.publish("room", agent.worker.register(np.full(BYTES, 7, np.uint8)))
     while True:
@@ -32,7 +31,6 @@ def serve() -> None:
 
 
 def found(agent: rma.Agent, host: str) -> rma.AgentPeer:
-    """Agent of another host, which may not have begun yet."""
     while True:
         try:
             return agent.connect(f"tcp://{host}:7000")

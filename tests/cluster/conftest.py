@@ -65,7 +65,6 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in this folder."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
@@ -112,7 +111,6 @@ FAKE = ("nvidia:2,amd:2,host:1", "nvidia:2,amd:2,host:1", "nvidia:1,amd:1", "nvi
 
 
 def places(slots: Sequence[int], layout: str) -> list[tuple[str, int]]:
-    """The vendor of each rank's fake GPU, if any, and its host."""
     hosts = [host for host, count in enumerate(slots) for _ in range(count)]
     return list(zip(vendors(layout) if layout else [""] * len(hosts), hosts, strict=True))
 
@@ -228,7 +226,6 @@ def appear(room: int) -> Callable[..., None]:
 
 @pytest.fixture
 def libraries() -> None:
-    """UCC and UCX; without them the test is skipped."""
     try:
         load()
     except LibraryNotFound as error:
@@ -237,7 +234,6 @@ def libraries() -> None:
 
 @pytest.fixture
 def cluster(emulate: Callable[..., Cluster]) -> Cluster:
-    """Two hosts of two slots, joined by links of 4 Gbit/s."""
     return emulate(hosts=2, slots=2, rate="4gbit")
 
 

@@ -30,7 +30,6 @@ def call(comm: Communicator) -> None:
 
 
 def grown(comm: Communicator, store: Store, size: int) -> Communicator:
-    """The communicator with those that have come, once there are enough."""
     while (new := comm.Grow(store, size - comm.size)) is None:
         call(comm)
     comm.Free()

@@ -33,7 +33,6 @@ from store import Store
 
 
 def end(how: str) -> None:
-    """Come to nothing."""
     if how in ("kill", "dead", "early", "after"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stop":

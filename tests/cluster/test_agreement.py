@@ -14,7 +14,6 @@ CASES = Path(__file__).resolve().parents[1] / "mpi"
 
 
 def bad_input(case: str) -> str:
-    """A program that calls one of those cases."""
     return f"import sys; sys.path.insert(0, {str(CASES)!r}); import bad_input_cases; bad_input_cases.{case}"
 
 
@@ -37,5 +36,4 @@ def test_refusals(host_crew: Callable[..., Any], script: str | Path, args: list[
 
 
 def test_communicators_in_another_order(host_crew: Callable[..., Any]) -> None:
-    """Of ranks on their own host and on the other one."""
     host_crew(bad_input("order(both=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")

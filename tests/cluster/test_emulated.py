@@ -41,7 +41,6 @@ def namespaces(cluster: Cluster, host: int) -> list[str]:
 
 
 def inhabitants(wanted: Iterable[str]) -> list[str]:
-    """The processes of this machine that are in any of the given namespaces."""
     found, wanted = [], set(wanted)
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -53,7 +52,6 @@ def inhabitants(wanted: Iterable[str]) -> list[str]:
 
 
 def running(cluster: Cluster, host: int) -> int:
-    """How many processes a host has, apart from its init, the one that counts and what has started that."""
     return len(read(cluster, host, "sh", "-c", "echo /proc/[0-9]*").split()) - 3
 
 
@@ -89,7 +87,6 @@ def rates(cluster: Cluster, host: int, link: int = 0) -> list[float]:
 
 
 def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
-    """Each of a host's, and of a host that is told another one; they change, and a cable comes out."""
     cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit,1gbit+300mbit")
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
     for host, each in enumerate(((4e8, 2e8), (1e9, 3e8))):
@@ -126,7 +123,6 @@ def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.Monkey
 
 
 def test_commands(cluster: Cluster) -> None:
-    """Their statuses and output; signals reach them, and they end with whoever has started them."""
     failed = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"], host=1)
     assert (failed.returncode, failed.stdout, failed.stderr) == (7, "out\n", "err\n")
     assert cluster.run(["sh", "-c", "kill -9 $$"]).returncode == 128 + 9

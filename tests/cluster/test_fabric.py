@@ -37,7 +37,6 @@ with Communicator() as comm:
 
 
 def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
-    """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
     name = "every collective in every form"
     judge(name, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
 

@@ -30,7 +30,6 @@ LOST = {
 def test_survivors_go_on(
     pythons: Any, fakegpu: dict[str, Path], request: pytest.FixtureRequest, room: int, who: str
 ) -> None:
-    """Every result is numpy's, and the job ends."""
     slots, vendors, gpu, moment, victims = LOST[who]
     at, delay = random.randrange(12), random.uniform(0, 0.05)
     trial = Trial(random.randrange(10**6), "ulfm", slots, vendors, gpu, "kill", moment, victims, at, delay, NEVER)

@@ -162,7 +162,6 @@ def test_an_interface_that_does_not_reach(emulate: Emulate, ucch_run: Run) -> No
 
 
 def different_ucx() -> dict[str, object]:
-    """A cluster of two vendors, one of which uses the distribution's UCX, which is not the one of the wheel."""
     found = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "libucp.so.0"
     if not found.exists() or Path(load().ucx_path).parent == found.parent:
         pytest.skip("needs a second UCX: install libucx0")
@@ -189,7 +188,6 @@ def check(
     document: dict[str, object],
     *words: str,
 ) -> tuple[int, dict[str, dict[str, str]]]:
-    """The doctor's status and findings by code, of all ranks of a cluster."""
     done = ucch_run(cluster, document, "--emulate", "--check", "--", "--json", "--seconds", "20", *words)
     assert done.stdout.startswith("{") and done.stdout.endswith("}\n"), done.stdout + done.stderr
     return done.returncode, {each["code"]: each for each in json.loads(done.stdout)["findings"]}
@@ -197,7 +195,6 @@ def check(
 
 @pytest.mark.usefixtures("libraries")
 def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
-    """A job of two vendors is looked at, compared and measured: collectives with known results, and every pair."""
     cluster = emulate(hosts=4, slots=1, rate="2gbit,2gbit,2gbit,200mbit")
     hosts = [{"name": "node[0-1]", "vendor": "nvidia"}, {"name": "node[2-3]", "vendor": "amd"}]
     status, found = check(cluster, ucch_run, {"hosts": hosts, "interfaces": ["eth0"]})
@@ -221,7 +218,6 @@ def test_doctor_finds_ranks_that_differ(emulate: Emulate, ucch_run: Run) -> None
 
 @pytest.mark.usefixtures("libraries")
 def test_doctor_finds_different_ucx_builds(emulate: Emulate, ucch_run: Run) -> None:
-    """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())
     assert status == 1
     # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.

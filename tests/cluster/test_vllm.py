@@ -39,7 +39,6 @@ class Pair:
             (folder / name).write_bytes(os.urandom(32))
 
     def start(self, host: int, extra: Any = (), env: Any = (), **told: Any) -> Engine:
-        """An engine, which may not be ready yet."""
         role = ("kv_producer", "kv_consumer")[host]
         own = {"secret_file": str(self.folder / "secret"), "timeout": 600, "lease": 600, **dict(extra)}
         if not host:
@@ -53,7 +52,6 @@ class Pair:
         return self.engines[-1]
 
     def log(self, host: int) -> Path:
-        """Log of the engines of a host."""
         return self.folder / f"log{host}"
 
 
@@ -85,7 +83,6 @@ def pair(
 
 
 def computed_by(engine: Engine, asked: dict[str, list[int]], tokens: int) -> dict[str, list[int]]:
-    """The tokens of an engine that does both."""
     for name, prompt in asked.items():
         engine.add(f"alone {name}", prompt, tokens)
     return {name: engine.done(f"alone {name}")["tokens"] for name in asked}
@@ -172,7 +169,6 @@ def test_prefill_that_cannot_be_asked_is_computed(pair: Callable[..., Pair]) -> 
 
 
 def heal(cluster: Cluster, host: int) -> None:
-    """Undo what ``hole`` has done."""
     link = cluster.layout[host].links[0]
     emulated_host.configure(cluster._switch_pid(), f"link set dev {link.port} master {link.bridge}\n", "")
 

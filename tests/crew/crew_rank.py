@@ -52,7 +52,6 @@ class Worlds:
         return self.worlds[ranks]
 
     def enter(self, ranks: tuple[int, ...]) -> None:
-        """Be in the world of these ranks, in the order of their new numbers."""
         MPI.COMM_WORLD, told = self._world(ranks)
         os.environ.update({name: str(value) for name, value in told.items()})
         there, before = (ranks, os.environ.get("UCCH_EMULATE", "")), self.here
@@ -105,7 +104,6 @@ def environment(env: dict[str, str]) -> Iterator[None]:
 
 
 def script(path: str, *args: str) -> None:
-    """A case: a program of its own, with arguments. Modules beside it are its own, too: another one gets them anew."""
     folder, before = str(Path(path).parent), set(sys.modules)
     kept, hook, here = sys.argv[:], sys.excepthook, os.getcwd()
     sys.argv[:] = [path, *args]
@@ -133,7 +131,6 @@ def leave_torch() -> None:
 
 
 def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any], env: dict[str, str], out: str) -> str:
-    """Run a case; its traceback, or nothing."""
     with written_to(out), environment(env):
         try:
             worlds.enter(tuple(world))
@@ -152,7 +149,6 @@ def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any],
 
 
 def main() -> None:
-    """Take cases until there are no more."""
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
 

@@ -45,7 +45,6 @@ def of_case_and_job(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 
 
 def vendors(layout: str) -> list[str]:
-    """The vendor of each rank of a layout such as ``nvidia:2,amd:1``."""
     return [name for part in layout.split(",") for name, count in [part.split(":")] for _ in range(int(count))]
 
 
@@ -164,7 +163,6 @@ class Crew:
         return True
 
     def log(self) -> str:
-        """What mpirun and ranks between their cases have written."""
         return (self.folder / "log").read_text(errors="replace")
 
     def run(
@@ -222,7 +220,6 @@ class Crew:
         return wrong
 
     def kill(self) -> None:
-        """End the job at once."""
         self._kill(self._job.pid)
         self._close()
 

@@ -40,7 +40,6 @@ _choose()
 
 
 def runtime() -> device.DeviceRuntime:
-    """The one runtime of this rank."""
     (found,) = device.available()
     return found
 
@@ -60,7 +59,6 @@ def begin_case() -> None:
 
 
 def kernel(name: str, stream: int, memory: int, n: int, value: float) -> None:
-    """Give a stream one of the fake library's own kernels."""
     args = ctypes.c_void_p(stream), ctypes.c_void_p(memory), ctypes.c_size_t(n), ctypes.c_float(value)
     assert getattr(ctypes.CDLL(runtime().path), f"fakegpu_{name}")(*args) == 0
 
@@ -83,7 +81,6 @@ class Array:
         return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
 
     def set(self, values: Any) -> Array:
-        """Contents that are there at once."""
         self.peek[:] = values
         return self
 
@@ -96,7 +93,6 @@ class Array:
         kernel("scale", stream.handle, self.block.handle, self.size, value)
 
     def copied(self, stream: device.Stream) -> np.ndarray[Any, Any]:
-        """The contents as the stream sees them, copied in it and waited for."""
         host = self._landing()
         self.runtime.copy(host.handle, self.block.handle, self.block.nbytes, stream.handle)
         done = self.runtime.event()
@@ -151,11 +147,9 @@ class Graph:
             self._call("GraphInstantiate", *where, None, None, ctypes.c_size_t(0))
 
     def replay(self, stream: device.Stream) -> None:
-        """Give all of it to a stream, once more."""
         self._call("GraphLaunch", self.exec, ctypes.c_void_p(stream.handle))
 
     def close(self) -> None:
-        """Destroy it."""
         self._call("GraphExecDestroy", self.exec)
         self._call("GraphDestroy", self.made)
 
@@ -169,11 +163,9 @@ class HostArray(np.ndarray):
 
     @property
     def peek(self) -> np.ndarray[Any, Any]:
-        """The memory itself."""
         return np.asarray(self)
 
     def set(self, values: Any) -> HostArray:
-        """Contents that are there at once."""
         self[:] = values
         return self
 

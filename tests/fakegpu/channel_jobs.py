@@ -81,13 +81,11 @@ OF_ITS_OWN = {
 
 
 def judge(name: str, out: str) -> None:
-    """Assert that a job has said what it must."""
     job = JOBS[name]
     assert {text: len(re.findall(text, out)) for text in job.says} == job.says and job.never not in out, out
 
 
 def judge_death(recovery: list[str], out: str) -> None:
-    """Assert that the job one of whose ranks dies has said what it must."""
     if not recovery and "died" not in out:
         pytest.skip("this launcher ends every rank when one dies")
     judge("a rank that dies", out)

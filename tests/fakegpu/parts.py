@@ -20,7 +20,6 @@ class Gate:
         runtime.wait_value(stream.handle, word, 1)
 
     def open(self) -> None:
-        """Let the stream go on."""
         self._word.value = 1
 
 
@@ -35,7 +34,6 @@ class ndarray:
 
     @property
     def peek(self) -> Any:
-        """The elements themselves."""
         end = self.first + self.size * self.dtype.itemsize
         return self.array.peek.view(np.uint8)[self.first : end].view(self.dtype)
 

@@ -32,8 +32,6 @@ for _row in VENDORS.values():
 
 
 class Event:
-    """As ``torch.cuda.Event``."""
-
     _native: NativeEvent | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -47,8 +45,6 @@ class Event:
 
 
 class Stream:
-    """As ``torch.cuda.Stream``."""
-
     device = DEVICE
 
     def __init__(self, device: Any = None) -> None:
@@ -130,7 +126,6 @@ class Tensor(torch.Tensor):
         """Nothing: memory is freed by tests alone."""
 
     def copy_(self, other: Any) -> Tensor:
-        """Copy in the current stream."""
         nbytes = self.numel() * self.element_size()
         RUNTIME.copy(self.data_ptr(), other.data_ptr(), nbytes, state.current.cuda_stream)
         return self
@@ -155,7 +150,6 @@ Tensor.__module__ = "torch"  # it is taken for one of torch's own
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor of memory of its own, which ``block.close()`` frees."""
     like = torch.empty(shape, dtype=dtype)
     block = RUNTIME.alloc(max(1, like.numel() * like.element_size()))
     memory = (ctypes.c_char * block.nbytes).from_address(block.handle)

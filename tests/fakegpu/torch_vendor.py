@@ -33,8 +33,6 @@ ended: list[tuple[int, ...]] = []
 
 
 class Moved:
-    """A message that is posted."""
-
     def __init__(self) -> None:
         self.over, self.error = threading.Event(), None
 
@@ -51,8 +49,6 @@ class Moved:
 
 
 class Backend:
-    """One direction between two ranks."""
-
     def __init__(self, store: Any, rank: int, places: Sequence[int], seconds: float) -> None:
         if broken.is_set():
             raise RuntimeError("no such backend")

@@ -180,8 +180,6 @@ class Scheduler:
 
 
 class Theirs:
-    """vLLM's own scheduler."""
-
     def __init__(self, config: Any, cache_config: Any) -> None:
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -287,7 +285,6 @@ class Runner:
 
     @staticmethod
     def memory(count: int, vendor: str) -> torch.Tensor:
-        """Memory of the device, if there is one."""
         if not vendor:
             return torch.empty(count)
         from arrays import Array
@@ -331,7 +328,6 @@ _kept: list[Any] = []
 
 
 def facts(told: dict[str, Any]) -> Any:
-    """A configuration as much like vLLM's as the connector looks at."""
     transfer = Facts(
         kv_connector_extra_config=told["extra"], is_kv_producer=told["role"] != "kv_consumer",
         is_kv_consumer=told["role"] != "kv_producer", engine_id=f"{told['role']}-{os.getpid()}", kv_port=told["port"],
@@ -399,7 +395,6 @@ def build(told: dict[str, Any]) -> tuple[Any, Runner, Any]:
 
 
 def serve(told: dict[str, Any]) -> None:
-    """Steps, until standard input ends."""
     scheduler, runner, made = build(told)
     lines: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=read, args=(lines,), daemon=True).start()
@@ -436,7 +431,6 @@ def read(lines: Any) -> None:
 
 
 def obey(order: dict[str, Any], scheduler: Any) -> None:
-    """Do what a line says."""
     if "add" in order:
         scheduler.add(order["add"], order["prompt"], order["tokens"], order["params"])
     elif "abort" in order:

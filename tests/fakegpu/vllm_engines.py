@@ -69,7 +69,6 @@ class Engine:
         return self._done.pop(name)
 
     def free(self, least: int) -> dict[str, Any]:
-        """Wait until so many blocks are free."""
         until = time.monotonic() + PATIENCE
         while True:
             self.tell(free=None)
@@ -108,7 +107,6 @@ def prompts(longest: int, *most: int) -> dict[str, list[int]]:
 
 
 def one_engine(start: Any, asked: dict[str, list[int]], tokens: int) -> dict[str, list[int]]:
-    """The tokens of one engine alone."""
     alone = start("", blocks=200)
     for name, prompt in asked.items():
         alone.add(name, prompt, tokens)

@@ -27,7 +27,6 @@ from building import build_all
 
 
 def line(verdict: Verdict) -> str:
-    """A trial in one line."""
     t = verdict.trial
     where = f"{'+'.join(map(str, t.slots))} {t.exchange} {'gpu' if t.gpu else 'host'} {t.vendors}"
     what = f"{t.fault} of {','.join(map(str, t.victims))} in {t.moment}"
@@ -38,7 +37,6 @@ def line(verdict: Verdict) -> str:
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """Trials and failures by fault and moment."""
     counts, bad = Counter(), Counter()
     for each in verdicts:
         key = each.trial.fault, each.trial.moment

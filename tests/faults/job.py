@@ -145,7 +145,6 @@ IN_VAIN = 3
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Say how long it took where that was long."""
     began = time.monotonic()
     try:
         yield

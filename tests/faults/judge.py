@@ -88,7 +88,6 @@ class Ranks:
         return []
 
     def gone(self, rank: int) -> bool:
-        """True if it has begun and ended."""
         with contextlib.suppress(FileNotFoundError), self._paths[rank].open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,7 +299,6 @@ def _clean(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
 
 
 def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict, room: float) -> None:
-    """Read a rank's lines."""
     words = [line.split() for line in lines if line[:1].isdigit() and len(line.split()) > 2]
     verdict.ends[rank] = " ".join(words[-1][1:3]) if words else "nothing"
     for row in words:

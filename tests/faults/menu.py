@@ -48,7 +48,6 @@ class Trial:
         return sum(self.slots)
 
     def host(self, rank: int) -> int:
-        """The host of a rank."""
         return next(h for h in range(len(self.slots)) if rank < sum(self.slots[: h + 1]))
 
     @property
@@ -60,12 +59,10 @@ class Trial:
         return (*opener, *self.victims) if self.fault in (*DEADLY, "stop") else opener
 
     def text(self) -> str:
-        """For the rank programs."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Trial:
-        """A trial that `text` wrote."""
         fields = json.loads(text)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 

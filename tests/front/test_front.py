@@ -43,7 +43,6 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that every user of this machine may enter."""
     folder = Path(tempfile.mkdtemp(prefix="front-"))
     folder.chmod(0o755)
     yield folder
@@ -74,7 +73,6 @@ def run(words: list[str | Path], cwd: Path, env: Mapping[str, str], **more: Any)
 
 
 def shell(script: str, cwd: Path, env: Mapping[str, str]) -> str:
-    """The standard output of a script that has to succeed."""
     done = run(["bash", "-ec", script], cwd, env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -157,7 +155,6 @@ def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def demo(clone: Path, environ: dict[str, str]) -> Path:
-    """The clone, with the environment that `make demo` makes."""
     shell("make demo", clone, environ)
     return clone
 

@@ -16,7 +16,6 @@ TRAIN = "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 
 
 
 def run(folder: Path, *words: str) -> tuple[str, Any]:
-    """What a program prints, and the figures that it leaves."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}
     command = [sys.executable, *words, "--json", str(folder / "out.json")]
     job = subprocess.run(

@@ -39,7 +39,6 @@ SIZES = (1, 1000, 300_001)
 
 
 def case(function: Callable[[Communicator, Any], None]) -> Callable[[Communicator, Any], None]:
-    """Decorator: part of the job."""
     CASES[function.__name__] = function
     return function
 

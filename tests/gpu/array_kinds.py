@@ -34,8 +34,6 @@ class RawArray:
 
 
 class Kind:
-    """What most kinds have."""
-
     streams = True
 
     def into(self, values: Values) -> Any:
@@ -215,8 +213,6 @@ class Jax(Kind):
 
 
 class Host(Kind):
-    """Of a rank without a device."""
-
     streams = False
 
     def put(self, values: Values) -> Any:

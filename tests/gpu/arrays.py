@@ -38,7 +38,6 @@ LONGEST = 6_000_007
 
 @cache
 def runtime() -> device.DeviceRuntime:
-    """The one runtime of this rank."""
     (found,) = device.available()
     return found
 
@@ -119,7 +118,6 @@ class Array:
 
     @property
     def peek(self) -> Copy:
-        """The contents now."""
         self.pull()
         return self.copy
 
@@ -128,17 +126,14 @@ class Array:
         return np.frombuffer(memory, self.dtype, self.size)
 
     def push(self) -> None:
-        """Have the copy's contents on the device."""
         self._landed()[:] = self.copy
         self.runtime.copy(self.block.handle, self.host.handle, self.nbytes, _own().handle)
         _own().synchronize()
 
     def pull(self) -> None:
-        """Have the device's contents in the copy."""
         self.copy.view(np.ndarray)[:] = self.copied(_own())
 
     def set(self, values: Any) -> Array:
-        """Contents that are there at once."""
         self.copy[:] = values
         return self
 
@@ -155,7 +150,6 @@ class Array:
             self.runtime.copy(one.handle, other.handle, LONG, stream.handle)
 
     def copied(self, stream: Any) -> np.ndarray[Any, Any]:
-        """The contents as the stream sees them, copied in it and waited for."""
         self.runtime.copy(self.host.handle, self.block.handle, self.nbytes, stream.handle)
         with self.runtime.event() as done:
             done.record(stream.handle)

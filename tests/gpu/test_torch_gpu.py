@@ -36,7 +36,6 @@ TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants o
 
 
 def cases(script: Path) -> list[str]:
-    """Names of a job's cases, in order."""
     modules = (
         [MPI / f"torch_{each}.py" for each in ("calls", "collectives", "profile", "short")]
         if script is API
@@ -57,7 +56,6 @@ def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]
 
 @pytest.mark.parametrize("script", [API, STRATEGIES, EXPERTS, STREAMS], ids=lambda path: path.stem)
 def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) -> None:
-    """Every method, every strategy, streams and memory: on two ranks, or the four that strategies want."""
     room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL wants a GPU for each rank of a vendor
     ranks = 4 if script is STRATEGIES and room >= 4 else 2
     wanted = [name for name in cases(script) if name not in _UNSUITED]

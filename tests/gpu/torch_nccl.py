@@ -20,7 +20,6 @@ def expect(what: str, found: torch.Tensor, want: list[float]) -> None:
 
 
 def calls(group: Any) -> None:
-    """What calls on 8 bytes of device memory give."""
     rank, size = dist.get_rank(), dist.get_world_size()
     total, spread = size * (size + 1) / 2, [1.0 + r for r in range(size) for _ in range(2)]
     whole, x, other = (torch.full((n,), -1.0, device="cuda") for n in (2 * size, 2, 2))
@@ -40,7 +39,6 @@ def calls(group: Any) -> None:
 
 
 def features() -> None:
-    """What only torch's own groups have."""
     world, size = dist.group.WORLD, dist.get_world_size()
     print("group", type(world._get_backend(torch.device("cuda"))).__name__, flush=True)
     fast = dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))

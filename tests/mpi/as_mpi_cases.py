@@ -19,7 +19,6 @@ Calls = Callable[[Any], list[Any]]
 
 
 def data(comm: Any, n: int, dtype: str = "d") -> Array:
-    """Numbers that tell ranks and places apart, and whose sums are exact."""
     return (np.arange(n) + 100 * (comm.Get_rank() + 1)).astype(dtype)
 
 
@@ -136,7 +135,6 @@ def own_operation(comm: Any) -> list[Any]:
 
 
 def add(a: Any, b: Any, _: MPI.Datatype) -> None:
-    """Of integers."""
     np.frombuffer(b, "i8")[:] += np.frombuffer(a, "i8")
 
 

@@ -32,7 +32,6 @@ FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
 
 
 def goes_on(comm: Communicator) -> None:
-    """The communicator still computes."""
     out = np.zeros(3)
     comm.Allreduce(np.full(3, comm.rank + 1.0), out)
     assert (out == comm.size * (comm.size + 1) / 2).all()
@@ -161,7 +160,6 @@ def arguments() -> None:
 
 
 def made(comm: Communicator, error: type[Exception], text: str, call: Callable[[], Any]) -> None:
-    """Make a mistake, and be told of it."""
     with pytest.raises(error, match=text) as caught:
         call()
     assert f"rank {comm.rank}" in str(caught.value) or error is not BufferError

@@ -13,7 +13,6 @@ from ucc_hetero.bench.onesided import Window
 
 
 def status(words: str) -> int:
-    """The status of a job; rank 0 alone reports a failure."""
     return int(MPI.COMM_WORLD.allreduce(main(words.split())))
 
 
@@ -45,7 +44,6 @@ class Broken:
 
 
 def broken(how: str, words: str) -> None:
-    """A job of wrong results."""
     opened = peers._OPEN["mpi4py"]
 
     def breaks(world: Any) -> Any:

@@ -29,7 +29,6 @@ def seen(memory: Any) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def raises(kind: type[BaseException], *words: str) -> Iterator[None]:
-    """What runs meanwhile raises an exception with all of these words."""
     with pytest.raises(kind) as caught:
         yield
     assert all(word in str(caught.value) for word in words), (words, str(caught.value))

@@ -53,12 +53,10 @@ class Guarded:
 
     @property
     def view(self) -> Array:
-        """The elements, where a test can look at them."""
         return self.whole[GUARD : len(self.whole) - GUARD].view(self.dtype)
 
     @property
     def argument(self) -> Any:
-        """The elements as calls get them."""
         if not hasattr(self.memory, "block"):
             return self.view
         from arrays import ndarray
@@ -161,7 +159,6 @@ class Call:
         return Guarded(self.rng, self.dtype, max((at + n for at, n in places), default=0) + tail)
 
     def refill(self) -> None:
-        """Fresh inputs, freshly poisoned outputs."""
         case = self.case
         for buffer in self.buffers():
             buffer.poison()
@@ -184,7 +181,6 @@ class Call:
             buffer.remember()
 
     def _input(self, rank: int) -> Array:
-        """What a rank brings into the call this time."""
         rng = np.random.default_rng([self.case.seed, rank, self.turn])
         return operands(rng, self.case.dtype, sum(self._lengths(rank)[0]), self.case.op)
 

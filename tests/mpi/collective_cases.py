@@ -55,7 +55,6 @@ Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
 def draw(
     rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...], types: Sequence[str] = tuple(NUMPY_TYPES)
 ) -> Case:
-    """A random case; the same on every rank."""
     name = str(rng.choice(names))
     reduces = ROWS[name].reduces
     dtype = str(rng.choice([each for each in types if each in OPS_OF or not reduces]))
@@ -126,14 +125,12 @@ class Tester:
         self.done, self.verbose = 0, False
 
     def form(self, case: Case) -> str:
-        """The form of a case on this rank."""
         if self.stream is None:
             return case.form
         forms = ASKING[case.form] if case.name in UNCOUNTED else IN_STREAMS
         return forms[(case.seed + self.comm.rank) % len(forms)]
 
     def one(self, case: Case) -> None:
-        """A case by itself; the same call again must give the same bits, where all ranks make it in the same form."""
         alike = self.stream is None or case.name in UNCOUNTED
         case = replace(case, form=self.form(case))
         self.say(case)

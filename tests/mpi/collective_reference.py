@@ -105,7 +105,6 @@ def reduced(op: str, name: str, values: list[Array], ranks: int) -> tuple[Array,
 
 
 def differing(got: Array, want: Array, bound: Array | None) -> Array:
-    """Indices at which ``got`` is not what was due."""
     if bound is None:
         if got.dtype == want.dtype:
             size = max(got.dtype.itemsize, 1)

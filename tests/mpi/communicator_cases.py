@@ -29,7 +29,6 @@ from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
-    """Collectives and messages of a communicator whose ranks are these of MPI.COMM_WORLD, in this order."""
     assert comm.size == len(members) == comm.Get_size() and members[comm.rank] == MPI.COMM_WORLD.rank
     got = np.full(len(members), -1)
     comm.Allgather(np.array([MPI.COMM_WORLD.rank]), got)
@@ -57,7 +56,6 @@ MANY = 4
 
 
 def order(comm: Any) -> list[int]:
-    """The ranks of MPI.COMM_WORLD in a communicator of MPI's."""
     return comm.allgather(MPI.COMM_WORLD.rank)
 
 

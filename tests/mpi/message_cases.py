@@ -40,12 +40,10 @@ def pattern(size: int, rank: int, turn: int = 0) -> np.ndarray[Any, Any]:
 
 
 def vector(values: np.ndarray[Any, Any]) -> Any:
-    """Memory with these contents, wherever it is."""
     return Array(values.size, values.dtype).set(values) if ON_DEVICES and random.random() < 0.7 else values
 
 
 def blank(size: int) -> Any:
-    """Memory to receive into."""
     return vector(np.full(size, -1.0))
 
 
@@ -170,7 +168,6 @@ def case_null_process(comm: Communicator) -> None:
 
 
 def case_mistakes(comm: Communicator) -> None:
-    """Refused before anything is sent, by name, rank and value."""
     one, tag, big = np.zeros(1), (1 << 31) - 1, 1 << 31
     for kind, words, wrong in (
         (ValueError, (f"dest {comm.size}",), lambda: comm.Send(one, comm.size)),

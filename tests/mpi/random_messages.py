@@ -75,7 +75,6 @@ class Dice:
         self.pool = self.same.integers(-99, 99, 7_000_000).astype(np.float32)
 
     def plan(self, least: int, crowd: bool = False) -> Plan:
-        """What every rank sends to every other one, in order."""
         every = [(s, d) for s in range(self.size) for d in range(self.size) if s != d or not least]
         counts = {pair: int(self.same.integers(1, 200 if crowd else 9)) for pair in every}
         return {
@@ -161,7 +160,6 @@ class Inbox:
         return message
 
     def receive(self) -> list[Begun]:
-        """Receive a message in one of all forms; what is to be waited for, if anything."""
         dice, comm, how, status = self.dice, self.comm, self.dice.pick(RECEIVES), MPI.Status()
         source = dice.pick([s for s, messages in self.left.items() if messages])
         tag = MPI.ANY_TAG if self.any_tag and dice.rarely() else dice.pick(self.left[source]).tag
@@ -205,7 +203,6 @@ class Inbox:
 
 
 def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
-    """Begin a send in one of all forms."""
     how, data = dice.pick(SENDS), dice.filled(message)
     request = getattr(dice.comm, how)(dice.spelt(data), dest, message.tag)
     if how in INITS:
@@ -216,7 +213,6 @@ def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
 
 
 def calls(dice: Dice) -> list[Begun]:
-    """Collectives, one of them MPI's."""
     comm, r, p, a, b = dice.comm, dice.rank, dice.size, dice.memory(LONG, True), dice.memory(LONG, True)
     again, own = (np.full(5, -1.0) for _ in range(2))
     seen(a)[:] = r
@@ -436,7 +432,6 @@ def on_device(comm: Communicator) -> list[Any]:
 
 
 def by_rules_of_mpi(parent: Communicator) -> None:
-    """All of them, in every form; on a communicator of their own, where one is never received."""
     with parent.Dup() as comm:
         dice, streams = Dice(comm), on_device(comm)
         for turn in range(3):

@@ -45,7 +45,6 @@ class Trial(NamedTuple):
 
 
 def draw_trial(rng: np.random.Generator) -> Trial:
-    """Any trial."""
     on_device, size = collective_call.device_memory is not None, WORLD.size
     case = replace(draw(rng, size, int(rng.integers(1 << 30)), tuple(METHODS)), spec="plain", gaps=False)
     if case.dtype in FOREIGN:
@@ -103,7 +102,6 @@ def make(comm: Communicator, trial: Trial) -> Call:
 
 
 def computes(comm: Communicator, seed: int) -> None:
-    """Calls of all kinds are right."""
     tester, rng = Tester(comm, f"after a mistake, {seed}", STREAM), np.random.default_rng(seed)
     for _ in range(2):
         case = draw(rng, comm.size, int(rng.integers(1 << 30)), tuple(METHODS))
@@ -111,7 +109,6 @@ def computes(comm: Communicator, seed: int) -> None:
 
 
 def attempt(trial: Trial, comm: Communicator) -> None:
-    """One trial."""
     case, culprits = trial.case, trial.culprits
     for number in range(trial.before):
         computes(comm, case.seed + number)

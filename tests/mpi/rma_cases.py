@@ -21,7 +21,6 @@ N = 1_000_000
 
 
 def end(*failure: Any) -> None:
-    """End the job with a rank that fails."""
     traceback.print_exception(*failure)
     mpi.Abort(1)
 
@@ -30,7 +29,6 @@ sys.excepthook = end
 
 
 def refused(kind: type[Exception], words: str, call: Any, *args: Any, **options: Any) -> None:
-    """A call that must fail."""
     try:
         found = call(*args, **options)
         if isinstance(found, rma.Request):
@@ -70,7 +68,6 @@ def everybody(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
 
 
 async def awaited(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
-    """Transfers and a counter in an event loop."""
     room, counter = np.zeros(p * 1000, np.int64), worker.counter()
     mine, theirs = worker.register(np.full(1000, r, np.int64)), worker.register(room)
     told = mpi.allgather((theirs.descriptor, counter.number))

@@ -17,7 +17,6 @@ COLLECTIVES = (
 
 
 def rows(text: str) -> list[list[str]]:
-    """The table as a parser of OSU's output sees it."""
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 

@@ -32,7 +32,6 @@ class Cases(NamedTuple):
 
 
 def of(module: str, *layouts: tuple[int, str], **more: Any) -> Cases:
-    """All cases of a module."""
     return Cases("cases:run_module", layouts, [f"{module}_cases"], **more)
 
 

@@ -21,7 +21,6 @@ NAMES = ("mpirun", "mpirun.openmpi", "mpiexec.hydra")
 
 
 def launchers() -> dict[str, str]:
-    """Name and version -> path of each launcher here."""
     beside = Path(sys.executable).parent / "mpirun"
     paths = [str(beside) if beside.exists() else None, *map(shutil.which, NAMES)]
     found = {}
@@ -39,7 +38,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(params=HERE, ids=str)
 def environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment in which ucch-run finds one of the launchers."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(INSIDE_A_JOB)}
     # Containers run as root.
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

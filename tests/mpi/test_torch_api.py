@@ -10,7 +10,6 @@ HERE = Path(__file__).parent
 
 
 def cases(*scripts: str) -> list[str]:
-    """Names of the cases of a job's modules, in order."""
     return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
 
 

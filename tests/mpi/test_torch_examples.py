@@ -76,5 +76,4 @@ def test_code_of_the_documentation(crew, page: str, said: str) -> None:
 
 
 def mpi_free() -> dict[str, str]:
-    """The environment without this package's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}

@@ -62,8 +62,6 @@ def test_under_mpi(mpirun: Any, ulfm: list[str]) -> None:
 
 
 class Server(NamedTuple):
-    """A process that serves a store."""
-
     port: int
     pid: int
 
@@ -79,7 +77,6 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def store(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A store of a process of its own."""
     program = tmp_path / "store.py"
     program.write_text(
         "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"

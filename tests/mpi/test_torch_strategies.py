@@ -27,7 +27,6 @@ def test_strategies(crew) -> None:
 
 
 def test_unequal_devices(crew) -> None:
-    """Work balanced between ranks of unequal speed, and replicas that drift apart."""
     names = drawn("torch_unequal.py")
     job = crew(HERE / "torch_unequal.py", 2, args=names, layout="nvidia:1,amd:1", timeout=150)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names

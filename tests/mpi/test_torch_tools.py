@@ -18,7 +18,6 @@ WAYS = "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,tp x dp,cp,gpipe,pp,pp x dp,inter
 
 
 def run(*words: str | Path) -> str:
-    """What a program prints that ends well."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=600, check=False)

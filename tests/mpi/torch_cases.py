@@ -30,7 +30,6 @@ CASES: list[Callable[[], None]] = []
 
 
 def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: part of the job."""
     CASES.append(function)
     return function
 
@@ -47,7 +46,6 @@ _UNCOMPARABLE = {torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32}
 
 
 def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
-    """Equal in type, shape and every element."""
     assert got.dtype == want.dtype and got.shape == want.shape, (
         f"{what}: {got.dtype}{got.shape} {want.dtype}{want.shape}"
     )
@@ -58,7 +56,6 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
 
 
 def close(got: float, want: float, tolerance: float, what: str) -> None:
-    """Equal within a relative tolerance."""
     assert abs(got - want) <= tolerance * max(abs(want), 1e-30), f"{what}: {got!r}, want {want!r}"
 
 

@@ -21,7 +21,6 @@ def everyone(shape: Any, dtype: torch.dtype, scale: int = 3) -> list[torch.Tenso
 
 
 def total(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
-    """The reference of a reduction."""
     dtype = parts[0].dtype
     wide = torch.stack(
         [p.to(torch.int64) if dtype == torch.bool or not dtype.is_floating_point else p.double() for p in parts]

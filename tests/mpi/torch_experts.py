@@ -104,7 +104,6 @@ def one_process(given: Routing, scales: torch.Tensor) -> tuple[list[torch.Tensor
 
 
 def factors(x: torch.Tensor) -> torch.Tensor:
-    """Gradient of the outputs."""
     return torch.cos(torch.arange(x.numel(), dtype=torch.float64, device=x.device)).view(x.shape)
 
 
@@ -169,7 +168,6 @@ def gradients_of_a_layer() -> None:
 
 
 def counted(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
-    """The layer with counts that the host knows."""
     experts = Experts()
     asked = layout(experts, given, idx)
     rows, index, factor, _, handle, _ = experts.dispatch(x, topk_idx=idx, topk_weights=weights, **asked)
@@ -178,7 +176,6 @@ def counted(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
 
 
 def fixed(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
-    """The layer with sizes that are fixed."""
     experts = Experts()
     rows, counts, handle, event, hook = experts.low_latency_dispatch(
         x, idx, 20, given.experts, async_finish=True, return_recv_hook=False

@@ -34,7 +34,6 @@ def rows(size: int) -> torch.Tensor:
 
 
 def reference(size: int) -> list[float]:
-    """Losses of one process on the whole batches."""
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []

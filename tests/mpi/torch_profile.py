@@ -19,7 +19,6 @@ def filled(*shape: int) -> torch.Tensor:
 
 
 def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> list[tuple[str, str, list[Any], Any]]:
-    """The dispatcher's name, the backend's, the inputs and the call itself."""
     group = dist.group.WORLD
     ring = {"dst": (R + 1) % N, "src": (R - 1) % N}
 
@@ -65,7 +64,6 @@ PROFILERS: list[Callable[[], Any]] = [
 
 
 def events(profiler: Any, name: str) -> list[Any]:
-    """A finished profiler's events of a name."""
     every = profiler.events() if isinstance(profiler, torch.profiler.profile) else profiler.function_events
     return [event for event in every if event.name == name]
 

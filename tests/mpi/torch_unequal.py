@@ -61,7 +61,6 @@ def balanced_sampler() -> None:
 
 @case
 def balanced_pipeline() -> None:
-    """Layers cut by what they take."""
     model, clock = fresh(), Clock()
 
     def timed(block: nn.Module, rank: int = R) -> Any:

@@ -22,7 +22,6 @@ def owned(ranks: list[int]) -> bool:
 
 
 def check(group: Any, ranks: list[int]) -> None:
-    """The group is of the right kind, and its calls are right."""
     ours = isinstance(group, ucc_hetero.torch.ProcessGroupUCCH)
     assert ours != owned(ranks) and (ours or type(group) is dist.ProcessGroup), (ranks, type(group))
     want = sum(data(rank, (5,)) for rank in ranks)

@@ -86,7 +86,6 @@ def until_told(rank: int, call: Callable[[], Any], end: Callable[[], Any]) -> No
 
 
 def flipped(form: str) -> None:
-    """A call in one of its forms."""
     sent = Sent(comm := u.Communicator())
     until_told(sent.rank, lambda: FORMS[form](sent), comm.Free)
 

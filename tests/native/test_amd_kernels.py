@@ -48,8 +48,6 @@ OTHERS = {
 
 
 class Kernel(NamedTuple):
-    """One kernel's assembly and what it takes of a device."""
-
     text: str
     registers: int
     scalars: int

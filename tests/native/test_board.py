@@ -105,7 +105,6 @@ class Model:
 
 
 def act(draw: random.Random, model: Model, boards: list[Any]) -> str:
-    """Something that a rank does, most often one that is behind: what it was, for people."""
     behind = [1 + 4 * (max(model.calls) - calls) for calls in model.calls]
     slot = draw.choices(SLOTS, behind if draw.random() < 0.9 else None)[0]
     kinds = {"call": 75, "refuse": 10, "all refuse": 5, "announce": 5, "run": 3, "leave": 1, "revoke": 1}

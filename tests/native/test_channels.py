@@ -46,8 +46,6 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
 
 @pytest.fixture
 def run(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a job of channel scripts."""
-
     def start(name: str, layout: str, **more: Any) -> Any:
         on = fakes if name in OF_ITS_OWN and "UCCH_CHANNELS" not in more else fake_crew
         return on(JOBS[name].script, layout, timeout=90, **{**USUAL, **JOBS[name].env, **more})

@@ -46,7 +46,6 @@ class Rank:
                 return data
 
     def opinion(self) -> tuple[int, int, int, bytes]:
-        """(call, rank, signature, words) of the next opinion."""
         call, rank, signature, text = struct.unpack(OPINIONS, self.hear(OPINION))
         return call, rank, signature, text.rstrip(b"\0")
 

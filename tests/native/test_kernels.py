@@ -73,7 +73,6 @@ def numpy_type(code: int) -> np.dtype[Any]:
 
 
 def elements(code: int, rng: np.random.Generator) -> np.ndarray:
-    """Random elements of a UCC datatype: integers and halves of any bits, others of all magnitudes, NaN among them."""
     dtype = numpy_type(code)
     if dtype.kind in "iu" or dtype.itemsize == 2:
         return rng.integers(0, 256, N * dtype.itemsize, np.uint8).view(dtype)
@@ -91,13 +90,11 @@ def to_be_rounded(code: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Equal, but for which NaN it is."""
     with np.errstate(invalid="ignore"):
         return np.array_equal(one, other, equal_nan=True)
 
 
 def numpys(kind: int, op: str, src: np.ndarray, dst: np.ndarray, by: int) -> np.ndarray:
-    """What numpy makes of it."""
     with np.errstate(all="ignore"):
         if kind == lib.UCCH_CAST:
             return src.astype(dst.dtype)

@@ -20,8 +20,6 @@ LAYERS, SIZE, DIM = 3, 4, 8
 
 
 class Two:
-    """Two workers that know each other."""
-
     def __init__(self) -> None:
         self.here, self.there = rma.Worker(), rma.Worker()
         self.to, self.back = self.here.connect(self.there.address), self.there.connect(self.here.address)
@@ -88,7 +86,6 @@ def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
 
 
 def hold(target: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> bool:
-    """True if all layers have these bits."""
     pairs = zip(bits(target), wanted, strict=True)
     return all((a == b).all() for one, other in pairs for a, b in zip(one, other, strict=True))
 

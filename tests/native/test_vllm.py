@@ -53,7 +53,6 @@ def start(
     secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[str, str]], pythons: Any,
     request: pytest.FixtureRequest,
 ) -> Iterator[Any]:  # fmt: skip
-    """Start an engine: ``start(role, port, **what is told)``."""
     engines: list[Engine] = []
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **vllm_engine.SHAPE})

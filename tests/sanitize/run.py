@@ -76,7 +76,6 @@ class Way(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where the engine is built."""
         return OUT / self.sanitizers.partition(",")[0]
 
 
@@ -144,7 +143,6 @@ def environment(way: Way, library: Path) -> dict[str, str]:
 
 
 def blind(way: Way, sanitized: dict[str, str]) -> list[str]:
-    """Known faults that were not found."""
     missed = []
     for words, program in way.known:
         command = [sys.executable, "-c", program]

@@ -28,7 +28,6 @@ class Outcome(unittest.TestResult):
         self.failfast = True
 
     def summary(self) -> tuple[str, str]:
-        """(passed, skipped or failed; why)."""
         if self.errors or self.failures:
             return "failed", (self.errors + self.failures)[0][1]
         if self.skipped:
@@ -37,7 +36,6 @@ class Outcome(unittest.TestResult):
 
 
 def wanted(cases: list[unittest.TestCase], leave: list[str]) -> list[unittest.TestCase]:
-    """The cases to run."""
     only = os.environ.get("UCCH_SUITE_ONLY", "*").split()
 
     def among(name: str, patterns: list[str]) -> bool:
@@ -58,7 +56,6 @@ def agreed(results: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Run the tests."""
     folder, out, skip, limit, *files = sys.argv[1:]
     control = MPI.COMM_WORLD.Dup()
     cases, renew = load(Path(folder), files, StandIn())

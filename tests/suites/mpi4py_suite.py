@@ -78,7 +78,6 @@ def _unpacked(version: str, into: Path) -> Path:
 
 
 def among(name: str, patterns: Iterable[str]) -> bool:
-    """True if a name is like one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -123,7 +122,6 @@ def refusals() -> list[Refusal]:
 
 
 def judge(layout: str, results: Mapping[str, Result], listed: Sequence[Refusal]) -> Verdict:
-    """Compare results with the list."""
     verdict = Verdict(Counter(), [], set())
     for test, result in results.items():
         about = [each for each in listed if each.matches(layout, test) and not each.hangs]
@@ -203,13 +201,11 @@ def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def write(name: str, text: str) -> None:
-    """Put a table into docs/conformance.md."""
     pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.S)
     PAGE.write_text(pattern.sub(lambda found: f"{found[1]}{text}{found[2]}", PAGE.read_text()))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the layouts; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="a layout of ranks; all by default")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names such as 'test_p2p_buf.*testProbe'")

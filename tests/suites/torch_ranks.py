@@ -82,7 +82,6 @@ def news(folder: Path, rank: int) -> list[tuple[str, str, str, float]]:
 
 
 def methods_of(kind: type) -> list[str]:
-    """All test methods, in alphabetic order."""
     return sorted(name for name in dir(kind) if name.startswith("test_") and callable(getattr(kind, name)))
 
 
@@ -101,7 +100,6 @@ class Rank:
         self._file.flush()
 
     def run(self, method: str) -> bool:
-        """Run one method; False where this process and its peers are of no more use."""
         self.note(method, "begun")
         function = getattr(self.kind, method)
         try:
@@ -168,7 +166,6 @@ class Rank:
 
 
 def main() -> None:
-    """Run the methods named in ``<folder>/methods``, one a line; list all into ``<folder>/all``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("backend")
     parser.add_argument("folder", type=Path)

@@ -42,7 +42,6 @@ class Way(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of its ranks' environment."""
         return {"UCCH_EMULATE": self.emulate} if self.emulate else {}
 
     def __str__(self) -> str:
@@ -102,7 +101,6 @@ class Job:
         self._output.close()
 
     def results(self, ended: bool) -> dict[str, Result]:
-        """Results of the methods that were begun."""
         found: dict[str, Result] = {}
         noted = sorted(self._news(), key=lambda line: line[3])
         for method in self.methods:
@@ -150,7 +148,6 @@ def last_line(text: str) -> str:
 
 
 def all_methods() -> list[str]:
-    """The methods of the installed torch's DistributedTest."""
     code = "import torch_ranks as t; m = t.load('gloo'); print(*t.methods_of(t.adapt(m, 'gloo')))"
     environment = os.environ | {"WORLD_SIZE": "4", "RANK": "0", "PYTHONPATH": str(HERE)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
@@ -173,7 +170,6 @@ def judge(ours: dict[str, Result], gloo: dict[str, Result], listed: dict[str, st
 
 
 def count(results: dict[str, Result]) -> str:
-    """The counts of a run in a line."""
     got = Counter(result.outcome for result in results.values())
     return f"{got['passed']} passed, {got['failed']} failed, {got['skipped']} skipped"
 

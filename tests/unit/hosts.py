@@ -22,7 +22,6 @@ def device(pci: str, vendor: str, kind: str, numa: int, way: str = "", **more: s
 
 
 def nvidia(pci: str, numa: int, way: str = "", minor: int = 0, **more: str) -> Files:
-    """An H200."""
     about = f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}"
     files = device(pci, "0x10de", "0x030200", numa, way, **more)
     files[f"proc/driver/nvidia/gpus/{pci}/information"] = about
@@ -57,13 +56,11 @@ def rdma(name: str, layer: str, state: str = "4: ACTIVE", **more: str) -> Files:
 
 
 def virtual(name: str, speed: int) -> Files:
-    """A network interface without a card."""
     at = f"sys/class/net/{name}"
     return {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": "up"}
 
 
 def ethernet(name: str, speed: int, pci: str, way: str) -> Files:
-    """A network card of a desktop."""
     link = {f"sys/class/net/{name}/device": f"-> ../../../devices/{way}/{pci}"}
     return device(pci, "0x8086", "0x020000", -1, way) | link | virtual(name, speed)
 

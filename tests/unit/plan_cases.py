@@ -77,7 +77,6 @@ def calls(draw: st.DrawFn, topology: Topology, collectives: tuple[str, ...] = tu
 
 
 def steps(plan: Plan) -> Iterator[tuple[int, int, int, Step]]:
-    """(fragment, stage, index, step) of every step."""
     for f, fragment in enumerate(plan.fragments):
         for s, stage in enumerate(fragment.stages):
             for i, step in enumerate(stage):
@@ -221,11 +220,9 @@ class Simulation:
             dst[0][0][:] = self.add([dst[0][0], src[0][0]])
 
     def add(self, values: list[Vector]) -> Vector:
-        """The reduction of the members' values."""
         return np.add.reduce(values)
 
     def right(self) -> bool:
-        """True if every rank holds what MPI says it should."""
         wanted = reference(self.call, self.data)
         return all(w is None or np.array_equal(self.memory[rank, "recv"][: len(w)], w) for rank, w in enumerate(wanted))
 

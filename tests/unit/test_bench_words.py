@@ -17,7 +17,6 @@ def options(name: str, *words: str) -> Options:
 
 
 def changed(name: str, *words: str) -> dict[str, object]:
-    """Options that the words change from the defaults."""
     got, default = (asdict(options(name, *each)) for each in (words, ()))
     return {name: value for name, value in got.items() if value != default[name]}
 

@@ -172,7 +172,6 @@ def test_dlpack_codes(code: int, bits: int) -> None:
 
 
 def interface(array: np.ndarray[Any, Any], **changes: Any) -> Any:
-    """An object with nothing but the interface."""
     facts = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
     return SimpleNamespace(__cuda_array_interface__={**facts, **changes})
 

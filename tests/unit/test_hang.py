@@ -70,7 +70,6 @@ def said(*files: bytes) -> list[Finding]:
 
 
 def errors(*files: bytes) -> dict[str, str]:
-    """Code -> all that is said by it."""
     found: dict[str, str] = {}
     for each in said(*files):
         if each.level == "error":

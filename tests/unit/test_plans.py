@@ -92,7 +92,6 @@ def posted_in_order(plan: Plan, ranks: int) -> None:
 @pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("collective, name", EVERY)
 def test_right(collective: str, name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proved, right in any order that the plan allows, and each rank's own plan is its part of the whole."""
     drawn, examples, most, fragments = DRAWN[kind]
     queued, messages = kind == "queued", alltoall.MOST_MESSAGES
 
@@ -193,7 +192,6 @@ def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None
 
 
 def teams(plan: Plan, rank: int) -> set[tuple[str, tuple[int, ...]]]:
-    """Teams that a rank needs for a plan, and over what."""
     found = (step for *_, step in plan.steps_of(rank))
     return {(s.link, s.ranks) for s in found if s.link != "local" and s.kind != "message" and len(s.ranks) > 1}
 
@@ -269,7 +267,6 @@ class Depth(Simulation):
 
 
 def depth(topology: Topology, call: Call, choice: Choice) -> int:
-    """Of the deepest element of any rank's result."""
     plan = make_plan(topology, call, choice)
     simulation = Depth(plan, call, False, 0)
     simulation.run()

@@ -273,14 +273,12 @@ fuzzed = settings(max_examples=INPUTS, deadline=None, database=None)
 
 @contextlib.contextmanager
 def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
 
 
 def pair(secret: bytes = SECRET) -> tuple[Channel, Channel, socket.socket]:
-    """Both ends of a connection, the server first, and the client's socket."""
     ours, theirs = socket.socketpair()
 
     def end(sock: socket.socket, known: bytes, server: bool) -> Channel:
@@ -368,7 +366,6 @@ near = st.fixed_dictionaries({}, optional={"message": anything, "regions": anyth
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rma.Agent]:
-    """An agent that publishes a region of 1,000 bytes."""
     with rma.Agent(f"unix://{tmp_path_factory.mktemp('agent')}/a.sock", SECRET, name="first") as made:
         made.publish("room", made.worker.register(np.zeros(1000, np.uint8)))
         yield made

@@ -93,7 +93,6 @@ os.kill(pid, signal.SIGKILL)
 
 
 def two(script: str, room: int, tmp_path: Path, before: tuple[str, ...] = ()) -> Any:
-    """Run such a script on so many bytes."""
     path = tmp_path / "job.py"
     path.write_text(script)
     words = [*before, sys.executable, str(path), str(room)]

@@ -86,7 +86,6 @@ def test_strangers_are_refused(server: StoreServer) -> None:
 
 @pytest.fixture
 def comms() -> list[StoreComm]:
-    """A communicator of four ranks, as each of them has it."""
     dist = pytest.importorskip("torch.distributed", reason="needs torch: pip install '.[torch]'")
     load()
     store = dist.HashStore()
