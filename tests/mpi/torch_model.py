@@ -1,7 +1,6 @@
 """Shared by the jobs that train: a model, its data, and what a single process comes to."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ def fresh() -> Model:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole batch of a step, equal on every rank."""
     generator = torch.Generator("cpu").manual_seed(step)
     x = torch.randn(SHARE * N, WIDTH, generator=generator, device="cpu")
     y = torch.randint(0, 3, (SHARE * N,), generator=generator, device="cpu")
@@ -62,7 +60,6 @@ loss_of = nn.functional.cross_entropy
 
 @functools.cache
 def reference() -> tuple[float, ...]:
-    """Losses of one process on the whole batches."""
     model = fresh()
     optimizer = sgd(model.parameters())
     losses = []
@@ -83,7 +80,6 @@ def train(
     index: int = R,
     parts: int = N,
     tolerance: float = 1e-5,
-    after_backward: Callable[[], None] = lambda: None,
 ) -> None:
     """Train on this rank's share and compare the mean loss of all ranks with the reference at every step."""
     for step, want in enumerate(reference()):
@@ -91,7 +87,6 @@ def train(
         loss = loss_of(model(x), y)
         optimizer.zero_grad()
         loss.backward()
-        after_backward()
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_cases import DEVICE, case, close, main
-from torch_model import SHARE, Block, fresh, loss_of, reference, sgd, share, train
+from torch_model import SHARE, fresh, loss_of, reference, sgd, share, train
 from torch_world import N, R
 
 
@@ -74,31 +74,6 @@ def ddp_join() -> None:
     assert torch.equal(flat, first)
 
 
-@case
-def zero() -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = DDP(fresh())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    train(model, optimizer)
-    optimizer.consolidate_state_dict(0)
-
-
-@case
-def fsdp1() -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    here = next(fresh().parameters()).device
-    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
-        model = FullyShardedDataParallel(
-            fresh(), sharding_strategy=strategy, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=here
-        )
-        train(model, sgd(model.parameters()))
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
-        assert set(model.state_dict()) == set(fresh().state_dict())
-
-
 def fully_sharded(mesh: Any, **more: Any) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -113,13 +88,6 @@ def fsdp2() -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     mesh = dist.init_device_mesh(DEVICE, (N,))
-    for reshard in (True, False):
-        model = fully_sharded(mesh, reshard_after_forward=reshard)
-
-        def clip(model: nn.Module = model) -> None:
-            nn.utils.clip_grad_norm_(model.parameters(), 1e6)
-
-        train(model, sgd(model.parameters()), after_backward=clip)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = fully_sharded(mesh, mp_policy=half)
     train(model, sgd(model.parameters()), tolerance=5e-2)
