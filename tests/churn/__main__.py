@@ -32,7 +32,6 @@ class Churn:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.incarnations = [0] * ranks
         self.generation, self.members = 0, list[str]()
-        #: Members of the last generation that has made steps.
         self.trained: list[str] = []
         self.kills = self.stops = 0
         self.began = time.monotonic()

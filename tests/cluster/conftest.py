@@ -33,7 +33,6 @@ class Patient(Cluster):
     room = 1
     #: Words that start Python for ranks with these variables.
     python: Callable[[Mapping[str, str]], list[str]]
-    #: Where programs lie that were given as text.
     folder: Path
 
     @classmethod

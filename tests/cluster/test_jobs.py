@@ -89,7 +89,6 @@ def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
 
 
-#: Each host has one vendor's devices.
 APART = "nvidia:2,amd:2"
 
 

@@ -16,7 +16,6 @@ from ucc_hetero.vllm.interface import KVConnectorRole
 from ucc_hetero.vllm.messages import Load, Remote, Step
 
 PORT, LAYERS, BLOCKS, DIM = 14579, 8, 64, 512
-#: Of the sender, and of who uses the blocks next.
 SENT, NEXT = 1, 2
 
 

@@ -25,7 +25,6 @@ RANK = Path(__file__).with_name("crew_rank.py")
 MOMENT = 3.0
 
 Kill = Callable[[int], None]
-#: Starts a program with arguments as a process; takes the options of `subprocess.Popen`.
 Start = Callable[..., "subprocess.Popen[Any]"]
 
 #: Variables that are read for every communicator or case, of those that have meant something to a library before: a

@@ -44,7 +44,6 @@ def runtime() -> device.DeviceRuntime:
     return found
 
 
-#: Addresses of arrays that nobody has any more.
 _dropped: list[int] = []
 
 

@@ -24,9 +24,7 @@ runpy.run_path({str(HERE / name)!r}, run_name="__main__")
 """
 
 
-#: Random calls of all collectives, in every form, ranks in different ones.
 COLLECTIVES = program("collective_cases.py")
-#: Random mistakes of one rank, or of all.
 MISTAKES = program("refusal_cases.py", "15")
 
 STREAMS = """

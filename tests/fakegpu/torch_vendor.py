@@ -28,7 +28,6 @@ for _name in ("nvidia", "amd"):
 posted: list[tuple[int, int, int]] = []
 #: Makers fail where this is set, and messages cannot be begun where that is.
 broken, refuses = threading.Event(), threading.Event()
-#: Places of the backends that have been ended.
 ended: list[tuple[int, ...]] = []
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 #: Seconds for what takes one or two.
 PATIENCE = 400
-#: Settings that engines are told, if no others are.
 USUAL = {"vendor": "", "layout": "NHD", "blocks": 64, "scheduler": "own"}
 
 

@@ -41,7 +41,6 @@ class Log:
     def __init__(self) -> None:
         self.file = os.open(FOLDER / f"rank{RANK}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         fcntl.flock(self.file, fcntl.LOCK_EX)
-        #: Moment that this rank is in.
         self.moment = "start"
 
     def say(self, word: str, text: object = "") -> None:

@@ -60,16 +60,13 @@ class Verdict:
     #: The moment in which the fault happened, after it was armed.
     moment: str = ""
     seconds: float = 0.0
-    #: Last words of each rank.
     ends: dict[int, str] = field(default_factory=dict)
-    #: Kind of failure -> what was seen of it.
     failures: dict[str, list[str]] = field(default_factory=dict)
     #: Findings that were shown to be mpirun's doing, and no failures of ours.
     launcher: list[str] = field(default_factory=list)
     #: Ranks that lived and went on to the end, and those that had an answer and went no further.
     right: int = 0
     answered: int = 0
-    #: Everything that was written.
     output: str = ""
 
     def fail(self, kind: str, text: str) -> None:

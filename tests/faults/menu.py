@@ -28,7 +28,6 @@ class Trial:
     seed: int
     #: How ranks exchange what is no data: MPI with fault tolerance ("ulfm"), MPI as it is ("mpi"), torch's store.
     exchange: str
-    #: Ranks of each host.
     slots: tuple[int, ...]
     #: ``UCCH_EMULATE`` or, with ``gpu``, the layout of fake GPUs.
     vendors: str

@@ -204,9 +204,6 @@ def test_an_ordinary_user(installed: dict[str, str], example: Path) -> None:
     assert done.returncode == 0 and "1 3.0" in done.stdout and "root" not in done.stderr, done.stdout + done.stderr
 
 
-# --- sdist and wheel have all that is there ---------------------------------------------------------------------------
-
-
 def modules(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
 

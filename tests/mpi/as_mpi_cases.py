@@ -14,7 +14,6 @@ from ucc_hetero import Communicator
 Array = np.ndarray[Any, Any]
 PAIR = np.dtype([("value", "f8"), ("index", "i4")], align=True)
 FORMS = ("{}", "I{}", "{}_init")
-#: A case: makes calls on a communicator, MPI's or this package's, and returns what must be the same.
 Calls = Callable[[Any], list[Any]]
 
 
@@ -215,7 +214,6 @@ def redistributed(comm: Any) -> list[Any]:
     return results
 
 
-#: All of them.
 CALLS: tuple[Calls, ...] = (
     empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
     own_operation_on_long_vectors, with_gaps, redistributed,

@@ -75,13 +75,11 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         return a.astype(dtype), b.astype(dtype)
 
     found: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        # Datatypes.
         (TypeError, "sendbuf is float64 and recvbuf is float32", lambda: comm.Allreduce(a, b.astype("f4"))),
         (TypeError, "sendbuf is float64 and recvbuf is int64", lambda: comm.Allgather(a, many.astype("i8"))),
         (TypeError, "cast it to float64", lambda: comm.Allreduce(*both("longdouble"))),
         (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
         (TypeError, "foreign byte order", lambda: comm.Bcast(np.ones(2, FOREIGN))),
-        # What is no memory.
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
         (TypeError, "needed here", lambda: comm.Allreduce(a, None)),
         (TypeError, "needed here", lambda: comm.Bcast(MPI.IN_PLACE)),
@@ -89,12 +87,10 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
          lambda: comm.Allreduce(a, [0.0] * 4)),
         (TypeError, f"buf on rank {me}: a tuple of numbers is no memory", lambda: comm.Isend((1, 2), 0)),
         (TypeError, "a list of arrays is no message: pass one array", lambda: comm.Allgather(a, every)),
-        # Memory that cannot be used so.
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Allreduce(a, fixed)),
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Iallreduce(a, bytes(32))),
         (BufferError, "ascontiguousarray", lambda: comm.Allreduce(a, np.zeros(8)[::2])),
         (BufferError, "ascontiguousarray", lambda: comm.Allgather_init(np.zeros((4, 2))[:, 0], many)),
-        # Counts.
         (ValueError, "recvbuf has 3 elements, 4 are due", lambda: comm.Allreduce(a, b[:3])),
         (ValueError, "recvbuf", lambda: comm.Allgather(a, many[:-1])),
         (ValueError, "recvbuf", lambda: comm.Alltoall(many, many[: 3 * p].copy())),
@@ -108,17 +104,14 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [5] + [4] * (p - 1))),
         (ValueError, "recvcounts is needed", lambda: comm.Reduce_scatter(MPI.IN_PLACE, many)),
         (ValueError, f"communicator of {p}", lambda: comm.Alltoallw([a, ["f8"]], [b, ["f8"]])),
-        # Buffers that share memory.
         (ValueError, f"allreduce on rank {me}: .*overlap", lambda: comm.Allreduce(many[: 2 * p], many[p : 3 * p])),
         (ValueError, "overlap", lambda: comm.Ialltoall(many[: 2 * p], many[p : 3 * p])),
-        # Ranks, roots, tags.
         (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
         (ValueError, "root -2", lambda: comm.Ireduce(a, b, root=-2)),
         (TypeError, "root", lambda: comm.Gather(a, many, root=1.5)),
         (ValueError, f"dest {p} on rank {me}", lambda: comm.Send(a, p)),
         (ValueError, "tag -5", lambda: comm.Isend(a, 0, -5)),
-        # Operations.
         (ValueError, "'AVERAGE' is not one of", lambda: comm.Scan(a, b, "AVERAGE")),
         (ValueError, f"allreduce on rank {me}: op 'product' .* did you mean PROD",
          lambda: comm.Allreduce(a, b, "product")),

@@ -17,7 +17,6 @@ def _add(a: Any, b: Any, datatype: Any) -> None:
     np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
 
 
-#: An operation of the user's own: MPI runs the calls that use it.
 ADD = MPI.Op.Create(_add, commute=True)
 
 

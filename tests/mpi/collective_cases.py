@@ -46,7 +46,6 @@ FORMS = ("blocking", "request", "persistent")
 IN_STREAMS = ("blocking", "queued", "request", "in stream", "persistent")
 ASKING = {"blocking": ("blocking", "in stream"), "request": ("request",), "persistent": ("persistent",)}
 UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
-#: The stream that runtimes take where none is named.
 DEFAULT = SimpleNamespace(handle=0)
 
 Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form

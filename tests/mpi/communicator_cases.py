@@ -51,7 +51,6 @@ def everyone(comm: Communicator) -> list[int]:
     return list(range(comm.size))
 
 
-#: Communicators that are made of one at a time.
 MANY = 4
 
 
@@ -83,7 +82,6 @@ def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
     }  # fmt: skip
 
 
-#: A communicator, and its ranks.
 Made = tuple[Communicator, list[int]]
 
 

@@ -41,7 +41,6 @@ class Job(NamedTuple):
     status: int | None = 0
     env: Mapping[str, str] = {"UCCH_TIMEOUT": "200"}
     head: str = HEAD
-    #: Further options of the fixture that starts it.
     more: Mapping[str, Any] = {}
 
     def run(self, start: Any, **more: Any) -> Any:

@@ -27,7 +27,6 @@ class Cases(NamedTuple):
     layouts: Sequence[tuple[int, str]]
     args: Sequence[str] = ()
     env: Mapping[str, str] = NEVER
-    #: Variables from the start of the processes.
     job: Mapping[str, str] = {}
 
 

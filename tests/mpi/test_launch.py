@@ -16,7 +16,6 @@ from ucc_hetero.launch import launcher
 from ucc_hetero.launch.__main__ import main
 from ucc_hetero.machine.launchers import INSIDE_A_JOB
 
-#: Where packages put launchers that share a machine with another MPI's.
 NAMES = ("mpirun", "mpirun.openmpi", "mpiexec.hydra")
 
 
@@ -39,7 +38,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(params=HERE, ids=str)
 def environment(request: pytest.FixtureRequest) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(INSIDE_A_JOB)}
-    # Containers run as root.
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**env, **allow, "MPIRUN": HERE[request.param], "PYTHONUNBUFFERED": "1"}
 

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = "--ranks 4 --steps 3 --batch 8 --length 32 --jobs single,mixed,control --limit 300"
-#: Every way to train.
 WAYS = "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,tp x dp,cp,gpipe,pp,pp x dp,interleaved x dp".split(",")
 
 

@@ -25,7 +25,6 @@ if DEVICE != "cpu":
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)
 
-#: The cases of a job, in order.
 CASES: list[Callable[[], None]] = []
 
 

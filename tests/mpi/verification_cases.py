@@ -58,7 +58,6 @@ def unseen(s: Sent) -> None:
         print("flipped" if y[1, 12_345] != s.magic else "right")
 
 
-#: How a call is made.
 FORMS: dict[str, Callable[[Sent], Any]] = {
     "allreduce": lambda s: s.comm.Allreduce(s.x, np.empty_like(s.x)),
     "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()),

@@ -12,7 +12,6 @@ from ucc_hetero.device import DeviceRuntime, registry, runtime_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-#: vendor -> the variable that names its library
 LIBRARIES = {"nvidia": "UCCH_CUDA_LIB", "amd": "UCCH_HIP_LIB"}
 
 

@@ -95,8 +95,6 @@ def test_streams_of_other_libraries() -> None:
     assert device.stream_handle(type("S", (), {"handle": ctypes.c_void_p(None)})()) == 0
 
 
-# --- several threads --------------------------------------------------------------------------------------------------
-
 SHARED = "-Wall", "-Werror", "-O1", "-shared", "-fPIC"
 
 
@@ -169,9 +167,6 @@ def test_an_allocation_keeps_nobody_from_the_pool(compiled: Callable[..., Path],
     include = f"-I{ROOT / 'cffi_build'}", f"-I{ROOT / 'examples'}"
     library = compiled(tmp_path / "libsim.so", *SHARED, *include, HERE / "slow_vendor.c", "-lpthread")
     python(POOL, library, env={"UCCH_SIM_LIB": str(library)})
-
-
-# --- HIP --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])

@@ -22,13 +22,11 @@ pytestmark = pytest.mark.mpi
 Env = Mapping[str, str]
 
 BY_HOSTS = {"UCCH_CHANNELS": "n"}
-#: For one vendor, for two, and by way of host memory.
 WAYS: list[tuple[str, Env]] = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
 #: By pinned memory. A job that waits for the deadline of calls is killed before that.
 STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", "UCCH_TIMEOUT": "1000"}
 #: Where libucp decides, and streams do not hand each other messages.
 PLAIN = {**STAGED, "UCCH_STAGING": "auto", **BY_HOSTS}
-#: Handed from stream to stream.
 LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
 #: Of lists of thousands of pieces each is a copy of its own.
 SOON = {"FAKEGPU_DELAY_US": "20"}

@@ -138,9 +138,6 @@ def test_while_ranks_make_a_context_others_have_the_lock(watch: Any) -> None:
     assert record.failure is None
 
 
-# --- teams that do not come to be, or do not end ----------------------------------------------------------------------
-
-
 class Half:
     """A context as far as a team has to do with it."""
 
@@ -218,8 +215,6 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bo
     thread.join(30)
     assert had.is_set()
 
-
-# --- the guard of ucp_request_cancel and ucp_request_free -------------------------------------------------------------
 
 #: It misuses both (cffi_build/abi/guard.c).
 PLUGIN = """

@@ -19,7 +19,6 @@ NEWER = {
     "gettid", "tgkill", "pthread_cond_clockwait", "pthread_mutex_clocklock", "pidfd_open", "close_range", "closefrom",
     "epoll_pwait2", "getdents64", "strlcpy", "strlcat", "process_madvise",
 }  # fmt: skip
-#: Comments and texts.
 PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
 
 

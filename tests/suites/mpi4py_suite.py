@@ -107,9 +107,7 @@ class Verdict(NamedTuple):
     """The results of a layout against the list of refusals."""
 
     counts: Counter[str]
-    #: Faults, in words.
     wrong: list[str]
-    #: Refusals that a test failed by.
     used: set[Refusal]
 
 

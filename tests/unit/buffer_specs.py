@@ -4,7 +4,6 @@ from typing import Any
 
 from ucc_hetero.buffers import Buffer, VBuffer, as_buffer, as_vbuffer
 
-#: The rank that errors name.
 RANK = 2
 
 

@@ -21,7 +21,6 @@ def changed(name: str, *words: str) -> dict[str, object]:
     return {name: value for name, value in got.items() if value != default[name]}
 
 
-#: Benchmark -> words, and options that they change.
 OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
     "osu_allreduce": [
         ("-fcli 7 -x 0 -m2:128 -z50,99 -T MPI_FLOAT -M 1K -d cuda", {
@@ -50,7 +49,6 @@ def test_options(name: str, words: str, expected: dict[str, object]) -> None:
     assert changed(name, *words.split()) == expected
 
 
-#: Benchmark -> words, and what is said of them.
 REFUSALS = {
     "osu_allreduce": [
         ("-m x", "-m.*'x'.*number"), ("-m 64:8", "minimum 64 is above the maximum 8"), ("-m 1:2:3", "MIN:MAX"),

@@ -10,7 +10,6 @@ from ucc_hetero.calls.checksums import PIECES, MovedData, ReducedData
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
 from ucc_hetero.types import DTYPES, OPS, reduction
 
-#: Ranks of a call.
 RANKS = 3
 #: Bits whose flip a checksum of so many ordinary numbers sees: those of the exponent and the sign, and all of integers.
 TYPES = {"float32": (24, 32), "float64": (53, 64), "int16": (0, 16), "uint8": (0, 8), "int64": (0, 64)}

@@ -133,7 +133,6 @@ NVIDIA: list[tuple[Any, ...]] = [
 ]
 
 SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
-#: The same for a host of AMD's.
 AMD: list[tuple[Any, ...]] = [
     ("", {}),
     ("gpudirect", {"kernel": "5.14.0-427.el9"}),
@@ -196,7 +195,6 @@ def test_ranks_that_provoke(tmp_path: Path) -> None:
     amd = replace(healthy(tmp_path / "amd", amd_host), host="b", boot_id="b")
     plain, other_cpu = replace(a, usable=(), interfaces=(("lo", 0, 65536),)), replace(b, processor="GenuineIntel 6 207")
     visible, new_ucc = replace(a, **env(CUDA_VISIBLE_DEVICES="1")), lib(ucc="1.9.0")
-    # Codes of what is found; the ranks; words of it.
     cases: list[tuple[str, list[Facts], str]] = [
         ("", [a, b], ""),
         ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # of one host's devices it steers nothing
