@@ -80,12 +80,12 @@ OF_ITS_OWN = {
 }
 
 
-def judge(name: str, out: str) -> None:
+def judge(name, out):
     job = JOBS[name]
     assert {text: len(re.findall(text, out)) for text in job.says} == job.says and job.never not in out, out
 
 
-def judge_death(recovery: list[str], out: str) -> None:
+def judge_death(recovery, out):
     if not recovery and "died" not in out:
         pytest.skip("this launcher ends every rank when one dies")
     judge("a rank that dies", out)

@@ -13,7 +13,7 @@ LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 HERE = Path(__file__).parents[1] / "mpi"
 
 
-def program(name: str, *args: str) -> str:
+def program(name, *args):
     """A script that is a program of tests/mpi, whose data is on devices then."""
     return f"""
 import runpy, sys

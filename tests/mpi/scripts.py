@@ -43,7 +43,7 @@ class Job(NamedTuple):
     head: str = HEAD
     more: Mapping[str, Any] = {}
 
-    def run(self, start: Any, **more: Any) -> Any:
+    def run(self, start, **more):
         """Run it by ``mpirun`` or ``crew``, whose ranks end well, and see how it ends."""
         script = self.script if isinstance(self.script, str) else self.script()
         done = start(self.head + script, self.ranks, env=self.env, **self.more, **more)

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -30,7 +30,7 @@ class Cases(NamedTuple):
     job: Mapping[str, str] = {}
 
 
-def of(module: str, *layouts: tuple[int, str], **more: Any) -> Cases:
+def of(module, *layouts, **more):
     return Cases("cases:run_module", layouts, [f"{module}_cases"], **more)
 
 
@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(crew: Any, name: str) -> None:
+def test_cases(crew, name):
     """Nor does UCX complain."""
     cases = CASES[name]
     ranks, layout = random.choice(cases.layouts)
@@ -77,10 +77,10 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", (HERE.parents[1] / "docs/binding
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=["ucc", "ucx"])
-def test_example_of_the_thin_bindings(crew: Any, code: str) -> None:
+def test_example_of_the_thin_bindings(crew, code):
     crew(code, 3, timeout=90)
 
 
-def test_planner_and_engine_mean_the_same_short_calls() -> None:
+def test_planner_and_engine_mean_the_same_short_calls():
     limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
     assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)

@@ -1,8 +1,6 @@
 """Cases of torch_api.py: the ranges of calls in the traces of torch's profilers."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,27 +11,27 @@ from torch_world import N, R
 HOST = torch.device("cpu")
 
 
-def filled(*shape: int) -> torch.Tensor:
+def filled(*shape):
     """A tensor of the host, whatever the default device is."""
     return torch.full(shape, float(R), device=HOST)
 
 
-def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> list[tuple[str, str, list[Any], Any]]:
+def calls(t, outs, whole):
     group = dist.group.WORLD
     ring = {"dst": (R + 1) % N, "src": (R - 1) % N}
 
-    def exchange() -> None:
+    def exchange():
         work = dist.irecv(outs[0], ring["src"])
         dist.send(t, ring["dst"])
         work.wait()
 
-    def from_anyone() -> None:
+    def from_anyone():
         work = group.recv_anysource([outs[0]], 7)
         dist.send(t, ring["dst"], tag=7)
         work.wait()
         assert work._source_rank() == ring["src"]
 
-    rooted: dict[str, Any] = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
+    rooted = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
     return [
         ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t)),
         ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t, async_op=True).wait()),
@@ -57,19 +55,19 @@ def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> lis
     ]  # fmt: skip
 
 
-PROFILERS: list[Callable[[], Any]] = [
+PROFILERS = [
     lambda: torch.autograd.profiler.profile(record_shapes=True),
     lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True),
 ]
 
 
-def events(profiler: Any, name: str) -> list[Any]:
+def events(profiler, name):
     every = profiler.events() if isinstance(profiler, torch.profiler.profile) else profiler.function_events
     return [event for event in every if event.name == name]
 
 
 @case
-def every_call_has_its_ranges() -> None:
+def every_call_has_its_ranges():
     t, outs, whole = filled(3, 2), [filled(3, 2) for _ in range(N)], filled(N * 3, 2)
     for operation, title, inputs, call in calls(t, outs, whole):
         with random.choice(PROFILERS)() as active:
@@ -81,7 +79,7 @@ def every_call_has_its_ranges() -> None:
 
 
 @case
-def a_range_lasts_as_long_as_its_call() -> None:
+def a_range_lasts_as_long_as_its_call():
     """It contains what its thread does until the peer sends, and has ended when the wait for it has."""
     for profiler in PROFILERS:
         t = filled(4)
@@ -106,7 +104,7 @@ def a_range_lasts_as_long_as_its_call() -> None:
 
 
 @case
-def calls_of_a_call_have_no_ranges() -> None:
+def calls_of_a_call_have_no_ranges():
     """Several tensors in one call are one range each; a call that fails ends its own."""
     outs = [filled(2) for _ in range(3)]
     with PROFILERS[1]() as active:
@@ -117,7 +115,7 @@ def calls_of_a_call_have_no_ranges() -> None:
 
 
 @case
-def futures_under_a_profiler() -> None:
+def futures_under_a_profiler():
     with PROFILERS[1]() as active:
         work = dist.all_reduce(filled(5), async_op=True)
         doubled = work.get_future().then(lambda done: done.value()[0] * 2)

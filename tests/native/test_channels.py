@@ -4,8 +4,6 @@ Every script asserts that its calls were queued, or that they were not.
 """
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
@@ -15,7 +13,7 @@ pytestmark = pytest.mark.mpi
 
 PAIR, THREE, FOUR = "nvidia:1,amd:1", "nvidia:1,amd:2", "nvidia:2,amd:2"
 
-CASES: list[tuple[str, str, dict[str, str]]] = [
+CASES = [
     ("every collective in every form", THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
     ("every collective in every form", PAIR, LATE_KERNELS),
     ("many calls in many streams", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
@@ -45,8 +43,8 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
 
 
 @pytest.fixture
-def run(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> Callable[..., Any]:
-    def start(name: str, layout: str, **more: Any) -> Any:
+def run(fakes, fake_crew):
+    def start(name, layout, **more):
         on = fakes if name in OF_ITS_OWN and "UCCH_CHANNELS" not in more else fake_crew
         return on(JOBS[name].script, layout, timeout=90, **{**USUAL, **JOBS[name].env, **more})
 
@@ -54,17 +52,17 @@ def run(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> Callable[..
 
 
 @pytest.mark.parametrize(("name", "layout", "env"), CASES, ids=[f"{name}, {layout}" for name, layout, _ in CASES])
-def test_on_one_host(run: Callable[..., Any], name: str, layout: str, env: dict[str, str]) -> None:
+def test_on_one_host(run, name, layout, env):
     if "replay" in name:
         env = {**env, "LENGTH": random.choice(["1000", "300000"])}
     judge(name, run(name, layout, **env).stdout)
 
 
-def test_rings_come_with_calls(run: Callable[..., Any]) -> None:
+def test_rings_come_with_calls(run):
     out = run("rings come with calls", THREE).stdout
     assert out.count("right rings: rank") == 3 and "shared" in out and "wire" not in out, out
 
 
-def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
+def test_a_rank_that_dies(run, recovery):
     after, mpi = random.choice([0, random.uniform(0, 0.1)]), {"check": False, "mpi_args": recovery}
     judge_death(recovery, run("a rank that dies", THREE, mpi=mpi, AFTER=str(after)).stdout)

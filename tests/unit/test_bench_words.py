@@ -1,27 +1,26 @@
 """OSU's command line, every refusal with its way out, and tables byte for byte as OSU 7.4 prints them."""
 
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
 from ucc_hetero.bench import output
-from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, parse
+from ucc_hetero.bench.options import BadUsage, HelpWanted, parse
 from ucc_hetero.bench.output import Row
 from ucc_hetero.bench.stats import Interval, Overlap
 from ucc_hetero.bench.table import BENCHES
 
 
-def options(name: str, *words: str) -> Options:
+def options(name, *words):
     return parse(BENCHES[name], words)
 
 
-def changed(name: str, *words: str) -> dict[str, object]:
+def changed(name, *words):
     got, default = (asdict(options(name, *each)) for each in (words, ()))
     return {name: value for name, value in got.items() if value != default[name]}
 
 
-OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
+OPTIONS = {
     "osu_allreduce": [
         ("-fcli 7 -x 0 -m2:128 -z50,99 -T MPI_FLOAT -M 1K -d cuda", {
             "full": True, "validate": True, "in_place": True, "iterations": 7, "warmup": 0, "min_size": 2,
@@ -45,7 +44,7 @@ OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
 
 
 @pytest.mark.parametrize("name, words, expected", [(name, *row) for name, rows in OPTIONS.items() for row in rows])
-def test_options(name: str, words: str, expected: dict[str, object]) -> None:
+def test_options(name, words, expected):
     assert changed(name, *words.split()) == expected
 
 
@@ -65,7 +64,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name, words, says", [(name, *row) for name, rows in REFUSALS.items() for row in rows])
-def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
+def test_refusals_say_what_would_be_right(name, words, says):
     with pytest.raises(BadUsage, match=says):
         options(name, *words.split())
 
@@ -75,11 +74,11 @@ def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> N
     ("osu_latency", 1 << 20, (1000, 10)), ("osu_bw", 1, (100, 10)), ("osu_bw", 16384, (20, 2)),
     ("osu_mbw_mr", 1 << 20, (100, 10)), ("osu_barrier", 0, (1000, 100)), ("osu_ibarrier", 0, (100, 10)),
 ])  # fmt: skip
-def test_default_loop_counts(name: str, size: int, expected: tuple[int, int]) -> None:
+def test_default_loop_counts(name, size, expected):
     assert options(name).loops(BENCHES[name], size) == expected
 
 
-def table(name: str, words: str, row: Row, accelerator: str = "host", pairs: int = 1) -> str:
+def table(name, words, row, accelerator="host", pairs=1):
     bench = BENCHES[name]
     options = parse(bench, words.split())
     kind = output.datatype("MPI_CHAR") if bench.sized else ""
@@ -154,7 +153,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), TABLES, ids=[f"{a[0]} {a[1]}" for a, _ in TABLES])
-def test_tables(arguments: tuple[Any, ...], text: str) -> None:
+def test_tables(arguments, text):
     assert table(*arguments) == text
 
 
@@ -181,11 +180,11 @@ def test_tables(arguments: tuple[Any, ...], text: str) -> None:
         "8                        10.00               40.00               25.00",
     ),
 ], ids=["full", "peers come last", "limit", "limit of a rate"])  # fmt: skip
-def test_last_lines(arguments: tuple[Any, ...], header: str, row: str) -> None:
+def test_last_lines(arguments, header, row):
     assert table(*arguments).splitlines()[-2:] == [header, row]
 
 
-def test_help_and_version() -> None:
+def test_help_and_version():
     for words in ("-h", "--help", "-v", "-fv"):
         with pytest.raises(HelpWanted):
             options("osu_allreduce", *words.split())
