@@ -87,12 +87,6 @@ def judge(kind, call, errors):
 
 
 @MANY
-@given(TEXT)
-def test_tune(text):
-    judge("UCCH_TUNE", lambda: parse_tune(text), ValueError)
-
-
-@MANY
 @given(st.one_of(mutated(TABLE).map(lambda tree: json.dumps(tree)), TEXT))
 def test_table(text):
     judge("tuned table", lambda: load_table(text, TOPOLOGY), ValueError)
@@ -113,14 +107,10 @@ def test_cluster(document):
 
 
 @MANY
-@given(st.sampled_from(sorted(env.TABLE)), TEXT)
-def test_variables(name, text):
+@given(TEXT, st.sampled_from(sorted(env.TABLE)))
+def test_small_texts(text, name):
+    judge("UCCH_TUNE", lambda: parse_tune(text), ValueError)
     judge("variables", lambda: env.get(name, {f"UCCH_{name}": text}), ValueError)
-
-
-@MANY
-@given(TEXT)
-def test_small_texts(text):
     judge("emulated vendors", lambda: emulated_vendors(text, 4), ValueError)
     judge("emulated rates", lambda: parse_rate(text), ValueError)
 

@@ -65,6 +65,7 @@ MISTAKES = [
     ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is no field; known are host, nvidia, amd"),
     ({"hosts": ["a"], "vendors": {"amd": {"image": "x"}}}, "vendors: images are chosen by .* give the vendor of a"),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
+    ({"hosts": ["a"], "components": ["amd"]}, "need source: slurm"),
     ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
     ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
 ]
@@ -138,6 +139,8 @@ def test_slurm():
     assert sources.in_slurm(plain) and sources.in_slurm(HET) and not sources.in_slurm({})
     first = [Host(name, 8, "auto", 0) for name in ("h1", "h2")]
     assert parse({"source": "slurm"}, Path(), HET).hosts == (*first, Host("m1", 4, "auto", 1))
+    with pytest.raises(ClusterError, match="components: the job has 2, not 1"):
+        parse({"source": "slurm", "components": ["amd"]}, Path(), HET)
     with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
         sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})
 
@@ -158,10 +161,3 @@ def test_in_a_heterogeneous_allocation(tmp_path):
     assert {"--het-group=0", "--ntasks=16", "--nodes=2", "nvidia"} <= set(first) and "A=1" not in first
     assert {"--het-group=1", "--ntasks=4", "--nodes=1", "amd", "A=1"} <= set(second)
     assert words[-4:] == program
-
-
-def test_components_need_slurm():
-    with pytest.raises(ClusterError, match="need source: slurm"):
-        parse({"hosts": ["a"], "components": ["amd"]})
-    with pytest.raises(ClusterError, match="components: the job has 2, not 1"):
-        parse({"source": "slurm", "components": ["amd"]}, Path(), HET)

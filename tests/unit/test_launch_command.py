@@ -40,22 +40,10 @@ _A = (
 )
 
 GOLDEN = {
-    "openmpi4": (
-        OPENMPI4,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
-    ),
-    "openmpi5": (
-        OPENMPI5,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
-    ),
-    "hydra": (
-        HYDRA,
-        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}""",
-    ),
-    "srun": (
-        SRUN,
-        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
-    ),
+    "openmpi4": (OPENMPI4, f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}"""),
+    "openmpi5": (OPENMPI5, f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}"""),
+    "hydra": (HYDRA, f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}"""),
+    "srun": (SRUN, f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}"""),
 }  # fmt: skip
 
 
@@ -146,21 +134,19 @@ _SHARED = "run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 
 _MOUNTS = "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1"
 _AMD = "--device /dev/kfd --device /dev/dri --group-add video --group-add render"
 ENGINES = {
-    ("docker", "nvidia"): f"docker {_SHARED} --gpus all --user=7:8 {_MOUNTS}",
-    ("docker", "amd"): f"docker {_SHARED} {_AMD} --user=7:8 {_MOUNTS}",
-    (
-        "podman",
-        "nvidia",
-    ): f"podman {_SHARED} --device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups {_MOUNTS}",
-    ("apptainer", "amd"): "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
-    ("apptainer", "host"): "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
+    "docker nvidia": f"docker {_SHARED} --gpus all --user=7:8 {_MOUNTS}",
+    "docker amd": f"docker {_SHARED} {_AMD} --user=7:8 {_MOUNTS}",
+    "podman nvidia": f"podman {_SHARED} --device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups {_MOUNTS}",
+    "apptainer amd": "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
+    "apptainer host": "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
 }
 
 
-@pytest.mark.parametrize(("runtime", "vendor"), ENGINES)
-def test_container_engines(runtime, vendor):
+@pytest.mark.parametrize("name", ENGINES)
+def test_container_engines(name):
+    runtime, vendor = name.split()
     part = VendorPart(image="img:1", runtime=runtime, runtime_args=("-v", "/data:/data"))
-    assert command.container(part, vendor, "/w", (7, 8)) == ENGINES[runtime, vendor]
+    assert command.container(part, vendor, "/w", (7, 8)) == ENGINES[name]
 
 
 def test_images_by_vendor():
