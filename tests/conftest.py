@@ -226,7 +226,7 @@ class Pythons:
     """Words that start Python for ranks."""
 
     def __init__(self, ended):
-        self._ended, self._warm = ended, dict[tuple[str, ...], list[str]]()
+        self._ended, self._warm = ended, {}
 
     def of(self, test, env):
         """Those of ranks of a test in this file, with these variables; a sanitizer's are new Pythons, too."""

@@ -30,7 +30,7 @@ class Churn:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes = {}
         self.incarnations = [0] * ranks
-        self.generation, self.members = 0, list[str]()
+        self.generation, self.members = 0, []
         self.trained = []
         self.kills = self.stops = 0
         self.began = time.monotonic()

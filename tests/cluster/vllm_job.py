@@ -22,7 +22,7 @@ SENT, NEXT = 1, 2
 def worker(role, folder, address):
     """(a connector as a worker has it, its cache: on the device, if there is one)."""
     extra = {"secret_file": f"{folder}/secret", "host": address, "timeout": 600, "lease": 600}
-    device, layers = os.environ.get("FAKEGPU_LAYOUT", ""), list[torch.Tensor]()
+    device, layers = os.environ.get("FAKEGPU_LAYOUT", ""), []
     for _ in range(LAYERS):
         memory = Runner.memory(BLOCKS * HEADS * BLOCK * DIM, device)
         layers.append(memory.view(BLOCKS, HEADS, BLOCK, DIM).fill_(SENT if role == "kv_producer" else 0))
@@ -57,8 +57,8 @@ def load(folder, address):
     connector, layers = worker("kv_consumer", folder, "127.0.0.1")
     remote = Remote("request", "send", address, PORT, 1, BLOCKS * BLOCK)
     blocks = torch.randperm(BLOCKS).tolist()
-    said, failed = Step(loads=[Load("request", remote, blocks, 0)]), set[int]()
-    come = set[str]()
+    said, failed = Step(loads=[Load("request", remote, blocks, 0)]), set()
+    come = set()
     while not come:
         _, come, failed = step(connector, said)
         said = Step()

@@ -103,7 +103,7 @@ class Rank:
     @property
     def memory(self):
         """Bytes of its own and of segments that it has touched; 0 once it has ended."""
-        lines = list[str]()
+        lines = []
         with suppress(OSError):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
@@ -190,7 +190,7 @@ class Crew:
 
     def _await(self, ranks, limit):
         """Wait for ranks, by their numbers in a case, to come to its end; what went wrong."""
-        waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, list[str]()
+        waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, []
         until = time.monotonic() + limit
         while waiting:
             ready = select.select([*waiting], [], [], max(0.0, until - time.monotonic()))[0]

@@ -50,7 +50,7 @@ class Nursery:
     """Ranks by the connections that ask for them."""
 
     def __init__(self, door):
-        self.door, self.ranks, self.ready = door, dict[socket.socket, tuple[int, int]](), selectors.PollSelector()
+        self.door, self.ranks, self.ready = door, {}, selectors.PollSelector()
         self.ready.register(door, selectors.EVENT_READ)
 
     def serve(self):

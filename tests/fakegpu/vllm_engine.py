@@ -41,7 +41,7 @@ class Request:
     def __init__(self, name, prompt, most, params):
         self.request_id, self.all_token_ids, self.num_prompt_tokens = name, list(prompt), len(prompt)
         self.most, self.kv_transfer_params = most, params
-        self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, list[int]()
+        self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, []
 
 
 class Scheduler:

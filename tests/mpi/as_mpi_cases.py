@@ -117,7 +117,7 @@ def compose(a, b, _):
 
 def own_operation(comm):
     """One of the user's that does not commute."""
-    op, results = MPI.Op.Create(compose, commute=False), list[Any]()
+    op, results = MPI.Op.Create(compose, commute=False), []
     rank, mine = comm.Get_rank(), np.arange(1.0, 21.0) + comm.Get_rank()
     for form in FORMS:
         for name in ("Allreduce", "Scan"):
@@ -138,7 +138,7 @@ def add(a, b, _):
 
 def own_operation_on_long_vectors(comm):
     """One that commutes: a blocking call has each rank reduce a block; datatypes that go before the call has ended."""
-    op, results, size = MPI.Op.Create(add, commute=True), list[Any](), comm.Get_size()
+    op, results, size = MPI.Op.Create(add, commute=True), [], comm.Get_size()
     counts = [1 + (r * 7) % 3 for r in range(size)]
     for form, n in product(FORMS, (16_384, 20_011)):
         mine = np.random.default_rng([n, comm.Get_rank()]).integers(-99, 99, n)
@@ -204,7 +204,7 @@ def redistributed(comm):
     mine, shape = grid[starts[me] :][: heights[me]].copy(), (rows, widths[me])
     outof = [MPI.FLOAT.Create_subarray(mine.shape, [heights[me], widths[r]], [0, lefts[r]]).Commit() for r in range(p)]
     into = [MPI.FLOAT.Create_subarray(shape, [heights[r], widths[me]], [starts[r], 0]).Commit() for r in range(p)]
-    results, whole = list[Any](), ([1] * p, [0] * p)
+    results, whole = [], ([1] * p, [0] * p)
     for form in FORMS:
         run(comm, form, "Alltoallw", [mine, whole, outof], [out := np.full(shape, -1, "f4"), whole, into])
         results.append(out)

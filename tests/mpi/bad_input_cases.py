@@ -390,7 +390,7 @@ def order(both=False):
 
     ``both``: rank 0 waits longer, and then the rest do, so that they are in their calls when the others' time is over.
     """
-    numbers, me = set[int](), WORLD.rank
+    numbers, me = set(), WORLD.rank
     for patient in ("0", "[1-9]") if both else ("",):
         os.environ["UCCH_TIMEOUT"] = "4" if re.fullmatch(patient, str(me)) else "2"
         comms, said = [Communicator(WORLD) for _ in range(2)], ""

@@ -142,7 +142,7 @@ class Call:
         if not self.case.gaps or len(lengths) == 1:
             return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
         rng = np.random.default_rng([self.case.seed % GAPS, 77])  # in place all ranks see the same displacements
-        at, places = 0, dict[int, tuple[int, int]]()
+        at, places = 0, {}
         for block in rng.permutation(len(lengths)):
             at += int(rng.integers(0, 9))
             places[int(block)] = at, lengths[block]

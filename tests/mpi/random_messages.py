@@ -187,7 +187,7 @@ class Inbox:
 
     def late(self):
         """Receive what probes have taken out."""
-        begun, status, dice = list[Begun](), MPI.Status(), self.dice
+        begun, status, dice = [], MPI.Status(), self.dice
         for found, message, source in self.taken_out:
             judge = partial(dice.judge, into := dice.room(message), message, source)
             if dice.rarely():
@@ -249,7 +249,7 @@ def decoys(dice):
 def end(dice, under_way):
     """Wait for all in one of all ways, and look at what each has done."""
     way, requests = dice.pick(ENDS), [each.request for each in under_way]
-    method, found = getattr(Request, way), dict[int, MPI.Status]()
+    method, found = getattr(Request, way), {}
     while len(found) < len(requests):
         several = way.endswith(("all", "some"))
         statuses = [MPI.Status() for _ in range(dice.pick([0, 1, len(requests) + 2]) if several else 0)]
@@ -345,7 +345,7 @@ def several_times(dice, how, outgoing, incoming):
         PersistentRequest.Startall(requests)
         with raises(ValueError, "still active"):
             requests[turn % 2].Start()
-        Request.Waitall(requests, statuses := list[MPI.Status]())
+        Request.Waitall(requests, statuses := [])
         dice.judge(into, again[1], of, statuses[0])
         assert requests[0].Wait(statuses[0]) and statuses[0].source == MPI.ANY_SOURCE
     for request in requests:
@@ -362,12 +362,12 @@ def own_queues():
 def in_streams(dice, streams, sends_first):
     """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
     fills its memory anew at once, as the receiver's does before. Some streams are held until all have been begun."""
-    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, list[Any]()
+    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, []
     plan = dice.plan(1)
     gates = [Gate(stream) for stream in streams if own_queues() and dice.mine.integers(2)]
     by_hosts = os.environ.get("UCCH_CHANNELS") == "n"
     ways = [*streams, *[None] * by_hosts]  # these are matched with messages without a stream, too
-    sends, receives = list[Any](), list[tuple[Any, Any, int, Sent]]()
+    sends, receives = [], []
 
     def send():
         for (_, d), messages in (each for each in plan.items() if each[0][0] == r):

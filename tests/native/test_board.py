@@ -57,7 +57,7 @@ class Model:
         self.calls = [0 for _ in SLOTS]
         self.signatures = [{} for _ in SLOTS]
         self.end = None
-        self.left, self.revoked = set[int](), False
+        self.left, self.revoked = set(), False
 
     def seen(self, slot, call):
         """The signature of a call that is still on the page."""

@@ -206,7 +206,7 @@ class Workers:
 
     def until(self, which, name):
         """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
-        said, failed = [0] * len(self.each), set[int]()
+        said, failed = [0] * len(self.each), set()
 
         def all_have():
             for i, found in enumerate(self.step(Step())):
@@ -293,7 +293,7 @@ def test_requests_of_one_prefill_fail_each_for_itself(two):
     worker.start_load_kv(None)
     prefill.step(Step(offers={"p": [1, 3, 5]}))  # of which "bad" wants a fourth one
     until(lambda: receiver._loading["bad"].why)
-    come, failed = set[str](), set[int]()
+    come, failed = set(), set()
 
     def both_ended():
         for _, names, blocks in decode.step(Step()):

@@ -5,7 +5,6 @@ import gc
 import struct
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ class Exporter:
 
     def __init__(self, data, device=(2, 0), *, versioned=True, version=(1, 0), flags=0, dtype=(2, 32, 1), strides=True):
         self.data, self.device, self.versioned, self.strides = data.view(), device, versioned, strides
-        self.version, self.flags, self.dtype, self.asked = version, flags, dtype, list[dict[str, Any]]()
+        self.version, self.flags, self.dtype, self.asked = version, flags, dtype, []
         self.before = sys.getrefcount(self.data)
 
     @property

@@ -12,12 +12,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import until
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
@@ -125,7 +125,7 @@ def test_threads_that_connect_at_the_same_time_have_one_endpoint():
     """With each peer, and a counter each."""
     with contextlib.ExitStack() as ended:
         worker, *peers = (ended.enter_context(rma.Worker()) for _ in range(5))
-        together, found = threading.Barrier(6), list[tuple[list[rma.Endpoint], int]]()
+        together, found = threading.Barrier(6), []
 
         def connect():
             together.wait()
@@ -142,11 +142,6 @@ def test_threads_that_connect_at_the_same_time_have_one_endpoint():
         target = endpoint.open(peers[0].register(room).descriptor)
         endpoint.put(worker.register(given), target).Wait()
         assert (room == given).all()
-
-
-def until(true):
-    while not true():
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -190,7 +185,7 @@ def test_an_endpoint_that_is_closed_while_it_is_asked(joined, monkeypatch):
 def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch):
     """A task may be cancelled, and its request be over, before the thread that looks at it hears of that."""
     worker, *_ = joined
-    freed, looked = list[Any](), list[Any]()
+    freed, looked = [], []
 
     class Lib:
         def __getattr__(self, name):
@@ -229,7 +224,7 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
 def test_a_peer_that_does_not_let_go_is_waited_for_once(joined, monkeypatch):
     """When a worker is closed, for all of its regions."""
     worker, *_ = joined
-    kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], list[float]()
+    kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], []
 
     def does_not(done, seconds):
         waited.append(max(seconds, 0.0))
@@ -244,7 +239,7 @@ def test_a_peer_that_does_not_let_go_is_waited_for_once(joined, monkeypatch):
 
 def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch):
     """When a worker is closed, for the ends of all connections."""
-    waited = list[list[int]]()
+    waited = []
 
     def does_not(done, seconds):
         waited.append([endpoint.engine for endpoint in endpoints])
@@ -398,8 +393,7 @@ def test_agents_meet_and_part(agent):
         for length in (None, 8):
             with pytest.raises(PeerError, match="closed"):
                 peer.endpoint.put(source, target, 0, 0, length)
-    while who.alive:
-        time.sleep(0.01)
+    until(lambda: not who.alive)
     with pytest.raises(PeerError):
         who.send(1)
     assert not agent.peers
@@ -530,7 +524,7 @@ def test_a_peer_that_does_not_read_holds_up_no_other(connected):
             threading.Thread(target=other.send, args=("behind it",), daemon=True).start()
         assert calling.receive(600) == (peer, "behind it")
         assert stopped.receive() == {"ready": True}
-        heard = dict[str, str]()
+        heard = {}
         while "message" not in (said := stopped.receive()):
             heard |= said["regions"]
         assert set(heard) == names
