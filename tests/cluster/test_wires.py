@@ -19,28 +19,18 @@ MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
 # Rings that hold little, so that streams wait for credits all the time.
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
 CASES = [
-    ("every collective in every form", THREE, {}),
-    ("every collective in every form", MIXED, {}),
-    ("many calls in many streams", MIXED, SMALL),
-    ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
-    ("long calls", THREE, OWN_QUEUES),
-    ("long calls", MIXED, {}),
-    ("several communicators", PAIR, {}),
-    ("calls under way at the end", THREE, {}),
-    ("a rank that never calls", PAIR, {}),
-    ("nobody takes garbage for a result", THREE, {}),
-    ("ranks that call different things", PAIR, {}),
-    ("connections that break", PAIR, {}),
-    ("the driver waits", PAIR, LATE_KERNELS),
-    ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}),
-    ("many groups", PAIR, {}),
+    ("every collective in every form", THREE, {}), ("every collective in every form", MIXED, {}),
+    ("many calls in many streams", MIXED, SMALL), ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
+    ("long calls", THREE, OWN_QUEUES), ("long calls", MIXED, {}), ("several communicators", PAIR, {}),
+    ("calls under way at the end", THREE, {}), ("a rank that never calls", PAIR, {}),
+    ("nobody takes garbage for a result", THREE, {}), ("ranks that call different things", PAIR, {}),
+    ("connections that break", PAIR, {}), ("the driver waits", PAIR, LATE_KERNELS),
+    ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}), ("many groups", PAIR, {}),
     ("calls in graphs", PAIR, {"LENGTHS": "1000,400000", "UCCH_WIRES": "3", **OWN_QUEUES}),
     ("calls in graphs", MIXED, {"LENGTHS": "3,5000,70000", "UCCH_WIRES": "3", **OWN_QUEUES}),
-    ("several graphs", PAIR, OWN_QUEUES),
-    ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
-    ("a rank that does not replay", PAIR, {}),
-    ("ranks that replay different things", PAIR, {}),
-]
+    ("several graphs", PAIR, OWN_QUEUES), ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
+    ("a rank that does not replay", PAIR, {}), ("ranks that replay different things", PAIR, {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {where[0]}" for name, where, _ in CASES])

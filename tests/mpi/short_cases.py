@@ -42,19 +42,15 @@ def count_frames(comm, n):
         return array if comm.rank == root else None
 
     calls = {
-        "Barrier": comm.Barrier,
-        "Allreduce": lambda: comm.Allreduce(mine, part),
-        "Bcast": lambda: comm.Bcast(part, 1),
-        "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
+        "Barrier": comm.Barrier, "Allreduce": lambda: comm.Allreduce(mine, part),
+        "Bcast": lambda: comm.Bcast(part, 1), "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
         "Reduce to one, arrays of all": lambda: comm.Reduce(mine, part, root=1),
-        "Allgather": lambda: comm.Allgather(mine, whole),
-        "Scatter": lambda: comm.Scatter(at(0, every), part),
+        "Allgather": lambda: comm.Allgather(mine, whole), "Scatter": lambda: comm.Scatter(at(0, every), part),
         "Scatter of one, arrays of all": lambda: comm.Scatter(every, part),
-        "Gather": lambda: comm.Gather(mine, at(0, whole)),
-        "Alltoall": lambda: comm.Alltoall(every, whole),
+        "Gather": lambda: comm.Gather(mine, at(0, whole)), "Alltoall": lambda: comm.Alltoall(every, whole),
         "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(every, part),
         "Start, Wait": lambda: (request.Start(), request.Wait()),
-    }
+    }  # fmt: skip
     for name, call in calls.items():
         for _ in range(4):
             call()

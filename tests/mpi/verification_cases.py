@@ -58,16 +58,13 @@ def unseen(s):
 
 FORMS = {
     "allreduce": lambda s: s.comm.Allreduce(s.x, np.empty_like(s.x)),
-    "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()),
-    "bcast": lambda s: s.comm.Bcast(s.x.copy(), 1),
+    "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()), "bcast": lambda s: s.comm.Bcast(s.x.copy(), 1),
     "allgather": lambda s: s.comm.Allgather(s.x, s.all()),
     "alltoall": lambda s: s.comm.Alltoall(np.tile(s.x, s.ranks), s.all()),
     "gatherv": lambda s: s.comm.Gatherv(s.x, [s.all().ravel(), [N] * s.ranks] if s.rank == 0 else None, 0),
     "started": lambda s: s.comm.Iallgather(s.x, s.all()).Wait(),
-    "dropped": lambda s: s.comm.Iallgather(s.x, s.all()).Free(),
-    "persistent": persistent,
-    "unseen": unseen,
-}
+    "dropped": lambda s: s.comm.Iallgather(s.x, s.all()).Free(), "persistent": persistent, "unseen": unseen,
+}  # fmt: skip
 
 
 def until_told(rank, call, end):

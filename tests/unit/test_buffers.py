@@ -41,16 +41,11 @@ def test_numpy_array(name):
 
 @pytest.mark.parametrize(("obj", "name", "count"), [
     (array.array("d", [1.0, 2.0]), "float64", 2),
-    (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1),
-    (bytearray(5), "uint8", 5),
-    (memoryview(bytearray(8)).cast("f"), "float32", 2),
-    (memoryview(bytearray(8)).cast("c"), "int8", 8),
+    (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1), (bytearray(5), "uint8", 5),
+    (memoryview(bytearray(8)).cast("f"), "float32", 2), (memoryview(bytearray(8)).cast("c"), "int8", 8),
     (memoryview(bytearray(8)).cast("?"), "bool", 8),
-    (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6),
-    ((ctypes.c_double * 3)(), "float64", 3),
-    ((ctypes.c_int16 * 2 * 3)(), "int16", 6),
-    (ctypes.c_uint64(5), "uint64", 1),
-    (mmap.mmap(-1, 4096), "uint8", 4096),
+    (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6), ((ctypes.c_double * 3)(), "float64", 3),
+    ((ctypes.c_int16 * 2 * 3)(), "int16", 6), (ctypes.c_uint64(5), "uint64", 1), (mmap.mmap(-1, 4096), "uint8", 4096),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_buffer_protocol(obj, name, count):
     buffer = recv(obj)
@@ -101,19 +96,12 @@ def test_other_spellings(spec, name):
 
 @pytest.mark.parametrize(("spec", "match"), [
     (np.dtype(">f4"), r"'>f4' has foreign byte order; convert it with \.astype\('float32'\)"),
-    (np.longdouble, "longdouble.*cast it to float64"),
-    ("clongdouble", "cast it to complex128"),
-    (object, "object.*pickle"),
-    ("M8[s]", r"M8\[s\].*datetime64.*view"),
-    (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"),
-    ("U4", "encode"),
-    (np.rec.array([(1, 2.0)], dtype=[("a", "f4"), ("b", "i4")]).dtype, "record.*MPI.BYTE"),
-    ("S4", "S4.*MPI.BYTE"),
-    ("nonsense", "'nonsense' is not supported"),
-    ("int4", "int4'? is not supported"),
-    (None, "None .*is not a datatype"),
-    (7, "7 .*is not a datatype"),
-    ([1], "is not a datatype"),
+    (np.longdouble, "longdouble.*cast it to float64"), ("clongdouble", "cast it to complex128"),
+    (object, "object.*pickle"), ("M8[s]", r"M8\[s\].*datetime64.*view"),
+    (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"), ("U4", "encode"),
+    (np.rec.array([(1, 2.0)], dtype=[("a", "f4"), ("b", "i4")]).dtype, "record.*MPI.BYTE"), ("S4", "S4.*MPI.BYTE"),
+    ("nonsense", "'nonsense' is not supported"), ("int4", "int4'? is not supported"),
+    (None, "None .*is not a datatype"), (7, "7 .*is not a datatype"), ([1], "is not a datatype"),
 ])  # fmt: skip
 def test_unsupported_dtypes_are_refused_by_name(spec, match):
     with pytest.raises(TypeError, match=match):
@@ -158,20 +146,13 @@ def test_forms():
 def test_vector_forms():
     x = np.zeros(10, np.float32)
     for spec, counts, displs in [
-        (x, (4, 3, 3), (0, 4, 7)),
-        ([x, "f"], (4, 3, 3), (0, 4, 7)),
-        ([x, "d"], (2, 2, 1), (0, 2, 4)),
-        ([x, [1, 2, 3]], (1, 2, 3), (0, 1, 3)),
-        ([x, np.array([1, 2, 3])], (1, 2, 3), (0, 1, 3)),
-        ([x, array.array("q", [1, 2, 3]), "f"], (1, 2, 3), (0, 1, 3)),
-        ([x, 2], (2, 2, 2), (0, 2, 4)),
-        ([x, (2, 3)], (2, 2, 2), (0, 3, 6)),
-        ([x, ([1, 0, 3], None)], (1, 0, 3), (0, 1, 1)),
-        ([x, ([1, 2, 3], [7, 5, 0])], (1, 2, 3), (7, 5, 0)),
-        ([x, ((1, 2, 3), (7, 5, 0)), "f"], (1, 2, 3), (7, 5, 0)),
-        ([x, (1, 2, 3), (7, 5, 0), "f"], (1, 2, 3), (7, 5, 0)),
-        ([x, None, None, "f"], (4, 3, 3), (0, 4, 7)),
-    ]:
+        (x, (4, 3, 3), (0, 4, 7)), ([x, "f"], (4, 3, 3), (0, 4, 7)), ([x, "d"], (2, 2, 1), (0, 2, 4)),
+        ([x, [1, 2, 3]], (1, 2, 3), (0, 1, 3)), ([x, np.array([1, 2, 3])], (1, 2, 3), (0, 1, 3)),
+        ([x, array.array("q", [1, 2, 3]), "f"], (1, 2, 3), (0, 1, 3)), ([x, 2], (2, 2, 2), (0, 2, 4)),
+        ([x, (2, 3)], (2, 2, 2), (0, 3, 6)), ([x, ([1, 0, 3], None)], (1, 0, 3), (0, 1, 1)),
+        ([x, ([1, 2, 3], [7, 5, 0])], (1, 2, 3), (7, 5, 0)), ([x, ((1, 2, 3), (7, 5, 0)), "f"], (1, 2, 3), (7, 5, 0)),
+        ([x, (1, 2, 3), (7, 5, 0), "f"], (1, 2, 3), (7, 5, 0)), ([x, None, None, "f"], (4, 3, 3), (0, 4, 7)),
+    ]:  # fmt: skip
         for v in (send_v(spec, 3), recv_v(spec, 3)):
             assert (v.counts, v.displs) == (counts, displs), spec
             assert v.buffer.ptr == x.ctypes.data

@@ -129,24 +129,19 @@ NVIDIA = [
 
 SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
 AMD = [
-    ("", {}),
-    ("gpudirect", {"kernel": "5.14.0-427.el9"}),
+    ("", {}), ("gpudirect", {"kernel": "5.14.0-427.el9"}),
     ("bar-small", {"files": SMALL_BAR}, "0.25 GiB of 192 GiB of 2 GPUs"),
-    ("env-vendor", env(AMD_DIRECT_DISPATCH="0")),
-    ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
+    ("env-vendor", env(AMD_DIRECT_DISPATCH="0")), ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="0")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="no", HIP_VISIBLE_DEVICES="1,0")),
     ("", env(HIP_ENABLE_DEFERRED_LOADING="00", HIP_VISIBLE_DEVICES="1")),
     ("", env(AMD_DIRECT_DISPATCH="1", ROC_CPU_WAIT_FOR_SIGNAL="0", HIP_ENABLE_DEFERRED_LOADING="1")),
-    ("env-vendor", env(GPU_MAX_HW_QUEUES="4")),
-    ("", env(GPU_MAX_HW_QUEUES="16")),
+    ("env-vendor", env(GPU_MAX_HW_QUEUES="4")), ("", env(GPU_MAX_HW_QUEUES="16")),
     ("env-vendor", env(HSA_FORCE_FINE_GRAIN_PCIE="0")),
-    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"linked": ("amd",)}),
-    ("dmabuf", {"kernel_config": False}),
+    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"linked": ("amd",)}), ("dmabuf", {"kernel_config": False}),
     ("dmabuf", env(UCX_ROCM_COPY_DMABUF="y") | {"kernel_config": False}),
-    ("", lib(ucx="1.23.0") | {"kernel_config": False}),
-    ("env-vendor", env(HSA_ENABLE_IPC_MODE_LEGACY="0")),
-]
+    ("", lib(ucx="1.23.0") | {"kernel_config": False}), ("env-vendor", env(HSA_ENABLE_IPC_MODE_LEGACY="0")),
+]  # fmt: skip
 
 
 CASES = [(make, *case, "")[:4] for make, cases in ((nvidia_host, NVIDIA), (amd_host, AMD)) for case in cases]

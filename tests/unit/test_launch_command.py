@@ -198,11 +198,8 @@ def test_rates():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ((0, 2, "1gbit", 1), "hosts=0"),
-    ((2, 0, "1gbit", 1), "slots=0"),
-    ((2, [1], "1gbit", 1), r"slots=\[1\]"),
-    ((2, 1, "1gbit", 9), "links=9"),
-    ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
+    ((0, 2, "1gbit", 1), "hosts=0"), ((2, 0, "1gbit", 1), "slots=0"), ((2, [1], "1gbit", 1), r"slots=\[1\]"),
+    ((2, 1, "1gbit", 9), "links=9"), ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
     ((2, 1, "1gbit+1gbit", 3), "2 rates for 3 links"),
 ])  # fmt: skip
 def test_layout_that_cannot_be(arguments, message):

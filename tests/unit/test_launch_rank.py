@@ -72,17 +72,11 @@ def test_a_device_for_each_local_rank(tmp_path):
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
-    ({}, ["0", "1"]),
-    ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]),
-    ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
-    ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
-    ({"ROCR_VISIBLE_DEVICES": ""}, []),
-    ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]),
-    ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
-    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]),
-    ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
-    ({"HIP_VISIBLE_DEVICES": "7,0"}, []),
-    ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
+    ({}, ["0", "1"]), ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]), ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
+    ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]), ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]), ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]), ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "7,0"}, []), ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
     ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
 ])  # fmt: skip
 def test_devices_that_amds_runtime_sees(tmp_path, environ, expected):
