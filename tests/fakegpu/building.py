@@ -38,8 +38,7 @@ PIECES = {
 COMPILED = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
-    **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")},
-    **PIECES,
+    **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")}, **PIECES,
 }  # fmt: skip
 #: How each is built: the branch of its vendor's is what the kernels have.
 VENDORS = {"nvidia": ("-DFAKE_CUDA",), "amd": ("-DFAKE_HIP", "-D__AMDGCN__")}

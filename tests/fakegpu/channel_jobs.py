@@ -34,8 +34,7 @@ JOBS = {
     # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
     "several communicators": Job(lives.SEVERAL, OWN_QUEUES),
     "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
-    "the driver waits": Job(lives.KEPT, OWN_QUEUES),
-    "no pinned memory is left": Job(lives.PINNED_OUT),
+    "the driver waits": Job(lives.KEPT, OWN_QUEUES), "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),

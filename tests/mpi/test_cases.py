@@ -35,15 +35,12 @@ def of(module, *layouts, **more):
 
 
 CASES = {
-    "communicators": of("communicator", (3, ""), IN_TURN),
-    "neighbourhoods": of("neighbour", (3, ""), MIXED),
-    "requests": of("request", (2, ""), IN_TURN),
-    "messages, by shared memory": of("message", (2, "")),
+    "communicators": of("communicator", (3, ""), IN_TURN), "neighbourhoods": of("neighbour", (3, ""), MIXED),
+    "requests": of("request", (2, ""), IN_TURN), "messages, by shared memory": of("message", (2, "")),
     "messages, mixed": of("message", MIXED),
     # Other protocols, other borders between them.
     "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),
-    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]),
-    "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
+    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]), "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
     # Where the kernel does not copy between processes.
     "one-sided, without cma": Cases(HERE / "rma_cases.py", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
     **{f"thin bindings, {case}": Cases(f"bindings_cases:{case}", [(3, "")])

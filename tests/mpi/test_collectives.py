@@ -19,8 +19,7 @@ LAYOUTS = [
     (5, "nvidia:1,amd:1,nvidia:1,amd:1,host:1"),
 ]  # fmt: skip
 MORE_LAYOUTS = [
-    (2, "nvidia:1,amd:1"),
-    (4, "nvidia:1,amd:1,nvidia:1,amd:1"), (5, "nvidia:2,amd:2,host:1"),
+    (2, "nvidia:1,amd:1"), (4, "nvidia:1,amd:1,nvidia:1,amd:1"), (5, "nvidia:2,amd:2,host:1"),
     (6, "nvidia:2,amd:2,host:2"), (8, "nvidia:3,amd:3,host:2"), *((ranks, "") for ranks in (4, 5, 6, 7, 8)),
     (3, "nvidia:1,amd:1,host:1"), (3, "nvidia:2,amd:1"), (5, "amd:1,nvidia:4"), (6, "nvidia:2,amd:1,nvidia:1,amd:2"),
     (6, "nvidia:3,amd:3"), (7, "nvidia:5,amd:1,host:1"), (7, "host:1,amd:2,nvidia:1,host:2,nvidia:1"),

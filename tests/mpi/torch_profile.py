@@ -48,9 +48,7 @@ def calls(t, outs, whole):
         ("_reduce_scatter_base_", "reduce_scatter", [whole], lambda: group.reduce_scatter_single(t, whole).wait()),
         ("alltoall_base_", "all_to_all", [whole], lambda: dist.all_to_all_single(whole.clone(), whole)),
         ("alltoall_", "all_to_all", outs, lambda: dist.all_to_all([torch.empty_like(o) for o in outs], outs)),
-        ("barrier", "barrier", [], dist.barrier),
-        ("send", "send", [t], exchange),
-        ("recv_", "recv", [t], exchange),
+        ("barrier", "barrier", [], dist.barrier), ("send", "send", [t], exchange), ("recv_", "recv", [t], exchange),
         ("recv_any_source_", "recvAnySource", [t], from_anyone),
     ]  # fmt: skip
 

@@ -171,9 +171,7 @@ def test_every_rank_is_right(fakes, fake_crew, script, layout, env, queues):
 
 
 @pytest.mark.parametrize("layout, env", [
-    ("nvidia:2", calls.OWN_QUEUES),
-    ("amd:1,nvidia:2,amd:1", {}),
-    ("nvidia:1,host:2,amd:1", {}),
+    ("nvidia:2", calls.OWN_QUEUES), ("amd:1,nvidia:2,amd:1", {}), ("nvidia:1,host:2,amd:1", {}),
     ("nvidia:1,amd:2", {**BY_HOSTS, **calls.FEW_QUEUES}),
     ("nvidia:1,amd:2", {"FAKEGPU_DEVICES": "1", **calls.FEW_QUEUES}),  # two ranks of one vendor share it
 ])  # fmt: skip

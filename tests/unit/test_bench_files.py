@@ -79,9 +79,7 @@ def test_our_files(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "says"), [
-    ("nothing", "neither"),
-    ("{", "a.txt"),
-    ('{"format": "other/9"}', "other/9"),
+    ("nothing", "neither"), ("{", "a.txt"), ('{"format": "other/9"}', "other/9"),
     ('{"gpu": "x", "rows": [{"stream": 1.0}]}', "not as its program writes it: KeyError"),
     ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
 ])  # fmt: skip

@@ -57,8 +57,7 @@ REFUSALS = {
         ("--peer other", "ours, mpi4py, ucc, gloo, nccl"),
     ],
     "osu_latency": [("-D cont", "unrecognized arguments: -D"), ("D H", "-d cuda"), ("D", "H or D, twice")],
-    "osu_gather": [("-k 3", "fixed:RANK or rotate")],
-    "osu_barrier": [("-c", "unrecognized arguments: -c")],
+    "osu_gather": [("-k 3", "fixed:RANK or rotate")], "osu_barrier": [("-c", "unrecognized arguments: -c")],
     "osu_bcast": [("-l", "unrecognized arguments: -l")],
 }  # fmt: skip
 

@@ -112,8 +112,7 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
 
 
 @pytest.mark.parametrize("ranks, offers, spread, joined, wires", [
-    ("xxyy", [(A, B)] * 2, 2, (), BOTH),
-    ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
+    ("xxyy", [(A, B)] * 2, 2, (), BOTH), ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
     ("xxyy", [(A, B), OTHERS], 2, (), TEN),  # other names, and another speed of the whole host
     ("xxxx", [(A, B)], 1, (), ()),  # nothing leaves the host
     ("xyy", [(A, B)] * 2, 2, (), BOTH),  # a rank needs both
@@ -121,8 +120,7 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
     ("xxyy", [(A, B), ()], 1, (), ()),  # RDMA there
     ("xxyy", [(A, B), (A,)], 1, ("eth0",), ()),
     ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
-    ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()),
-    ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
+    ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()), ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
     ("xxyy", [(A, SLOWER)] * 2, 1, ("eth0",), UNEVEN),
     ("xxyy", [(A, B), (A, SLOWER)], 1, ("eth0",), UNEVEN),  # a link is as fast as its slower end
     ("xxyy", [(SLOW._replace(network=9 << 32), B)] * 2, 1, ("eth1",), ()),

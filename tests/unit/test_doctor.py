@@ -74,10 +74,8 @@ DOWN = {"interfaces": (("lo", 0, 65536),)}
 
 #: Code, or none -> what about a healthy host of NVIDIA's provokes it, and words of the text.
 NVIDIA = [
-    ("", {}),
-    ("gpu-unusable", {"usable": ()}),
-    ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"),
-    ("net-missing", TCP | DOWN),
+    ("", {}), ("gpu-unusable", {"usable": ()}),
+    ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"), ("net-missing", TCP | DOWN),
     ("mtu-small", {"files": {"sys/class/net/eth0/mtu": "1500"}}),
     ("rdma-down", {"files": {f"{PORT}/state": "1: DOWN"}}),
     ("roce-gid", {"files": {f"{PORT}/gid_attrs/types/1": "IB/RoCE v1"}}),
@@ -94,38 +92,28 @@ NVIDIA = [
     ("mpi-missing", lib(mpi="", mpi_text="mpi4py finds no MPI library")),
     ("mpi-mismatch", lib(mpirun="hydra", mpirun_text="hydra 5.0.2 at /bin/mpiexec")),
     ("libraries-missing", lib(error="libucc could not be loaded. Tried:\n  - the system: no such file")),
-    ("ucx-foreign", lib(notes=(FOREIGN,))),
-    ("ucx-lacks-vendor", lib(memory_types=("host",))),
+    ("ucx-foreign", lib(notes=(FOREIGN,))), ("ucx-lacks-vendor", lib(memory_types=("host",))),
     ("ucx-lacks-shm", lib(transports=("self", "tcp"))),
     ("ucc-lacks-vendor", lib(components=("ec/cpu", "mc/cpu", "tl/ucp"))),
     ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
-    ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
-    ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
+    ("gpu-denied", {"denied": ("/dev/nvidia0",)}), ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
     ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
     ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
-    ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
-    ("memlock", {"memlock": 65536}),
-    ("flow-limit", TCP | CLOUD),
-    ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
-    ("tcp-window", TCP | windows("4096 131072 212992")),
-    ("nofile", {"nofile": 1024}),
-    ("shm-small", {"shm": 64 << 20}),
-    ("shm-denied", {"shm": -1}),
-    ("cores-few", {"ranks_here": 17}),
+    ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")), ("memlock", {"memlock": 65536}),
+    ("flow-limit", TCP | CLOUD), ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
+    ("tcp-window", TCP | windows("4096 131072 212992")), ("nofile", {"nofile": 1024}),
+    ("shm-small", {"shm": 64 << 20}), ("shm-denied", {"shm": -1}), ("cores-few", {"ranks_here": 17}),
     (
         "sched-groups",
         {"ranks_here": 16, "kernel": "6.18.44", "files": {"proc/sys/kernel/sched_autogroup_enabled": "1"}},
     ),
-    ("env-unknown", env(UCCH_TIMOUT="3")),
-    ("env-bad", env(UCCH_TIMEOUT="soon")),
-    ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")),
-    ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
-    ("ucc-bridge", env(UCC_TLS="ucp,nccl")),
-    ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
+    ("env-unknown", env(UCCH_TIMOUT="3")), ("env-bad", env(UCCH_TIMEOUT="soon")),
+    ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")), ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
+    ("ucc-bridge", env(UCC_TLS="ucp,nccl")), ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
     ("env-vendor", env(CUDA_MODULE_LOADING="LAZY")),
-]
+]  # fmt: skip
 
 SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
 AMD = [
@@ -195,8 +183,7 @@ def test_ranks_that_provoke(tmp_path):
         ("job-processors", [a, other_cpu], "GenuineIntel 6 143: rank 0\nGenuineIntel 6 207: rank 1"),
         ("", [replace(each, usable=()) for each in (a, other_cpu)], ""),
         ("", [replace(each, **new_ucc) for each in (a, other_cpu)], ""),
-        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""),
-        ("job-fp8", [a, amd], ""),
+        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""), ("job-fp8", [a, amd], ""),
     ]  # fmt: skip
     found = [(code, compared(ranks), words) for code, ranks, words in cases]
     found += [("job-size", compared([replace(a, **env(WORLD_SIZE="2"))], 1), "")]

@@ -31,8 +31,7 @@ def host(root, ports, node=True, verbs=True):
 @pytest.mark.parametrize(("ports", "settings", "kind", "why"), [
     ("mlx5_0:InfiniBand", {}, "InfiniBand", "mlx5_0:1"),
     ("mlx5_0:RoCE mlx5_1:InfiniBand mlx5_2:InfiniBand", {}, "InfiniBand", "mlx5_1:1, mlx5_2:1"),
-    ("mlx5_0:RoCE", {"UCX_TLS": "tcp"}, "RoCE", "mlx5_0:1"),
-    ("", {}, "", "no active port"),
+    ("mlx5_0:RoCE", {"UCX_TLS": "tcp"}, "RoCE", "mlx5_0:1"), ("", {}, "", "no active port"),
     ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "1"}, "", "NCCL_IB_DISABLE=1"),
     ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "0"}, "InfiniBand", "mlx5_0:1"),
     ("mlx5_0:InfiniBand", {"NCCL_NET": "Socket"}, "", "NCCL_NET=Socket"),

@@ -26,8 +26,7 @@ MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(H
 TOPOLOGY = Topology.group(["nvidia", "nvidia", "amd"], [0, 0, 1])
 WORDS = [
     *"0123456789:,#@-=[]. ", "allreduce", "bcast", "@flat", "@ring", "@split_rail", "inf", "64k", "4G", "host",
-    "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
-    "data",
+    "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30, "data",
 ]  # fmt: skip
 #: Some of each kind of characters: a table of all takes hypothesis seconds.
 LETTERS = string.printable + "\0\x7f\xa0é²½٣ⅷ\u202e\ufeff\U0001f600"

@@ -142,8 +142,7 @@ def test_partitions_of_a_device(tmp_path, location):
 
 
 @pytest.mark.parametrize(("env", "expected"), [
-    (MPI, ("5", "8", "1")),
-    ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
+    (MPI, ("5", "8", "1")), ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
     ({"SLURM_PROCID": "1", "PMIX_RANK": "3", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ("3", "2", "1")),
     ({}, ("0", "1", "0")),
 ])  # fmt: skip
@@ -306,8 +305,7 @@ def test_tags_of_launchers_go_with_the_reports_behind_them(tag):
 
 
 @pytest.mark.parametrize("later, named", [
-    ({"status": 137}, 2),
-    ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
+    ({"status": 137}, 2), ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
     ({"status": 1}, 0),
 ], ids=["a rank that was killed", "one that ended itself", "one that failed as well"])  # fmt: skip
 def test_the_failure_that_counts(later, named):

@@ -26,14 +26,11 @@ BOTH = ("host", "cuda", "rocm")
 @pytest.mark.parametrize("ranks, wanted, how", [
     ([CUDA, CUDA], "auto", DIRECT),
     ([CUDA, FAR], "auto", DIRECT),  # each host has devices of one kind: the network reads both
-    ([CUDA, ROCM], "auto", STAGED),
-    ([CUDA, FAR, rank("cuda", THERE)], "auto", STAGED),
+    ([CUDA, ROCM], "auto", STAGED), ([CUDA, FAR, rank("cuda", THERE)], "auto", STAGED),
     ([CUDA, rank("")], "auto", DIRECT),
     ([CUDA, rank("", moves=("host",))], "auto", STAGED),  # it could not receive from the other's device
-    ([CUDA, rank("", THERE, ("host",))], "auto", DIRECT),
-    ([CUDA, rank("cuda", moves=("host",))], "auto", STAGED),
-    ([CUDA, ROCM], DIRECT, DIRECT),
-    ([CUDA, CUDA], STAGED, STAGED),
+    ([CUDA, rank("", THERE, ("host",))], "auto", DIRECT), ([CUDA, rank("cuda", moves=("host",))], "auto", STAGED),
+    ([CUDA, ROCM], DIRECT, DIRECT), ([CUDA, CUDA], STAGED, STAGED),
 ])  # fmt: skip
 def test_path(ranks, wanted, how):
     assert staged(ranks, wanted) is (how == STAGED)
@@ -71,9 +68,7 @@ def message_paths(everyone, how=DIRECT):
 
 
 @pytest.mark.parametrize("everyone, how, detour", [
-    ([CUDA, CUDA], DIRECT, False),
-    ([CUDA, FAR], DIRECT, False),
-    ([CUDA, FAR], STAGED, True),
+    ([CUDA, CUDA], DIRECT, False), ([CUDA, FAR], DIRECT, False), ([CUDA, FAR], STAGED, True),
     ([CUDA, ROCM], STAGED, True),
     ([CUDA, ROCM], DIRECT, True),  # bridge and messages would open the same memory
     ([rank("cuda", moves=("host",)), FAR], DIRECT, True),  # its own libucp cannot move it

@@ -37,16 +37,13 @@ def test_grammar():
 
 
 @pytest.mark.parametrize("text, message", [
-    ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"),
-    ("0-4k:@flat", "no collective"),
+    ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"), ("0-4k:@flat", "no collective"),
     ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
-    ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
-    ("allreduce:4q-8q:@flat", "'4q' is not a size"),
+    ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"), ("allreduce:4q-8q:@flat", "'4q' is not a size"),
     ("allreduce:cuda:@flat", "'cuda' is not a collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@", "'@' is not a collective"),
-    ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
+    ("allreduce:@", "'@' is not a collective"), ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip
 def test_grammar_names_the_bad_part(text, message):
     with pytest.raises(ValueError, match=message):
