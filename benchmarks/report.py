@@ -254,14 +254,7 @@ def _file(source: str, data: Data) -> str:
 
 
 def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]], title: str, about: str = "") -> str:
-    """The whole page.
-
-    Args:
-        drawn: figures, each with its SVG.
-        files: the JSON files by name.
-        title: of the page.
-        about: text above the figures.
-    """
+    """The whole page, of figures with their SVGs and files by name; ``about`` is above the figures."""
     return _PAGE.substitute(
         title=escape(title),
         lead=f"{counted(len(drawn), 'figure')}, {counted(len(files), 'result file')}",

@@ -283,7 +283,7 @@ def draw_results(folder: Path) -> None:
     calls, training = _tables(page, "GPUs of one vendor, two hosts without RDMA")
     draw_times(calls, dict(enumerate(calls[0][1:], 1)), folder / "perf-one-vendor-hosts.svg", ("ours", "NCCL"))
     draw_shares(training, folder / "perf-one-vendor-hosts-training.svg")
-    calls, training, _, _, between, four, four_training, *_ = _tables(page, "GPUs of two vendors")
+    calls, training, _, _, between, four, _, four_training, *_ = _tables(page, "GPUs of two vendors")
     draw_times(calls, dict(enumerate(calls[0][1:], 1)), folder / "perf-two-vendors.svg", ("ours", "Gloo", "NCCL"))
     draw_shares(training, folder / "perf-two-vendors-training.svg")
     draw_shares(between, folder / "perf-two-vendors-hosts.svg")

@@ -311,6 +311,31 @@ os._exit(0)
     assert mpirun(script, 2, check=False).stdout.split() == ["right"]
 
 
+def test_groups_end_in_torchs_order(mpirun):
+    """The end of NCCL's groups waits for the other ranks', and there may be one between two of ours."""
+    script = """
+import datetime, sys
+import torch.distributed as dist
+import ucc_hetero.torch
+
+class Waits(dist.ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.store, self.mine, self.all = store, f"left {rank}", [f"left {each}" for each in range(size)]
+
+    def shutdown(self):
+        self.store.set(self.mine, "")
+        self.store.wait(self.all, datetime.timedelta(seconds=20))
+
+dist.Backend.register_backend("waits", Waits, devices=["cpu"])
+dist.init_process_group("ucch")
+dist.new_group(backend="waits")
+dist.new_group([0])  # torch ends the last ones first
+dist.destroy_process_group()
+"""
+    mpirun(script, 2)
+
+
 def test_torch_finds_the_backend_by_itself():
     """Scripts that name it need no import of the package."""
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")

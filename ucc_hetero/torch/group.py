@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from . import futures
 from .collectives import Collectives, PointToPoint
 from .dispatch import Dispatch
 from .fabric_messages import FabricMessages
+from .group_comm import GroupComm
 from .monitored_barrier import NO_LIMIT, monitored_barrier
 from .not_compiled import not_compiled
 from .work import Work, limit_of
@@ -83,7 +84,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         if not self.usable or self._inherited:
             return
         self._aborted = "abort() was called"
-        for comm in list(self._comms.values()):
+        for comm in self._every_comm():
             if not comm.runner.broken:
                 comm.runner.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
@@ -98,11 +99,18 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def shutdown(self) -> None:
         """Finish what was posted, then release the communicators together with the other ranks.
 
-        Torch destroys all groups one after the other: the first of them ends all. A rank that waits for a call of ours
-        in one group does not come to leave another.
+        Torch destroys all groups one after the other, in the order of their names. The first of ours says that this
+        rank leaves all of ours: a rank that waits for it in one does not come to leave another. Each is released in its
+        turn, as NCCL's groups may come between them, the end of which waits for other ranks.
         """
         every = _all_are_destroyed()
-        end_all([*c10d._world.pg_names] if every else [self], every=every)
+        with _left([*c10d._world.pg_names] if every else [self]):
+            for each in _by_name(_leaving):
+                if every and each.name >= self._name:
+                    _end(each, each.seconds, every=True)
+                elif not every:
+                    patience = min(each.seconds or _PATIENCE_S, _PATIENCE_S)
+                    _end(each, patience if each.name == self._name else -1.0, every=False)
 
     def _finish(self) -> None:
         """Finish what was posted, and tell the other ranks that no more will come."""
@@ -113,7 +121,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        for comm in list(self._comms.values()):
+        for comm in self._every_comm():
             if not ended and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
@@ -122,15 +130,12 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         """Say that this rank leaves the communicators of a group that is finished: those that are to be released."""
         if self._fabric is not None:
             self._fabric.close(self.seconds)
-        comms = [self._comms[at].communicator for at in sorted(self._comms, reverse=True)]
-        votes = [(comm, _leave(comm)) for comm in comms]
+        comms = [self._comms[at] for at in sorted(self._comms, reverse=True)]
+        votes = [(comm, _leave(comm.communicator)) for comm in comms]
         return [_Leaving(comm, self._name, self.seconds, vote) for comm, vote in votes if vote is not None]
 
-    def _discard(self) -> None:
-        """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
-        for comm in list(self._comms.values()):
-            if not comm.runner.broken:
-                comm.runner.members.discard_users()
+    def _every_comm(self) -> list[GroupComm]:
+        return list(self._comms.values())
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -237,28 +242,36 @@ def _all_are_destroyed() -> bool:
     return asked is None or asked == dist.GroupMember.WORLD
 
 
-def end_all(groups: Iterable[dist.ProcessGroup], *, every: bool = True) -> None:
-    """Finish what was posted in all groups that are in use, then release them together with the other ranks.
+def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
+    with _left(groups):
+        for each in _by_name(_leaving):
+            _end(each, each.seconds, every=True)
 
-    Other ranks may destroy single groups in another order, or later: unless ``every`` group is, they are not waited for
-    long, and those that were left before are released now if they can be.
+
+@contextmanager
+def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
+    """Finish what was posted in groups that are in use, and say that this rank leaves them.
+
+    Until this ends, messages that no receive is there for any more are thrown away, as their senders wait for that.
     """
     ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
     ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
-    hooks = [group._discard for group in ours]
-    poll_hooks.extend(hooks)
+    comms = [comm for group in ours for comm in group._every_comm()]
+
+    def discard() -> None:
+        for comm in {*comms, *(each.comm for each in _leaving)}:
+            if not comm.runner.broken:
+                comm.runner.members.discard_users()
+
+    poll_hooks.append(discard)
     try:
         for group in ours:
             group._finish()
-        late = [each for each in _left if not runner_of(each.comm).orphaned]
-        _left.clear()
-        leaving = [*late, *(each for group in ours for each in group._leave())]
-        for each in sorted(leaving, key=lambda each: each.name, reverse=True):
-            patience = -1.0 if each in late else min(each.seconds or _PATIENCE_S, _PATIENCE_S)
-            _end(each, each.seconds if every else patience, every)
+        _leaving.extend(each for group in ours for each in group._leave())
+        yield
     finally:
-        for hook in hooks:
-            poll_hooks.remove(hook)
+        poll_hooks.remove(discard)
 
 
 class _Vote(NamedTuple):
@@ -280,14 +293,20 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
 class _Leaving(NamedTuple):
     """A communicator that this rank leaves, its group, the time limit of that, and the vote."""
 
-    comm: Communicator
+    comm: GroupComm
     name: str
     seconds: float
     vote: _Vote
 
 
-#: Those of destroyed groups that other ranks had not left in time.
-_left: list[_Leaving] = []
+#: Those of groups that this rank leaves, until they are released.
+_leaving: list[_Leaving] = []
+
+
+def _by_name(leaving: Iterable[_Leaving]) -> list[_Leaving]:
+    """Those of this process, in the order in which all ranks release them."""
+    here = [each for each in leaving if not each.comm.runner.orphaned]
+    return sorted(here, key=lambda each: each.name, reverse=True)
 
 
 def _leave(comm: Communicator) -> _Vote | None:
@@ -303,7 +322,8 @@ def _leave(comm: Communicator) -> _Vote | None:
 def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
     """Release a communicator once all its ranks are about to; leave it to a later time, or the end, otherwise."""
     comm, name, _, vote = leaving
-    runner = runner_of(comm)
+    runner = comm.runner
+    _leaving.remove(leaving)
 
     def died() -> bool:
         run_poll_hooks()
@@ -316,7 +336,7 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         runner.abandon("a rank of it died")
         return
     if not together and not every and runner.board.dead() < 0:
-        _left.append(leaving)
+        _leaving.append(leaving)
     elif not together:
         quarantine.keep(vote)
         dead = runner.board.dead()
@@ -324,11 +344,11 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         if dead < 0:
             log.log("torch").warning(
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
-                name, comm.rank, seconds,
+                name, comm.communicator.rank, seconds,
             )  # fmt: skip
     elif vote.least[0]:
         if not every:
             runner.timeout = _PATIENCE_S  # a rank that has said so may be elsewhere by now
-        comm.Free()
+        comm.communicator.Free()
     elif not runner.broken:
         runner.abandon("a rank of it failed")
