@@ -140,6 +140,7 @@ NONE = bytes(512)
 
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No communicator exists yet."""
     monkeypatch.setattr(numbers, "_ids", bytearray(512))
     monkeypatch.setattr(numbers, "_last", [-1])
     monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
@@ -236,6 +237,7 @@ def teams_of(
 
 @pytest.fixture
 def room() -> list[int]:
+    """Free bytes of the device."""
     return [2 << 30]
 
 
