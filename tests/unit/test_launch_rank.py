@@ -282,7 +282,7 @@ def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path):
         until(lambda: is_free(lock))
 
 
-def test_reports_are_taken_out_of_the_stream():
+def test_reports_are_taken_out_of_the_stream() -> None:
     stream = Reports(2)
     text = b'hello\n\x1e{"event": "started", "rank": 1, "host": "b"}\nrest\x1enot ours\nend'
     for cut in range(len(text) + 1):
