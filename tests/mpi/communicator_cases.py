@@ -29,7 +29,6 @@ from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
-    """Collectives and messages of a communicator whose ranks are these of MPI.COMM_WORLD, in this order."""
     assert comm.size == len(members) == comm.Get_size() and members[comm.rank] == MPI.COMM_WORLD.rank
     got = np.full(len(members), -1)
     comm.Allgather(np.array([MPI.COMM_WORLD.rank]), got)
@@ -52,12 +51,10 @@ def everyone(comm: Communicator) -> list[int]:
     return list(range(comm.size))
 
 
-#: Communicators that are made of one at a time.
 MANY = 4
 
 
 def order(comm: Any) -> list[int]:
-    """The ranks of MPI.COMM_WORLD in a communicator of MPI's."""
     return comm.allgather(MPI.COMM_WORLD.rank)
 
 
@@ -85,7 +82,6 @@ def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
     }  # fmt: skip
 
 
-#: A communicator, and its ranks.
 Made = tuple[Communicator, list[int]]
 
 

@@ -64,7 +64,6 @@ def read(path: Path) -> Dump:
 
 
 def written(script: str, folder: Path, runs: int = 3) -> Dump:
-    """What it has left, which is one file."""
     run(script, folder, runs)
     assert [path.name for path in folder.iterdir()] == ["x.flight"]
     return read(folder / "x.flight")

@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> Path:
-    """The adapter, as its first lines say that it is made."""
     words = "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}", ROOT / "examples/own_vendor.c"
     return compiled(tmp_path_factory.mktemp("sim") / "libsim.so", *words, "-lpthread")
 

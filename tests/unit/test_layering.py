@@ -67,7 +67,6 @@ MODULES = _modules()
 
 
 def imported(name: str) -> set[str]:
-    """What a module imports; a name from a package stands for its module of that name."""
     found, (nodes, package) = set(), MODULES[name]
     for node in nodes:
         if isinstance(node, ast.Import):
