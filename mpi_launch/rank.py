@@ -20,7 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class Parent:
         self.last = b""
 
     def run(self, words: list[str]) -> int:
-        """The program's exit status, as a shell counts: 128 and more for signals."""
+        """The program's exit status, or less than 0: the signal that has ended it."""
         launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: in a namespace around ours
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
         try:
@@ -198,8 +198,6 @@ class Parent:
             signal_group(child, signal.SIGTERM)  # which it may have left processes in
         else:
             report(self.start.rank, event="ended")
-        if status < 0:
-            die_of(-status)
         return status
 
     def pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
@@ -221,6 +219,28 @@ def report(rank: int, **event: object) -> bool:
     except OSError as error:
         return not isinstance(error, BrokenPipeError)
     return True
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Should this process be killed alone meanwhile, all of its group is: a shell's children would live on."""
+    group = os.getpgrp()
+    if group != os.getpid():
+        yield
+        return
+    read, write = os.pipe()  # the program has none of it
+    if not os.fork():
+        os.setpgid(0, 0)
+        os.close(write)
+        if not os.read(read, 1):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        os._exit(0)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.write(write, b".")
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
@@ -345,7 +365,11 @@ def main() -> int:
         os.sched_setaffinity(0, start.processors(allowed))
     words = start.words(program)
     if options.report:
-        return Parent(start).run(words)
+        with guarded():
+            status = Parent(start).run(words)
+        if status < 0:
+            die_of(-status)
+        return status
     try:
         os.execvpe(words[0], words, start.env)
     except OSError as error:

@@ -17,11 +17,9 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _terminated(number: int, frame: object) -> None:
+def _terminated(number, frame):
     """End a run that is terminated as Ctrl-C does: jobs are sessions of their own, which nobody else would end."""
     signal.signal(number, signal.SIG_IGN)  # timeout(1) sends two
     raise KeyboardInterrupt
@@ -64,7 +62,7 @@ ROOM = 4
 DRAWN = os.environ.setdefault("TESTS_DRAW", str(secrets.randbelow(1 << 30)))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
     return f"TESTS_DRAW={DRAWN}"
 
 
@@ -74,12 +72,12 @@ def pytest_report_header() -> str:
 _FOLDERS, _NUMBER = tempfile.TemporaryDirectory(prefix="mpirun"), itertools.count()
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     random.seed(f"{DRAWN} {item.nodeid}")
     os.environ["PRTE_MCA_prte_tmpdir_base"] = f"{_FOLDERS.name}/{next(_NUMBER)}"  # noqa: SIM112
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """Spare processes what UCX does to learn of memory that comes and goes; `hooked` has it as users do.
 
     It patches some 80 functions and spins for 5 ms each. Only networks that register memory need that.
@@ -87,7 +85,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Leave thousands of collected tests out of every search for garbage, of which some tests ask for hundreds."""
     gc.collect()
     gc.freeze()
@@ -102,19 +100,19 @@ sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR", "PMIX_MCA_gds")
 
 
-def find_mpirun() -> str | None:
+def find_mpirun():
     """``$MPIRUN``, else the mpirun installed next to this Python, else the one on the PATH."""
     beside = Path(sys.executable).parent / "mpirun"
     return os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
 
 
-def need_mpirun() -> str:
+def need_mpirun():
     """The same; without one the test is skipped."""
     return find_mpirun() or pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
 
 
 @cache
-def mpi_flavour(mpirun: str) -> tuple[str, int]:
+def mpi_flavour(mpirun):
     """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
     banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=240, check=False).stdout
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", banner):
@@ -125,7 +123,7 @@ def mpi_flavour(mpirun: str) -> tuple[str, int]:
     return "unknown", 0
 
 
-def mpi_command(mpirun: str, n: int, mpi_args: Sequence[str] = ()) -> list[str]:
+def mpi_command(mpirun, n, mpi_args=()):
     """The mpirun command line for ``n`` ranks on this machine, however many cores it has."""
     flavour, _ = mpi_flavour(mpirun)
     # Hydra oversubscribes unasked.
@@ -133,7 +131,7 @@ def mpi_command(mpirun: str, n: int, mpi_args: Sequence[str] = ()) -> list[str]:
     return [mpirun, *more, "-n", str(n), *mpi_args]
 
 
-def mpi_environment(mpirun: str) -> dict[str, str]:
+def mpi_environment(mpirun):
     """This process's environment, free of settings that change results, made fit for containers and root."""
     env = {k: v for k, v in os.environ.items() if k in INHERITED or not k.startswith(("UCCH_", "PMIX_", "PMI_"))}
     if mpi_flavour(mpirun)[0] == "openmpi":
@@ -145,7 +143,7 @@ def mpi_environment(mpirun: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env, "PYTHONUNBUFFERED": "1"}
 
 
-def kill_session(sid: int) -> None:
+def kill_session(sid):
     """SIGKILL every process of a session: each rank of Open MPI has a process group of its own, so killpg won't do."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -158,7 +156,7 @@ def kill_session(sid: int) -> None:
             continue  # it ended while we looked, or is not ours to read
 
 
-def run_limited(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> tuple[MPIResult, bool]:
+def run_limited(command, env, cwd, timeout):
     """Run a command in a session of its own; returns (what it left, whether it had to be killed).
 
     Output goes to files: a pipe would stay open as long as any stray descendant holds it.
@@ -183,7 +181,7 @@ def run_limited(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeo
     return MPIResult(job.returncode, *texts), late
 
 
-def write_script(folder: Path, script: str | Path) -> Path:
+def write_script(folder, script):
     """The path of a script given as such or as source text."""
     if isinstance(script, Path):
         return script
@@ -204,7 +202,7 @@ NEEDED = {
 
 
 @contextlib.contextmanager
-def warmed(*modules: str) -> Iterator[list[str]]:
+def warmed(*modules):
     """Words that start a program of Python where these modules have been imported before: see tests/crew/warm.py."""
     program = find_mpirun()
     env = mpi_environment(program) if program else dict(os.environ)
@@ -227,10 +225,10 @@ def warmed(*modules: str) -> Iterator[list[str]]:
 class Pythons:
     """Words that start Python for ranks."""
 
-    def __init__(self, ended: contextlib.ExitStack) -> None:
-        self._ended, self._warm = ended, dict[tuple[str, ...], list[str]]()
+    def __init__(self, ended):
+        self._ended, self._warm = ended, {}
 
-    def of(self, test: Path, env: Mapping[str, str]) -> list[str]:
+    def of(self, test, env):
         """Those of ranks of a test in this file, with these variables; a sanitizer's are new Pythons, too."""
         if any(name in os.environ or name in env for name in COLD):
             return [sys.executable]
@@ -242,14 +240,14 @@ class Pythons:
 
 
 @pytest.fixture(scope="session")
-def pythons() -> Iterator[Pythons]:
+def pythons():
     """Processes that have imported what ranks import, and fork them; they end with the tests."""
     with contextlib.ExitStack() as ended:
         yield Pythons(ended)
 
 
 @pytest.fixture
-def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> Iterator[Callable[..., MPIResult]]:
+def mpirun(tmp_path, pythons, request):
     """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=(), cold=False)``
     -> MPIResult.
 
@@ -261,17 +259,7 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
     """
     program, numbers = need_mpirun(), itertools.count(1)
 
-    def run(
-        script: str | Path,
-        n: int = 2,
-        *,
-        args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        timeout: float = 60,
-        check: bool = True,
-        mpi_args: Sequence[str] = (),
-        cold: bool = False,
-    ) -> MPIResult:
+    def run(script, n=2, *, args=(), env=None, timeout=60, check=True, mpi_args=(), cold=False):
         folder = tmp_path / f"job{next(numbers)}"
         folder.mkdir()
         path = write_script(folder, script)
@@ -298,7 +286,7 @@ MOST_HOOKED = 2
 
 
 @contextlib.contextmanager
-def failing(cases: Sequence[str]) -> Iterator[None]:
+def failing(cases):
     """The test fails with a case; what its crew has run before is said, too."""
     try:
         yield
@@ -309,15 +297,12 @@ def failing(cases: Sequence[str]) -> Iterator[None]:
 class Crews:
     """Crews by what they are made of. Ranks that wait for cases take no core, but memory."""
 
-    def __init__(self) -> None:
-        self._crews: dict[Hashable, tuple[Crew, list[str]]] = {}
+    def __init__(self):
+        self._crews = {}
 
-    def run(
-        self, key: Hashable, start: Callable[[], Crew], world: Sequence[int], path: Path, case: str,
-        args: Sequence[object], env: Mapping[str, str], limit: float,
-    ) -> MPIResult:  # fmt: skip
+    def run(self, key, start, world, path, case, args, env, limit):
         """Run a case on these ranks of the crew of this key, which is started where there is none."""
-        cases: list[str] = []
+        cases = []
         with failing(cases):
             crew, cases[:] = self._crews.pop(key, None) or (start(), [])
             cases.append(case)
@@ -334,7 +319,7 @@ class Crews:
                 self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(world))
 
-    def close(self) -> None:
+    def close(self):
         """End all of them, as programs end."""
         try:
             while self._crews:
@@ -346,7 +331,7 @@ class Crews:
                 crew.kill()
 
 
-def local_crew(ranks: int, job: Mapping[str, str], python: Sequence[str]) -> Crew:
+def local_crew(ranks, job, python):
     """A crew on this machine whose processes have ``job`` in their environment from the beginning."""
     program = need_mpirun()
     env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
@@ -357,7 +342,7 @@ def local_crew(ranks: int, job: Mapping[str, str], python: Sequence[str]) -> Cre
 
 
 @pytest.fixture(scope="session")
-def crews(pythons: Pythons) -> Iterator[Crews]:
+def crews(pythons):
     """Jobs that stay for all tests, and end before what their ranks came from does."""
     made = Crews()
     yield made
@@ -365,7 +350,7 @@ def crews(pythons: Pythons) -> Iterator[Crews]:
 
 
 @pytest.fixture
-def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., MPIResult]:
+def crew(crews, pythons, request, tmp_path):
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
@@ -375,18 +360,7 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
 
-    def run(
-        case: str | Path,
-        n: int = 2,
-        *,
-        args: Sequence[object] = (),
-        layout: str = "",
-        env: Mapping[str, str] | None = None,
-        job: Mapping[str, str] | None = None,
-        of: int = 0,
-        pool: str = "",
-        timeout: float = 60,
-    ) -> MPIResult:
+    def run(case, n=2, *, args=(), layout="", env=None, job=None, of=0, pool="", timeout=60):
         module, _, name = str(case).partition(":")
         if not name or "\n" in name:
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
@@ -405,32 +379,32 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
 
 
 @pytest.fixture
-def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
+def hooked(monkeypatch):
     """Jobs in which UCX patches the functions by which memory comes and goes, as it does of its own accord."""
     monkeypatch.delenv("UCX_MEM_MMAP_HOOK_MODE")
 
 
 @pytest.fixture
-def room() -> int:
+def room():
     """How many times longer a job may take than it is given."""
     return ROOM
 
 
 @pytest.fixture
-def flavour() -> tuple[str, int]:
+def flavour():
     """("openmpi" | "hydra" | "unknown", major version) of the mpirun that the tests use."""
     program = find_mpirun()
     return mpi_flavour(program) if program else ("unknown", 0)
 
 
 @pytest.fixture
-def recovery(flavour: tuple[str, int]) -> list[str]:
+def recovery(flavour):
     """Options of an mpirun that lets the others go on when a rank dies; none of one that cannot."""
     return ["--enable-recovery"] if flavour[0] == "openmpi" and flavour[1] >= 5 else []
 
 
 @pytest.fixture
-def ulfm(recovery: list[str]) -> list[str]:
+def ulfm(recovery):
     """Options of an mpirun whose MPI goes on when a rank dies, as well; without one the test is skipped."""
     if not recovery:
         pytest.skip("needs Open MPI 5")
@@ -438,17 +412,17 @@ def ulfm(recovery: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def with_torch() -> None:
+def with_torch():
     """Skip without torch. Ranks import it; in the tests' own process that would cost two seconds for nothing."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: pip install '.[torch]'")
 
 
 @pytest.fixture(scope="session")
-def compiled() -> Callable[..., Path]:
+def compiled():
     """Call as ``compiled(output, *words)`` with words of a C compiler; without one the test is skipped."""
 
-    def run(output: Path, *words: str | Path) -> Path:
+    def run(output, *words):
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             pytest.skip("no C compiler")
@@ -459,11 +433,11 @@ def compiled() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def fake_library() -> Callable[..., Path]:
+def fake_library():
     """Build a vendor's fake library (fakegpu/building.py); without compilers the test is skipped."""
     import building
 
-    def build(vendor: str, *cases: Any) -> Path:
+    def build(vendor, *cases):
         try:
             return building.build(vendor, *cases)
         except building.NoCompiler as error:
@@ -473,13 +447,13 @@ def fake_library() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def fakegpu(fake_library: Callable[..., Path]) -> dict[str, Path]:
+def fakegpu(fake_library):
     """vendor -> its fake library."""
     return {vendor: fake_library(vendor) for vendor in ("nvidia", "amd")}
 
 
 @pytest.fixture
-def fake_environment(fakegpu: Mapping[str, Path]) -> Callable[[str], dict[str, str]]:
+def fake_environment(fakegpu):
     """Environment for a layout such as ``nvidia:2,amd:2``: a fake GPU per rank whose script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
     folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -51,41 +51,11 @@ LAND, LOR, LXOR, BAND, BOR, BXOR = (_OPS[_n] for _n in ("LAND", "LOR", "LXOR", "
 IN_PLACE = None
 
 __all__ = [
-    "AVG",
-    "BAND",
-    "BOR",
-    "BXOR",
-    "IN_PLACE",
-    "LAND",
-    "LOR",
-    "LXOR",
-    "MAX",
-    "MIN",
-    "PROD",
-    "SUM",
-    "AgreementError",
-    "CollectiveError",
-    "CollectiveTimeout",
-    "Communicator",
-    "DataError",
-    "DeviceError",
-    "LibraryError",
-    "LibraryNotFound",
-    "Message",
-    "MismatchError",
-    "NotSupported",
-    "PeerError",
-    "PersistentRequest",
-    "RefusedError",
-    "Request",
-    "RevokedError",
-    "Store",
-    "StoreServer",
-    "TruncationError",
-    "UCCHError",
-    "__version__",
-    "flight",
-]
+    "AVG", "BAND", "BOR", "BXOR", "IN_PLACE", "LAND", "LOR", "LXOR", "MAX", "MIN", "PROD", "SUM", "AgreementError",
+    "CollectiveError", "CollectiveTimeout", "Communicator", "DataError", "DeviceError", "LibraryError",
+    "LibraryNotFound", "Message", "MismatchError", "NotSupported", "PeerError", "PersistentRequest", "RefusedError",
+    "Request", "RevokedError", "Store", "StoreServer", "TruncationError", "UCCHError", "__version__", "flight",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -26,10 +26,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?")
 
 
 def parse_size(text: str) -> float:
-    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` (powers of 1024, any case) or ``inf``.
-
-    Whole numbers come back as ``int``, ``inf`` as ``math.inf``; anything else is a ``ValueError``.
-    """
+    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` or ``inf``: an ``int``, or ``math.inf``; else ``ValueError``."""
     word = text.strip().lower()
     if word == "inf":
         return math.inf
@@ -170,132 +167,57 @@ _SUBSYSTEMS = tuple("all init lib topo plan coll p2p mem net device stream tune 
 _VARIABLES = (
     Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),
     Variable("LOG_SUBSYS", _words(*_SUBSYSTEMS), ("all",), "Parts of the package that log.", ",".join(_SUBSYSTEMS)),
-    Variable(
-        "LOG_FILE", str, "", "Log to this file, not to stderr; %h is the host, %p the process, %r the rank.", "path"
-    ),
-    Variable(
-        "TUNE", str, "", "Choice of algorithms, in the grammar of UCC's TUNE.", "coll:0-64k:@flat#…"
-    ),
+    Variable("LOG_FILE", str, "", "Log to this file, not to stderr; %h is the host, %p the process, %r the rank.",
+        "path"),
+    Variable("TUNE", str, "", "Choice of algorithms, in the grammar of UCC's TUNE.", "coll:0-64k:@flat#…"),
     Variable("TUNE_FILE", str, "", "Table of measured choices, written by `python -m ucc_hetero tune`.", "path"),
-    Variable(
-        "LINK_SPEED",
-        _mbit,
-        0,
-        "Mbit/s that this host's links to other hosts carry together; what the kernel says if unset.",
-        "Mbit/s",
-    ),
-    Variable(
-        "GROUP",
-        str,
-        "",
+    Variable("LINK_SPEED", _mbit, 0,
+        "Mbit/s that this host's links to other hosts carry together; what the kernel says if unset.", "Mbit/s"),
+    Variable("GROUP", str, "",
         "Place of this host in the network, outermost first: hosts whose places begin alike exchange data among each "
-        "other before they do with other hosts.",
-        "site/rack",
-    ),
-    Variable(
-        "FABRIC",
-        _choice(*fabric.WORDS),
-        "auto",
-        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with "
-        "RDMA that it will use; host: on each host; all: on all hosts.",
-        "auto|host|all",
-    ),
+        "other before they do with other hosts.", "site/rack"),
+    Variable("FABRIC", _choice(*fabric.WORDS), "auto",
+        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with RDMA that it "
+        "will use; host: on each host; all: on all hosts.", "auto|host|all"),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
-    Variable(
-        "CHECK",
-        _check,
-        False,
-        "y: compare the arguments of every collective between the ranks before it starts; slow. data: verify what one "
-        "collective in 100 (in N) has moved and reduced (docs/native.md).",
-        "y|n|data|data:N",
-    ),
-    Variable(
-        "TIMEOUT", _seconds, 300.0, "Seconds after which a collective or message that is not done fails.", "seconds|inf"
-    ),
-    Variable(
-        "HEARTBEAT",
-        _silence,
-        1.5,
+    Variable("CHECK", _check, False,
+        "y: compare the arguments of every collective between the ranks before it starts; slow. data: verify what "
+        "one collective in 100 (in N) has moved and reduced (docs/native.md).", "y|n|data|data:N"),
+    Variable("TIMEOUT", _seconds, 300.0, "Seconds after which a collective or message that is not done fails.",
+        "seconds|inf"),
+    Variable("HEARTBEAT", _silence, 1.5,
         "Seconds of silence after which another host counts as dead; a process of a host that answers counts as dead "
-        "after five times as many, and one of several links between two hosts as cut. 0: never.",
-        "seconds|0",
-    ),
-    Variable(
-        "FLIGHT",
-        str,
-        "",
+        "after five times as many, and one of several links between two hosts as cut. 0: never.", "seconds|0"),
+    Variable("FLIGHT", str, "",
         "Folder for records of a rank's last calls, written when a call fails and by signal (ucch-flight-UID in the "
-        "temporary folder if unset; none: no files).",
-        "folder|none",
-    ),
-    Variable(
-        "FLIGHT_SIGNAL",
-        _signal,
-        _signal("RTMIN+9"),
-        "Signal that makes a rank write these records, unless it is handled already.",
-        "name|number|none",
-    ),
-    Variable(
-        "STAGING",
-        _choice("auto", "direct", "staged"),
-        "auto",
+        "temporary folder if unset; none: no files).", "folder|none"),
+    Variable("FLIGHT_SIGNAL", _signal, _signal("RTMIN+9"),
+        "Signal that makes a rank write these records, unless it is handled already.", "name|number|none"),
+    Variable("STAGING", _choice("auto", "direct", "staged"), "auto",
         "How messages on device memory go. direct: by UCX itself; staged: through pinned host buffers; auto: direct "
-        "where UCX can, but long ones to other hosts by rings.",
-        "auto|direct|staged",
-    ),
-    Variable(
-        "CHANNELS",
-        parse_flag,
-        True,
-        "Queue calls and messages among devices of several islands in streams whole; n: by way of the host.",
-        "y|n",
-    ),
-    Variable(
-        "WIRES",
-        _wires,
-        "auto",
+        "where UCX can, but long ones to other hosts by rings.", "auto|direct|staged"),
+    Variable("CHANNELS", parse_flag, True,
+        "Queue calls and messages among devices of several islands in streams whole; n: by way of the host.", "y|n"),
+    Variable("WIRES", _wires, "auto",
         "Network threads of a rank between devices of several hosts, in pairs, one that sends and one that receives; "
         "short calls take three quarters of them, 6 at most. auto: 4; for a rank that has a host for itself one for "
         "each 4 cores, up to 12 (8 where a cloud limits connections, 2 with RDMA); fewer where cores are lacking. 0: "
-        "such calls go by way of the host.",
-        "auto|0..16",
-    ),
-    Variable(
-        "WIRE_SLOT",
-        _slot,
-        "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: 2M, or a little "
-        "more that all wires carry as much of); twice as many on one host and for the longest messages.",
-        "auto|bytes",
-    ),
-    Variable(
-        "HOLD",
-        _choice("auto", "y", "n"),
-        "auto",
+        "such calls go by way of the host.", "auto|0..16"),
+    Variable("WIRE_SLOT", _slot, "auto",
+        "Most bytes of a slot in the rings between devices of several hosts (auto: 2M, or a little more that all "
+        "wires carry as much of); twice as many on one host and for the longest messages.", "auto|bytes"),
+    Variable("HOLD", _choice("auto", "y", "n"), "auto",
         "y: streams wait for what other ranks have not begun; n: the host waits; auto: y where streams share no "
-        "hardware queues (docs/gpu-inside.md), else n.",
-        "auto|y|n",
-    ),
+        "hardware queues (docs/gpu-inside.md), else n.", "auto|y|n"),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
     *(library(row) for row in VENDORS.values() if row.setting),
-    Variable(
-        "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
-    ),
-    Variable(
-        "TORCH_REPLACE",
-        _words("nccl", "gloo", "mpi", "ucc", "xccl"),
-        (),
-        "Backends in whose place torch scripts get ours (`ucch`).",
-        "nccl,gloo",
-    ),
-    Variable(
-        "TORCH_VENDOR",
-        parse_flag,
-        True,
-        "y: torch groups of one vendor's devices on one fabric are NCCL's or RCCL's; n: ours.",
-        "y|n",
-    ),
+    Variable("RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.",
+        "path|none"),
+    Variable("TORCH_REPLACE", _words("nccl", "gloo", "mpi", "ucc", "xccl"), (),
+        "Backends in whose place torch scripts get ours (`ucch`).", "nccl,gloo"),
+    Variable("TORCH_VENDOR", parse_flag, True,
+        "y: torch groups of one vendor's devices on one fabric are NCCL's or RCCL's; n: ours.", "y|n"),
     Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),
     Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
 )  # fmt: skip

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "AgreementError",
-    "CollectiveError",
-    "CollectiveTimeout",
-    "DataError",
-    "DeviceError",
-    "LibraryError",
-    "LibraryNotFound",
-    "MismatchError",
-    "NotSupported",
-    "PeerError",
-    "RefusedError",
-    "RevokedError",
-    "TruncationError",
+    "AgreementError", "CollectiveError", "CollectiveTimeout", "DataError", "DeviceError", "LibraryError",
+    "LibraryNotFound", "MismatchError", "NotSupported", "PeerError", "RefusedError", "RevokedError", "TruncationError",
     "UCCHError",
-]
+]  # fmt: skip
 
 
 class UCCHError(RuntimeError):

@@ -56,8 +56,7 @@ class _Format(logging.Formatter):
 
 
 def set_rank(rank: int, device: str = "-") -> None:
-    """Set the names of this process in log lines: its rank in the job and its device (``nvidia:0``, ``host``) once that
-    is known."""
+    """Set this process's names in lines of the log: its rank and, once it is known, its device (``nvidia:0``)."""
     _who["rank"], _who["device"] = str(rank), device
 
 

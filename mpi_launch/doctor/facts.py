@@ -18,7 +18,7 @@ from ...machine import discover, nics, rdma
 from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
-from ...transport import carriers
+from ...transport import wires
 from .. import launcher
 
 
@@ -111,8 +111,8 @@ def _ucc_cuda(ucc_path: str) -> str:
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
         loaded = libraries.load()
-        memory, transports = carriers.survey()
-        idle = carriers.idle_ports(transports)
+        memory, transports = wires.survey()
+        idle = wires.idle_ports(transports)
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
         return Libraries(error=str(error), **_mpi(environ))
@@ -125,7 +125,7 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         memory_types=tuple(memory),
         transports=tuple(transports),
         notes=loaded.notes,
-        carriers=tuple(carriers.describe(transports).items()),
+        carriers=tuple(wires.describe(transports).items()),
         idle=tuple(map(str, idle)),
         site_ucx=rdma.site_ucx({port.kind for port in idle}, environ) if idle else "",
         ucc_cuda=_ucc_cuda(loaded.ucc_path),

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -26,34 +25,31 @@ PATIENCE = 120
 class Churn:
     """A job of ``ranks`` replicas, and what befalls them."""
 
-    def __init__(self, ranks: int, seed: int) -> None:
+    def __init__(self, ranks, seed):
         self.random, self.ranks = random.Random(seed), ranks
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes = {}
         self.incarnations = [0] * ranks
-        self.generation, self.members = 0, list[str]()
-        #: Members of the last generation that has made steps.
-        self.trained: list[str] = []
+        self.generation, self.members = 0, []
+        self.trained = []
         self.kills = self.stops = 0
         self.began = time.monotonic()
 
-    def start(self, number: int) -> None:
-        """Start a replica, again if need be."""
+    def start(self, number):
         self.incarnations[number] += 1
         words = [str(self.store.port), str(number), str(self.incarnations[number])]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
         command = [sys.executable, str(Path(__file__).with_name("replica.py")), *words]
         self.processes[number] = subprocess.Popen(command, env=env | {"OMP_NUM_THREADS": "1"})
 
-    def living(self) -> list[int]:
-        """Replicas that have started and have not ended."""
+    def living(self):
         return [
             number
             for number, process in sorted(self.processes.items())
             if process.poll() is None and self.store.check([f"ready/{number}/{self.incarnations[number]}"])
         ]
 
-    def regroup(self) -> bool:
+    def regroup(self):
         """Make a new generation where others live than those of the present one, or a call of it has failed."""
         who = [f"{number}/{self.incarnations[number]}" for number in self.living()]
         if new := bool(who) and (who != self.members or self.store.check([f"failed/{self.generation}"])):
@@ -62,7 +58,7 @@ class Churn:
             self.store.set("current", str(self.generation))
         return new
 
-    def befall(self) -> None:
+    def befall(self):
         """Kill some, or stop one for a moment; one that has the state lives on."""
         living = self.living()
         self.random.shuffle(living)
@@ -78,8 +74,7 @@ class Churn:
             self.processes[number].wait()
             self.kills += 1
 
-    def run(self, seconds: float, faults: int) -> None:
-        """Let things happen for so long, or so many times."""
+    def run(self, seconds, faults):
         for number in range(self.ranks):
             self.start(number)
         fate = restart = 0.0
@@ -101,7 +96,7 @@ class Churn:
                 restart = now + self.random.uniform(0, 1)
             time.sleep(0.02)
 
-    def end(self) -> dict[str, Any]:
+    def end(self):
         """Have all that live end at the same step; their states, compared with what they must be."""
         until = time.monotonic() + PATIENCE
         while self.regroup() or len(self.members) < self.ranks or not self.store.check([f"trained/{self.generation}"]):
@@ -116,13 +111,13 @@ class Churn:
             assert time.monotonic() < until, f"states that came: {[k for k in keys if self.store.check([k])]}"
             time.sleep(0.02)
         states = [self.store.get(key).decode() for key in keys]
-        state: dict[str, Any] = json.loads(states[0])
+        state = json.loads(states[0])
         ends = [(each["step"], each["history"][-1]) for each in map(json.loads, states)]
         assert len(set(states)) == 1, f"replicas differ at the end: {ends}"
         assert [process.wait(PATIENCE) for process in self.processes.values()] == [0] * self.ranks
         return state
 
-    def expected(self, state: dict[str, Any]) -> np.ndarray:
+    def expected(self, state):
         """Parameters by the members of each step's generation."""
         total = np.zeros(SIZE, np.int64)
         firsts = [*(first for first, _ in state["history"]), state["step"]]
@@ -132,15 +127,13 @@ class Churn:
                     total += gradient(int(who.split("/")[0]), step)
         return total
 
-    def close(self) -> None:
-        """End what is left."""
+    def close(self):
         for process in self.processes.values():
             process.kill()
             process.wait()
 
 
-def main() -> None:
-    """Churn for some seconds."""
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.churn", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--faults", type=int, default=sys.maxsize, help="kills and stops after which it ends as well")

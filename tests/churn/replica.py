@@ -18,7 +18,7 @@ END = 1 << 20
 LIMIT = timedelta(seconds=20)
 
 
-def gradient(number: int, step: int) -> np.ndarray:
+def gradient(number, step):
     """Gradient of a replica in a step: integers, so that sums are exact in any order."""
     return np.random.default_rng((number, step)).integers(-1000, 1000, SIZE)
 
@@ -26,34 +26,34 @@ def gradient(number: int, step: int) -> np.ndarray:
 class Replica:
     """Parameters, the step that they are of, and by which generations they came to be: (first step, generation)."""
 
-    def __init__(self, port: int, number: int, incarnation: int) -> None:
+    def __init__(self, port, number, incarnation):
         self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
         self.number, self.generation, self.step = number, 0, 0
         self.who = f"{number}/{incarnation}"
         self.parameters = torch.zeros(SIZE, dtype=torch.int64)
-        self.history: list[list[int]] = []
+        self.history = []
         self.looked = 0.0
         self.store.set(f"ready/{self.who}", "1")
 
-    def next(self) -> list[str]:
+    def next(self):
         """Members of the next generation that this replica belongs to."""
         while True:
             current = int(self.store.get("current"))
             if current > self.generation:
                 self.generation = current
-                members: list[str] = json.loads(self.store.get(f"generation/{current}"))
+                members = json.loads(self.store.get(f"generation/{current}"))
                 if self.who in members:
                     return members
             time.sleep(0.02)
 
-    def leaves(self) -> int:
+    def leaves(self):
         """1 if there is another generation, END at the end."""
         if time.monotonic() - self.looked < 0.1:
             return 0
         self.looked = time.monotonic()
         return END if self.store.check(["end"]) else int(int(self.store.get("current")) > self.generation)
 
-    def join(self, group: dist.ProcessGroup) -> None:
+    def join(self, group):
         """Take the state of whoever has come furthest."""
         steps = torch.empty(group.size(), dtype=torch.int64)
         group._allgather_base(steps, torch.tensor([self.step])).wait()
@@ -70,12 +70,11 @@ class Replica:
         self.history = json.loads(bytes(text.tolist()).rstrip(b"\0") or b"[]")
         self.history.append([self.step, self.generation])
 
-    def digest(self) -> int:
-        """Number that tells the bits of the state."""
+    def digest(self):
         bits = self.parameters.numpy().tobytes() + json.dumps([self.step, self.history]).encode()
         return int.from_bytes(hashlib.sha256(bits).digest()[:7], "little")
 
-    def train(self, group: dist.ProcessGroup) -> bool:
+    def train(self, group):
         """Steps until all go on to the next generation, or end: whether they do. The process ends where they differ."""
         leave = 0
         while not leave:
@@ -96,8 +95,7 @@ class Replica:
                     self.store.set(f"trained/{self.generation}", "1")
         return leave >= END
 
-    def run(self) -> None:
-        """Generations until the end."""
+    def run(self):
         while True:
             members = self.next()
             rank, size = members.index(self.who), len(members)

@@ -22,8 +22,7 @@ BYTES = 1 << 20
 LONG, DEATHS = 1 << 26, 12
 
 
-def serve() -> None:
-    """Have a room for others, until the end."""
+def serve():
     agent = rma.Agent("tcp://0.0.0.0:7000", SECRET)
     agent.publish("room", agent.worker.register(np.full(BYTES, 7, np.uint8)))
     while True:
@@ -31,8 +30,7 @@ def serve() -> None:
         peer.send(said)
 
 
-def found(agent: rma.Agent, host: str) -> rma.AgentPeer:
-    """Agent of another host, which may not have begun yet."""
+def found(agent, host):
     while True:
         try:
             return agent.connect(f"tcp://{host}:7000")
@@ -40,7 +38,7 @@ def found(agent: rma.Agent, host: str) -> rma.AgentPeer:
             time.sleep(0.05)
 
 
-def use(folder: Path) -> None:
+def use(folder):
     """Put to both peers; to the second one also when the first is lost."""
     agent = rma.Agent("tcp://0.0.0.0:7000", SECRET)
     dead, other = found(agent, "node1"), found(agent, "node2")
@@ -49,7 +47,7 @@ def use(folder: Path) -> None:
     rooms = {peer: peer.open("room") for peer in (dead, other)}
     rng = np.random.default_rng()
 
-    def put(peer: rma.AgentPeer) -> None:
+    def put(peer):
         source[:] = rng.integers(0, 256, BYTES, np.uint8)
         peer.endpoint.put(mine, rooms[peer], notify=b"there").Wait()
         back[:] = 0
@@ -74,7 +72,7 @@ def use(folder: Path) -> None:
     print("right", flush=True)
 
 
-def be(folder: Path) -> None:
+def be(folder):
     """Have a room for others, whom nobody answers."""
     worker = rma.Worker()
     region = worker.register(np.zeros(64, np.uint8))
@@ -84,7 +82,7 @@ def be(folder: Path) -> None:
     time.sleep(3600)
 
 
-def meet(folder: Path) -> None:
+def meet(folder):
     """Connect once the fault has happened."""
     worker = rma.Worker(timeout=3)
     mine = worker.register(np.ones(64, np.uint8))
@@ -98,7 +96,7 @@ def meet(folder: Path) -> None:
         print("right:", type(error).__name__, error, flush=True)
 
 
-def hold(folder: Path) -> None:
+def hold(folder):
     """Have several agents with a long room, each a process that says its number and address."""
     for _ in range(DEATHS):
         if not os.fork():
@@ -111,7 +109,7 @@ def hold(folder: Path) -> None:
             os.wait()
 
 
-def outlive(folder: Path) -> None:
+def outlive(folder):
     """Kill one after the other at a random moment of a put, and end as the put has."""
     command = [sys.executable, __file__, "hold", str(folder)]
     source = np.ones(LONG, np.uint8)

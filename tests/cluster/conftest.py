@@ -7,10 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from channel_jobs import USUAL
@@ -33,11 +32,10 @@ class Patient(Cluster):
     room = 1
     #: Words that start Python for ranks with these variables.
     python: Callable[[Mapping[str, str]], list[str]]
-    #: Where programs lie that were given as text.
     folder: Path
 
     @classmethod
-    def warm(cls, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    def warm(cls, argv, env):
         """The words of a program of Python's, for one that is forked where its modules are: see `Pythons`."""
         if list(argv[:2]) == [sys.executable, "-c"]:
             path = cls.folder / "program.py"
@@ -46,35 +44,32 @@ class Patient(Cluster):
         program = "SANITIZER" not in os.environ and argv[0] == sys.executable and argv[1].endswith(".py")
         return [*cls.python(env), *argv[1:]] if program else list(argv)
 
-    def _sanitized(self, env: Mapping[str, str]) -> dict[str, str]:
+    def _sanitized(self, env):
         return {name: os.environ[name] for name in SANITIZED if name in os.environ} | dict(env)
 
-    def mpirun(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
+    def mpirun(self, argv, *, env=None, **options):
         return super().mpirun(self.warm(argv, env or {}), env=self._sanitized(env or {}), **options)
 
-    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    def command(self, argv, env):
         """Words and environment by which the first host starts a job on all of them."""
         words, own = self.warm(argv, env), self._sanitized(env)
         return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
-    def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
+    def run(self, *args, timeout=60.0, **options):
         return super().run(*args, timeout=timeout * self.room, **options)
 
 
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in this folder."""
+def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
 
 
 @pytest.fixture
-def hosts(
-    monkeypatch: pytest.MonkeyPatch, room: int, pythons: Any, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def hosts(monkeypatch, room, pythons, request, tmp_path):
     """This process as it has to be where clusters are started; without what they need the test is skipped."""
     monkeypatch.setattr(Patient, "python", functools.partial(pythons.of, request.path), raising=False)
     monkeypatch.setattr(Patient, "folder", tmp_path, raising=False)
@@ -89,17 +84,17 @@ def hosts(
 
 
 @pytest.fixture
-def emulate(hosts: None) -> Iterator[Callable[..., Cluster]]:
+def emulate(hosts):
     """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
     with ExitStack() as running:
         yield lambda *args, **options: running.enter_context(Patient(*args, **options))
 
 
-def crew_on_hosts(slots: Sequence[int], env: Mapping[str, str], limit: float) -> Crew:
+def crew_on_hosts(slots, env, limit):
     """A crew on emulated hosts of its own, which end with it."""
     cluster = Patient(hosts=len(slots), slots=slots, rate="none").start()
 
-    def start(words: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+    def start(words, env, **options):
         argv, exported = cluster.command(words, env)
         return cluster.hosts[0].popen(argv, env=exported, **options)
 
@@ -111,24 +106,20 @@ PLAIN = (2, 2, 2)
 FAKE = ("nvidia:2,amd:2,host:1", "nvidia:2,amd:2,host:1", "nvidia:1,amd:1", "nvidia:1")
 
 
-def places(slots: Sequence[int], layout: str) -> list[tuple[str, int]]:
-    """The vendor of each rank's fake GPU, if any, and its host."""
+def places(slots, layout):
     hosts = [host for host, count in enumerate(slots) for _ in range(count)]
     return list(zip(vendors(layout) if layout else [""] * len(hosts), hosts, strict=True))
 
 
 @pytest.fixture
-def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..., Any]:
+def host_crew(hosts, crews, tmp_path, room):
     """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult; a script that ends well.
 
     Its ranks, on hosts of so many slots each, have run other scripts before, of which some variables may have been
     others. ``devices``: variables of ranks with fake GPUs.
     """
 
-    def run(
-        script: str | Path, slots: Sequence[int], args: Sequence[str] = (), devices: Mapping[str, str] | None = None,
-        **env: str,
-    ) -> Any:  # fmt: skip
+    def run(script, slots, args=(), devices=None, **env):
         path = tmp_path / "job.py"
         if isinstance(script, Path):
             path = script
@@ -150,11 +141,11 @@ def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..
 
 
 @pytest.fixture
-def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..., Any]:
+def on_crew(host_crew, fake_environment):
     """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, **env)``; it ends
     without a complaint of UCX's."""
 
-    def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
+    def run(script, layout, hosts, slots, **env):
         done = host_crew(script, [slots] * hosts, devices=fake_environment(layout), **USUAL | env)
         assert "UCX  ERROR" not in done.output, done.output
         return done
@@ -163,16 +154,11 @@ def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..
 
 
 @pytest.fixture
-def alone(
-    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
-) -> Callable[..., Any]:
+def alone(emulate, fake_environment, tmp_path):
     """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
     beside=None, **env)``; a thread calls ``beside(cluster)``."""
 
-    def run(
-        script: str, layout: str, hosts: int, slots: int, *, links: int = 1, rate: str = "none", options: Any = (),
-        check: bool = True, beside: Callable[[Cluster], None] | None = None, **env: str,
-    ) -> MPIResult:  # fmt: skip
+    def run(script, layout, hosts, slots, *, links=1, rate="none", options=(), check=True, beside=None, **env):
         cluster = emulate(hosts=hosts, slots=slots, links=links, rate=rate)
         if beside is not None:
             threading.Thread(target=beside, args=[cluster], daemon=True).start()
@@ -188,16 +174,14 @@ def alone(
 
 
 @pytest.fixture
-def launch(emulate: Callable[..., Cluster]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def launch(emulate):
     """Call as ``launch(cluster, host, words, env=None)``: a process on a host, with what it prints on its ``stdout``.
 
     With the test all of them end, and whatever they have started; what they printed is shown where it has failed.
     """
-    started: list[tuple[Cluster, subprocess.Popen[str]]] = []
+    started = []
 
-    def start(
-        cluster: Cluster, host: int, words: Sequence[str], env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def start(cluster, host, words, env=None):
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         words = Patient.warm(words, env or {})
         started.append((cluster, cluster.hosts[host].popen(words, env=env, **pipe)))
@@ -213,10 +197,10 @@ def launch(emulate: Callable[..., Cluster]) -> Iterator[Callable[..., subprocess
 
 
 @pytest.fixture
-def appear(room: int) -> Callable[..., None]:
+def appear(room):
     """Call as ``appear(files, processes)``: wait for files of processes of which none may end meanwhile."""
 
-    def wait(files: Iterable[Path], processes: Iterable[subprocess.Popen[str]], seconds: float = 60) -> None:
+    def wait(files, processes, seconds=60):
         until = time.monotonic() + seconds * room
         while not all(file.exists() for file in files):
             ended = [each for each in processes if each.poll() is not None]
@@ -227,8 +211,7 @@ def appear(room: int) -> Callable[..., None]:
 
 
 @pytest.fixture
-def libraries() -> None:
-    """UCC and UCX; without them the test is skipped."""
+def libraries():
     try:
         load()
     except LibraryNotFound as error:
@@ -236,8 +219,7 @@ def libraries() -> None:
 
 
 @pytest.fixture
-def cluster(emulate: Callable[..., Cluster]) -> Cluster:
-    """Two hosts of two slots, joined by links of 4 Gbit/s."""
+def cluster(emulate):
     return emulate(hosts=2, slots=2, rate="4gbit")
 
 
@@ -270,7 +252,7 @@ KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 22), 1)"
 
 
 @pytest.fixture
-def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Cluster]:
+def ssh_cluster(emulate, tmp_path):
     """Two hosts of two slots that are reached through OpenSSH, with keys of their own in ``tmp_path/keys``."""
     sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if sshd is None or shutil.which("ssh") is None:

@@ -15,7 +15,7 @@ from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native.libraries import load
 
 
-def call(comm: Communicator) -> None:
+def call(comm):
     """Sums of few and of many elements, what each rank says, and objects, from all hosts."""
     every = np.arange(comm.size) + 1
     for n in (3, 1 << 18):
@@ -29,8 +29,7 @@ def call(comm: Communicator) -> None:
         assert comm.allgather("x" * length * comm.rank) == ["x" * length * rank for rank in range(comm.size)]
 
 
-def grown(comm: Communicator, store: Store, size: int) -> Communicator:
-    """The communicator with those that have come, once there are enough."""
+def grown(comm, store, size):
     while (new := comm.Grow(store, size - comm.size)) is None:
         call(comm)
     comm.Free()
@@ -39,7 +38,7 @@ def grown(comm: Communicator, store: Store, size: int) -> Communicator:
     return new
 
 
-def main() -> None:
+def main():
     folder, store, rank = (
         Path(sys.argv[1]),
         Store(sys.argv[2], (Path(sys.argv[1]) / "secret").read_bytes()),

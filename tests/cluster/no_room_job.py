@@ -3,7 +3,6 @@
 import ctypes
 import os
 import sys
-from collections.abc import Callable
 
 room = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # before libucp
 
@@ -17,10 +16,10 @@ COUNT = 1000  # libucp keeps longer ones than any before in a pool of their own,
 comm, world = Communicator(), MPI.COMM_WORLD
 seed = world.bcast(np.random.SeedSequence().entropy)
 first, second = np.random.default_rng(seed).integers(1, 1 << 20, (2, COUNT))
-said: list[str] = []
+said = []
 
 
-def attempt(call: Callable[[], object], got: np.ndarray, due: np.ndarray) -> None:
+def attempt(call, got, due):
     """Note how a call ends that may fail; ``due`` is what it may have received, and nothing else."""
     try:
         call()
@@ -29,7 +28,7 @@ def attempt(call: Callable[[], object], got: np.ndarray, due: np.ndarray) -> Non
         said.append(str(error))
 
 
-def receive() -> None:
+def receive():
     """The first of two messages of one tag comes before it is received."""
     got = np.full(COUNT, -1)
     if comm.rank == 0:
@@ -43,7 +42,7 @@ def receive() -> None:
         attempt(lambda: comm.Recv(got, 0, 1), got, second)
 
 
-def reduce() -> None:
+def reduce():
     """A part of a collective comes before this rank calls it."""
     got = np.full(COUNT, -1)
     if comm.rank == 0:
@@ -57,7 +56,7 @@ def reduce() -> None:
         world.send(None, 0)
 
 
-def run_out() -> None:
+def run_out():
     """Look for messages until one has come in that has no room, and is not there."""
     room.run_out(1)
     while not room.run_out(1):

@@ -32,8 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from store import Store
 
 
-def end(how: str) -> None:
-    """Come to nothing."""
+def end(how):
     if how in ("kill", "dead", "early", "after"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stop":
@@ -47,15 +46,15 @@ def end(how: str) -> None:
     raise ValueError("this rank is out of its mind")
 
 
-def revoked(comm: Communicator, folder: Path) -> None:
+def revoked(comm, folder):
     """Calls of another communicator go on: whoever waits between hosts looks for what concerns any communicator."""
     other, found, rank, size = comm.Dup(), np.full(5, -1), comm.rank, comm.size
 
-    def await_all(what: str) -> None:
+    def await_all(what):
         while not all((folder / f"{what}{r}").exists() for r in range(size - 1)):
             time.sleep(0.01)
 
-    def hear(op: object) -> int:
+    def hear(op):
         (folder / f"waits{rank}").touch()
         while not lib.ucch_board_revoked(comm._runner.board.native):
             lib.ucch_wait(op, 0.01)
@@ -75,24 +74,24 @@ def revoked(comm: Communicator, folder: Path) -> None:
     print(f"rank {rank} right", flush=True)
 
 
-def main() -> None:
+def main():
     folder, rank, size, how = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     mpi4py.rc.initialize = False
     load()
     at_exit.register()
     if rank == size - 1:
         if how == "interrupt":
-            at_exit._together = lambda *_: end(how)  # type: ignore[assignment,return-value]
+            at_exit._together = lambda *_: end(how)
         elif how in ("early", "stop"):
-            Job._context = lambda *_: end(how)  # type: ignore[assignment,method-assign]
+            Job._context = lambda *_: end(how)
         elif how == "late":
             agreement.judge_contexts = lambda *_: end(how)
         elif how not in ("after", "cut", "storeless", "failed", "revoked"):
-            Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
+            Teams.get = lambda *_: end(how)
     elif how == "dead":
         make = Teams.get
-        Teams._look_inside = lambda self: None  # type: ignore[method-assign]
-        Teams.get = lambda self, *team: progress_until(self.job.ended) and make(self, *team)  # type: ignore[method-assign]
+        Teams._look_inside = lambda self: None
+        Teams.get = lambda self, *team: progress_until(self.job.ended) and make(self, *team)
     seconds = {"stop": 4.0, "revoked": 200.0}.get(how, 0.0)
     try:
         comm = Communicator._adopt(StoreComm.first(Store(folder, rank), rank, range(size), size, seconds))

@@ -1,11 +1,7 @@
 """Ranks of several hosts that refuse calls, or make different ones: all are told, and none has another call's data."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +9,12 @@ pytestmark = pytest.mark.usefixtures("libraries")
 CASES = Path(__file__).resolve().parents[1] / "mpi"
 
 
-def bad_input(case: str) -> str:
-    """A program that calls one of those cases."""
+def bad_input(case):
     return f"import sys; sys.path.insert(0, {str(CASES)!r}); import bad_input_cases; bad_input_cases.{case}"
 
 
 @pytest.mark.parametrize("islands", ["one", "three"])
-def test_unlike_calls(host_crew: Callable[..., Any], islands: str) -> None:
+def test_unlike_calls(host_crew, islands):
     # As on hosts with RDMA: calls of one island over several hosts are compared, too.
     one = random.choice([((1, 2), ""), ((1, 1, 1), "nvidia:3")])
     slots, vendors = one if islands == "one" else ((2, 2), "nvidia:1,amd:2,nvidia:1")
@@ -31,11 +26,10 @@ def test_unlike_calls(host_crew: Callable[..., Any], islands: str) -> None:
 @pytest.mark.parametrize(("script", "args", "said"), [
     (CASES / "refusal_cases.py", ["20"], "mistakes told"), (bad_input("given_up()"), [], ""),
 ], ids=["random", "given up"])  # fmt: skip
-def test_refusals(host_crew: Callable[..., Any], script: str | Path, args: list[str], said: str) -> None:
+def test_refusals(host_crew, script, args, said):
     done = host_crew(script, (2, 2), args, UCCH_TIMEOUT="300")
     assert said in done.stdout, done.output
 
 
-def test_communicators_in_another_order(host_crew: Callable[..., Any]) -> None:
-    """Of ranks on their own host and on the other one."""
+def test_communicators_in_another_order(host_crew):
     host_crew(bad_input("order(both=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")

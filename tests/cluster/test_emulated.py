@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from processes import until
 
 from ucc_hetero.launch import emulate as emulate_module
-from ucc_hetero.launch.emulate import Cluster, EmulatedHost, goodput
+from ucc_hetero.launch.emulate import EmulatedHost, goodput
 
 KINDS = ("net", "ipc", "uts", "pid", "mnt")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -32,16 +31,15 @@ if comm.rank == 0:
 """
 
 
-def read(cluster: Cluster, host: int, *argv: str) -> str:
+def read(cluster, host, *argv):
     return cluster.run(argv, host=host, check=True).stdout.strip()
 
 
-def namespaces(cluster: Cluster, host: int) -> list[str]:
+def namespaces(cluster, host):
     return read(cluster, host, "readlink", *(f"/proc/self/ns/{kind}" for kind in KINDS)).split()
 
 
-def inhabitants(wanted: Iterable[str]) -> list[str]:
-    """The processes of this machine that are in any of the given namespaces."""
+def inhabitants(wanted):
     found, wanted = [], set(wanted)
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -52,12 +50,11 @@ def inhabitants(wanted: Iterable[str]) -> list[str]:
     return found
 
 
-def running(cluster: Cluster, host: int) -> int:
-    """How many processes a host has, apart from its init, the one that counts and what has started that."""
+def running(cluster, host):
     return len(read(cluster, host, "sh", "-c", "echo /proc/[0-9]*").split()) - 3
 
 
-def test_hosts_are_apart(cluster: Cluster) -> None:
+def test_hosts_are_apart(cluster):
     own = [os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS]
     all_of_them = [*own, *namespaces(cluster, 0), *namespaces(cluster, 1)]
     assert len(set(all_of_them)) == 3 * len(KINDS)
@@ -74,7 +71,7 @@ def test_hosts_are_apart(cluster: Cluster) -> None:
     assert "default" not in read(cluster, 0, "ip", "route")
 
 
-def rates(cluster: Cluster, host: int, link: int = 0) -> list[float]:
+def rates(cluster, host, link=0):
     """Bits per second that the kernel gives both ends of a link, the host's and the switch's; inf: as many as it can.
 
     How fast bytes go then depends on what else the machine is doing: ``goodput`` measures that.
@@ -88,8 +85,7 @@ def rates(cluster: Cluster, host: int, link: int = 0) -> list[float]:
     return found
 
 
-def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
-    """Each of a host's, and of a host that is told another one; they change, and a cable comes out."""
+def test_links_have_their_rate(emulate):
     cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit,1gbit+300mbit")
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
     for host, each in enumerate(((4e8, 2e8), (1e9, 3e8))):
@@ -104,7 +100,7 @@ def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
         assert ("ConnectionRefusedError" in cluster.run(reach).stderr) == up
 
 
-def test_uneven_hosts(emulate: Callable[..., Cluster], flavour: tuple[str, int]) -> None:
+def test_uneven_hosts(emulate, flavour):
     """Each of which has a folder of its own for what mpirun's daemon keeps there."""
     cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
     program = [sys.executable, "-c", ALLREDUCE]
@@ -116,7 +112,7 @@ def test_uneven_hosts(emulate: Callable[..., Cluster], flavour: tuple[str, int])
         assert sorted(Path(each).parent.name for each in kept) == ["node1", "node2"], kept
 
 
-def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment(emulate, monkeypatch):
     monkeypatch.setenv("ONLY_HERE", "x")
     cluster = emulate(hosts=2, slots=1, env=[{"VENDOR": "a"}, {"VENDOR": "b"}])
     script = "import mpi4py.MPI, os; print(*(os.environ.get(k) for k in ('VENDOR', 'GIVEN', 'ONLY_HERE')))"
@@ -125,8 +121,7 @@ def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.Monkey
     assert sorted(lines) == ["a y x", "b y None"]
 
 
-def test_commands(cluster: Cluster) -> None:
-    """Their statuses and output; signals reach them, and they end with whoever has started them."""
+def test_commands(cluster):
     failed = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"], host=1)
     assert (failed.returncode, failed.stdout, failed.stderr) == (7, "out\n", "err\n")
     assert cluster.run(["sh", "-c", "kill -9 $$"]).returncode == 128 + 9
@@ -151,7 +146,7 @@ def test_commands(cluster: Cluster) -> None:
     assert [cluster.run(["true"], host=host).returncode for host in (0, 1)] == [0, 255]
 
 
-def test_timeout_ends_the_job(cluster: Cluster) -> None:
+def test_timeout_ends_the_job(cluster):
     script = "from mpi4py import MPI; print(MPI.COMM_WORLD.rank, flush=True); import time; time.sleep(600)"
     with pytest.raises(subprocess.TimeoutExpired):
         cluster.mpirun([sys.executable, "-c", script], timeout=1)
@@ -160,11 +155,11 @@ def test_timeout_ends_the_job(cluster: Cluster) -> None:
     assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
 
 
-def links_of_this_machine() -> list[str]:
+def links_of_this_machine():
     return sorted(os.listdir("/sys/class/net"))
 
 
-def test_nothing_remains(emulate: Callable[..., Cluster]) -> None:
+def test_nothing_remains(emulate):
     before = links_of_this_machine()
     cluster = emulate(hosts=3, links=2)
     assert links_of_this_machine() == before, "the cluster's interfaces are its own"
@@ -196,16 +191,16 @@ elif sys.argv[1] == "raise":
 
 
 @pytest.mark.parametrize("end", ["kill", "raise", "forget"])
-def test_nothing_remains_when_the_owner_dies(emulate: Callable[..., Cluster], end: str) -> None:
+def test_nothing_remains_when_the_owner_dies(emulate, end):
     owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=240, check=False)
     directory, *spaces = owner.stdout.split()
     assert owner.returncode == {"kill": -signal.SIGKILL, "raise": 1, "forget": 0}[end]
     until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
 
 
-def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_leaves_nothing(emulate, monkeypatch):
     monkeypatch.setattr(emulate_module.emulated_net, "host_batches", lambda host: ("link set dev nowhere up\n", ""))
-    pids: list[int] = []
+    pids = []
     come_up = EmulatedHost.wait_until_up
     monkeypatch.setattr(EmulatedHost, "wait_until_up", lambda self: (come_up(self), pids.append(self.pid)))
     with pytest.raises(RuntimeError, match="nowhere"):
@@ -214,7 +209,7 @@ def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatc
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_command_line(emulate: Callable[..., Cluster]) -> None:
+def test_command_line(emulate):
     tool = [sys.executable, "-m", "ucc_hetero.launch.emulate", "--hosts", "2", "--slots", "1,1"]
     words = [*tool, "--", "mpirun", "-np", "2", sys.executable, "-c", ALLREDUCE]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)

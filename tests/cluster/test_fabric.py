@@ -1,10 +1,5 @@
 """One vendor on several hosts: islands by fabric, and calls between hosts that no fabric joins; on fake GPUs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from channel_jobs import JOBS, judge
 from device_scripts import LATE_KERNELS
@@ -36,8 +31,7 @@ with Communicator() as comm:
 """
 
 
-def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
-    """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
+def test_calls_between_hosts(on_crew):
     name = "every collective in every form"
     judge(name, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
 
@@ -67,9 +61,7 @@ FOUR = ("nvidia:4", 2, 2)
         f"amd: each host by itself ({NONE}) queued", 2,
     ),
 ], ids=["host", "four hosts", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
-def test_islands_are_said(
-    on_crew: Callable[..., Any], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
-) -> None:
+def test_islands_are_said(on_crew, where, env, told, across):
     """Communicators of some ranks have the job's islands, and no team of one vendor's library spans hosts apart."""
     out = on_crew(STRUCTURE, *where, **env).output
     lines = [line for line in out.splitlines() if line.startswith("all ")]

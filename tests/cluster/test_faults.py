@@ -1,11 +1,8 @@
 """Ranks, islands and hosts that die in jobs of several hosts, and survivors that go on."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,10 +24,7 @@ LOST = {
 
 @pytest.mark.usefixtures("hosts", "libraries", "ulfm")
 @pytest.mark.parametrize("who", LOST)
-def test_survivors_go_on(
-    pythons: Any, fakegpu: dict[str, Path], request: pytest.FixtureRequest, room: int, who: str
-) -> None:
-    """Every result is numpy's, and the job ends."""
+def test_survivors_go_on(pythons, fakegpu, request, room, who):
     slots, vendors, gpu, moment, victims = LOST[who]
     at, delay = random.randrange(12), random.uniform(0, 0.05)
     trial = Trial(random.randrange(10**6), "ulfm", slots, vendors, gpu, "kill", moment, victims, at, delay, NEVER)
@@ -40,9 +34,7 @@ def test_survivors_go_on(
 
 
 @pytest.mark.parametrize("what", ["message", "collective"])
-def test_a_message_that_libucp_throws_away(
-    emulate: Any, libraries: None, compiled: Any, tmp_path: Path, what: str
-) -> None:
+def test_a_message_that_libucp_throws_away(emulate, libraries, compiled, tmp_path, what):
     """For want of memory: the next one with its tag is not taken for it, and nobody waits for it until the deadline."""
     here, room, level = Path(__file__).parent, tmp_path / "no_room.so", random.choice(["warn", "fatal"])
     compiled(room, "-shared", "-fPIC", here / "no_room.c", "-ldl")
@@ -56,9 +48,7 @@ def test_a_message_that_libucp_throws_away(
     assert ("is not allocated" in job.stdout + job.stderr) == (level == "warn"), job.stdout + job.stderr
 
 
-def test_a_connection_that_breaks_in_the_middle(
-    emulate: Any, libraries: None, ulfm: list[str], compiled: Any, tmp_path: Path
-) -> None:
+def test_a_connection_that_breaks_in_the_middle(emulate, libraries, ulfm, compiled, tmp_path):
     """What rank 1 has not received is not passed on: whose call ends well has every rank's data.
 
     libucp drops a broken connection in silence where its sender has nothing more to send: calls then end at their time.

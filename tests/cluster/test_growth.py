@@ -1,21 +1,15 @@
 """Ranks of another host join a job without MPI, one is killed, and another one comes in its place."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from ucc_hetero.launch.emulate import Cluster
 
 JOB = Path(__file__).with_name("growth_job.py")
 
 
 @pytest.mark.usefixtures("libraries")
-def test_ranks_of_another_host_come_and_come_back(
-    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
-) -> None:
+def test_ranks_of_another_host_come_and_come_back(emulate, launch, appear, tmp_path, room):
     cluster = emulate(hosts=2, slots=3, rate="none")
     secret = tmp_path / "secret"
     secret.write_bytes(b"a secret of this job's")
@@ -23,7 +17,7 @@ def test_ranks_of_another_host_come_and_come_back(
     store = launch(cluster, 0, server)
     address = store.stdout.readline().strip()
 
-    def rank(host: int, which: str) -> Any:
+    def rank(host, which):
         job = [sys.executable, str(JOB), str(tmp_path), address, which]
         return launch(cluster, host, job, env={"UCCH_TIMEOUT": str(60 * room)})
 

@@ -4,23 +4,18 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ucc_hetero.launch.doctor.__main__ import main
-from ucc_hetero.launch.emulate import Cluster
 
 JOB = Path(__file__).parents[1] / "mpi" / "hang_job.py"
 
 
 @pytest.mark.usefixtures("libraries")
-def test_a_rank_that_is_alone_on_its_host(
-    emulate: Callable[..., Cluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_is_alone_on_its_host(emulate, tmp_path, capsys):
     """Nobody there waits for it; it writes what it does when the ranks of the other host fail and end the job."""
     cluster, folder = emulate(hosts=2, slots=[2, 1]), tmp_path / "records"
     done = cluster.mpirun([sys.executable, str(JOB), "gil", "1"], env={"UCCH_FLIGHT": str(folder)})
@@ -32,11 +27,11 @@ def test_a_rank_that_is_alone_on_its_host(
 
 
 @pytest.mark.usefixtures("libraries")
-def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path, room: int, appear: Any) -> None:
+def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
     """Processes are asked, and go on. One that is stopped cannot answer, and its memory is read all the same."""
     cluster, stays = emulate(hosts=2, slots=[2, 1]), tmp_path / "stays"
 
-    def job() -> None:
+    def job():
         with suppress(Exception):  # it is killed
             records = {"UCCH_FLIGHT": str(tmp_path / "records")}
             cluster.mpirun([sys.executable, str(JOB), "gil", "1000", str(stays)], env=records, timeout=300)
@@ -45,7 +40,7 @@ def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path,
     appear([stays], [])
     doctor = [sys.executable, "-m", "ucc_hetero.launch.doctor", "hang", "--json"]
 
-    def ask(words: str) -> list[dict[str, Any]]:
+    def ask(words):
         until, said = time.monotonic() + 60 * room, ""
         while words not in said:
             assert time.monotonic() < until, said

@@ -1,22 +1,18 @@
 """Processes and hosts that are lost: all ranks that are left know within a moment, whom they have lost, and go on."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from tests.faults import judge
 from tests.faults.menu import Trial
 from ucc_hetero.launch import emulated_host
-from ucc_hetero.launch.emulate import Cluster
 
 pytestmark = pytest.mark.usefixtures("libraries")
 PARTING = Path(__file__).with_name("parting_job.py")
@@ -24,13 +20,13 @@ PARTING = Path(__file__).with_name("parting_job.py")
 DEADLINE = 300.0
 
 
-def hole(cluster: Cluster, host: int) -> None:
+def hole(cluster, host):
     """Frames of a host end in the switch, and it has no way of noticing."""
     batch = f"link set dev {cluster.layout[host].links[0].port} nomaster\n"
     emulated_host.configure(cluster._switch_pid(), batch, "")
 
 
-OUTSIDE: dict[str, Callable[[Cluster, int], None]] = {
+OUTSIDE = {
     "cut": lambda cluster, host: cluster.set_link(host, up=False),
     "hole": hole,
     "off": lambda cluster, host: cluster.power_off(host),
@@ -38,12 +34,10 @@ OUTSIDE: dict[str, Callable[[Cluster, int], None]] = {
 
 
 @pytest.fixture
-def outputs(
-    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
-) -> Callable[..., list[str]]:
+def outputs(emulate, launch, appear, tmp_path, room):
     """Call as ``outputs(slots, fault, lost)``: output of every rank, in good time of those that are not lost."""
 
-    def run(slots: tuple[int, ...], fault: str, lost: list[int]) -> list[str]:
+    def run(slots, fault, lost):
         cluster = emulate(hosts=len(slots), slots=slots, rate="none")
         size, hosts = sum(slots), [host for host, count in enumerate(slots) for _ in range(count)]
         more = [str(size), fault, ",".join(map(str, lost))]
@@ -62,9 +56,7 @@ def outputs(
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop", "exit", "hold", "outside"])
-def test_survivors_know_and_go_on(
-    hosts: None, pythons: Any, request: pytest.FixtureRequest, room: int, fault: str
-) -> None:
+def test_survivors_know_and_go_on(hosts, pythons, request, room, fault):
     """To them a host that is off, cut or behind a hole is one that says nothing more: one of these, drawn. A rank that
     holds the interpreter is alive."""
     slots, seed = (1, 2), random.randrange(10**6)
@@ -115,7 +107,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_rank_ends(outputs: Callable[..., list[str]], name: str) -> None:
+def test_a_rank_ends(outputs, name):
     end, last = ENDS[name], sum(ENDS[name].slots) - 1
     how = random.choice(end.hows.split())
     out = outputs(end.slots, how, [last] * end.lost)
@@ -171,10 +163,10 @@ print("right", flush=True)
 
 
 @pytest.mark.parametrize("call", ["right", "send", "put"])
-def test_the_link_of_the_data_is_cut(emulate: Callable[..., Cluster], appear: Any, tmp_path: Path, call: str) -> None:
+def test_the_link_of_the_data_is_cut(emulate, appear, tmp_path, call):
     """And not that of the heartbeats. Both ranks name it, long before their deadline."""
 
-    def cut() -> None:
+    def cut():
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
         cluster.set_link(1, up=False, link=1)
         appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])

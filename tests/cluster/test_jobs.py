@@ -3,15 +3,11 @@
 import json
 import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
 
 from ucc_hetero.launch import emulated_host
-from ucc_hetero.launch.emulate import Cluster
 
 from ..mpi import test_timeline
 
@@ -40,13 +36,13 @@ with ucc_hetero.Communicator() as comm:
 """
 
 
-def _found(cluster: Cluster, env: dict[str, str]) -> str:
+def _found(cluster, env):
     done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCCH_TIMEOUT": "200", **env}, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith("found"))
 
 
-def test_ranks_use_all_ports_of_a_host(emulate: Callable[..., Cluster]) -> None:
+def test_ranks_use_all_ports_of_a_host(emulate):
     cluster = emulate(hosts=2, slots=2, links=2, rate="1gbit")
     assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
 
@@ -63,9 +59,7 @@ link set inside0 up
     (2, "all", "172.17.0.1", "lo,eth0,eth1"), (2, "all", "192.168.7.1", "eth0,eth1"),
     (1, "eth0,inside0", "172.17.0.1", "eth0"),
 ])  # fmt: skip
-def test_networks_inside_hosts_are_left_out(
-    emulate: Callable[..., Cluster], links: int, named: str, other: str, kept: str
-) -> None:
+def test_networks_inside_hosts_are_left_out(emulate, links, named, other, kept):
     """libucp took one for a network between the hosts, and all calls failed: with one address, and with others."""
     cluster = emulate(hosts=2, slots=1, links=links, rate="none")
     for host, address in zip(cluster.hosts, ("172.17.0.1", other), strict=True):
@@ -73,7 +67,7 @@ def test_networks_inside_hosts_are_left_out(
     assert _found(cluster, {"UCX_NET_DEVICES": named}) == f"found {[(kept, 1)] * 2}"
 
 
-def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate: Callable[..., Cluster]) -> None:
+def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate):
     cluster = emulate(hosts=2, slots=1, rate="none")
     for host in cluster.hosts:
         emulated_host.configure(host.pid, INSIDE, "")
@@ -83,13 +77,12 @@ def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate:
     )
 
 
-def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:
+def test_hosts_inside_vendors(host_crew):
     for env, height in (({"UCCH_FABRIC": "all"}, 2), ({}, 1)):
         done = host_crew(SUMS, (2, 2, 2), UCCH_TIMEOUT="200", UCCH_EMULATE="nvidia:4,amd:2", **env)
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
 
 
-#: Each host has one vendor's devices.
 APART = "nvidia:2,amd:2"
 
 
@@ -97,11 +90,11 @@ APART = "nvidia:2,amd:2"
     (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
     (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
 ], ids=["calls without wires", "calls, one without", "streams"])  # fmt: skip
-def test_devices_of_two_hosts(on_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
+def test_devices_of_two_hosts(on_crew, script, layout, env):
     on_crew(script, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
 
 
-def test_clocks_of_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
+def test_clocks_of_two_hosts(cluster, tmp_path):
     """One file of all ranks shows the phases of calls, and the rank that was late, as one clock has it."""
     path = tmp_path / "new" / "t.json"
     env = test_timeline.FOUR | {"UCCH_TRACE": str(path)}

@@ -1,12 +1,8 @@
 """A sample of the random faults of tests/faults, which has a command of its own for many (docs/faults.md)."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +12,7 @@ from tests.faults.menu import draw
 
 
 @pytest.mark.usefixtures("libraries", "hosts", "ulfm")
-def test_all_who_live_have_an_answer(
-    room: int, pythons: Any, fakegpu: dict[str, Path], request: pytest.FixtureRequest
-) -> None:
+def test_all_who_live_have_an_answer(room, pythons, fakegpu, request):
     """Right or an error in time, in four jobs of other shapes, faults and moments each; others in every run."""
     seed = random.randrange(10**6)  # by TESTS_DRAW, as all that a test draws
     trial = partial(run, fakes=fakegpu, room=room, python=pythons.of(request.path, {}))

@@ -4,15 +4,11 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pages_scripts
 import pytest
 import rma_scripts
-
-from ucc_hetero.launch.emulate import Cluster
 
 from .test_hosts_lost import OUTSIDE
 
@@ -21,7 +17,7 @@ JOB = [sys.executable, str(HERE / "agent_job.py")]
 
 
 @pytest.mark.usefixtures("libraries")
-def test_everybody_reaches_everybody(host_crew: Callable[..., Any]) -> None:
+def test_everybody_reaches_everybody(host_crew):
     host_crew(HERE.parent / "mpi" / "rma_cases.py", (2, 2))
 
 
@@ -34,16 +30,14 @@ def test_everybody_reaches_everybody(host_crew: Callable[..., Any]) -> None:
         pytest.param(rma_scripts.EVERY, "nvidia:1,amd:1", id="pieces"),
     ],
 )
-def test_pages_between_hosts(on_crew: Callable[..., Any], script: str, layout: str) -> None:
+def test_pages_between_hosts(on_crew, script, layout):
     """Pieces, and all layouts, types and heads of tests/native, from one vendor's host to the other's."""
     on_crew(script, layout, 2, 1)
 
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("fault", ["kill", "outside"])
-def test_an_agent_is_lost(
-    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int, fault: str
-) -> None:
+def test_an_agent_is_lost(emulate, launch, appear, tmp_path, room, fault):
     """Transfers with it fail, and no others do. See `test_hosts_lost` for faults from outside."""
     fault = random.choice([*OUTSIDE]) if fault == "outside" else fault
     cluster = emulate(hosts=3, slots=1, rate="none")
@@ -57,9 +51,7 @@ def test_an_agent_is_lost(
 
 
 @pytest.mark.usefixtures("libraries")
-def test_a_host_that_is_gone_does_not_stop_who_connects(
-    emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
-) -> None:
+def test_a_host_that_is_gone_does_not_stop_who_connects(emulate, launch, appear, tmp_path, room):
     """The transfer fails by its own deadline, long before TCP gives up."""
     cluster = emulate(hosts=2, slots=1, rate="none")
     roles = [launch(cluster, host, [*JOB, what, str(tmp_path)]) for host, what in enumerate(("meet", "be"))]
@@ -71,7 +63,7 @@ def test_a_host_that_is_gone_does_not_stop_who_connects(
 
 
 @pytest.mark.usefixtures("libraries")
-def test_agents_of_one_host_are_lost_in_puts(tmp_path: Path, room: int) -> None:
+def test_agents_of_one_host_are_lost_in_puts(tmp_path, room):
     """One that closes its worker just then goes on: what libucp had still to send ended it, in one death of twenty."""
     done = subprocess.run(
         [*JOB, "outlive", str(tmp_path)], capture_output=True, text=True, timeout=100 * room, check=False

@@ -38,16 +38,10 @@ NAMES = "import mpi4py.MPI as m, os; print(m.COMM_WORLD.rank, os.uname().nodenam
 
 
 @pytest.fixture
-def ucch_run(tmp_path: Path) -> Run:
+def ucch_run(tmp_path):
     """Call as ``ucch_run(cluster, document, *words)``: ucch-run with this cluster file, on the cluster's first host."""
 
-    def run(
-        cluster: Cluster,
-        document: dict[str, object],
-        *words: str,
-        timeout: float = 90,
-        env: dict[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(cluster, document, *words, timeout=90, env=None):
         path = tmp_path / "cluster.yaml"
         path.write_text(yaml.safe_dump(document))
         command = [sys.executable, "-m", "ucc_hetero.launch", "-c", str(path), *words]
@@ -57,7 +51,7 @@ def ucch_run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_two_vendors_on_three_hosts(emulate: Emulate, ucch_run: Run) -> None:
+def test_two_vendors_on_three_hosts(emulate, ucch_run):
     cluster = emulate(hosts=3, slots=[2, 1, 1], rate="4gbit")
     document = {
         "hosts": [
@@ -75,7 +69,7 @@ def test_two_vendors_on_three_hosts(emulate: Emulate, ucch_run: Run) -> None:
     assert "nvidia" in done.stdout and "amd" in done.stdout
 
 
-def test_first_failure_over_hosts(cluster: Cluster, ucch_run: Run, flavour: tuple[str, int]) -> None:
+def test_first_failure_over_hosts(cluster, ucch_run, flavour):
     script = "import os, sys, time; r = os.environ['RANK']; time.sleep(60 * (r != '3'))"
     script += "; print('it is me', file=sys.stderr); sys.exit(9)"
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
@@ -108,9 +102,7 @@ time.sleep(200)
 
 
 @pytest.mark.parametrize("by", "03")
-def test_a_launcher_is_killed(
-    cluster: Cluster, ucch_run: Run, flavour: tuple[str, int], tmp_path: Path, by: str
-) -> None:
+def test_a_launcher_is_killed(cluster, ucch_run, flavour, tmp_path, by):
     """No rank stays, on any host."""
     locked, document = tmp_path / "locked", {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
     done = ucch_run(cluster, document, sys.executable, "-c", KILLS, str(locked), by)
@@ -119,7 +111,7 @@ def test_a_launcher_is_killed(
         until(lambda: is_free(lock), "ranks have stayed")
 
 
-def test_real_ssh(ssh_cluster: Cluster, ucch_run: Run) -> None:
+def test_real_ssh(ssh_cluster, ucch_run):
     agent = ssh_cluster.hosts[0].env["PRTE_MCA_plm_ssh_agent"]
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"], "ssh": agent, "env": {"MARK": "a b"}}
     script = NAMES + "; assert os.environ['MARK'] == 'a b'"
@@ -128,7 +120,7 @@ def test_real_ssh(ssh_cluster: Cluster, ucch_run: Run) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 node0 0", "1 node0 1", "2 node1 0", "3 node1 1"]
 
 
-def test_a_wrong_key(ssh_cluster: Cluster, ucch_run: Run, tmp_path: Path) -> None:
+def test_a_wrong_key(ssh_cluster, ucch_run, tmp_path):
     other = tmp_path / "stranger"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
     config = (tmp_path / "keys" / "ssh_config").read_text()
@@ -142,7 +134,7 @@ def test_a_wrong_key(ssh_cluster: Cluster, ucch_run: Run, tmp_path: Path) -> Non
     assert f"try: ssh -F {tmp_path / 'wrong'} node1 hostname; it must work without a password" in last
 
 
-def test_a_host_that_is_down(cluster: Cluster, ucch_run: Run) -> None:
+def test_a_host_that_is_down(cluster, ucch_run):
     cluster.power_off(1)
     document = {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
     done = ucch_run(cluster, document, "--start-timeout", "20", sys.executable, "-c", NAMES)
@@ -151,7 +143,7 @@ def test_a_host_that_is_down(cluster: Cluster, ucch_run: Run) -> None:
     assert "node1" in done.stderr.splitlines()[-1] or "node0" in done.stderr.splitlines()[-1]
 
 
-def test_an_interface_that_does_not_reach(emulate: Emulate, ucch_run: Run) -> None:
+def test_an_interface_that_does_not_reach(emulate, ucch_run):
     cluster = emulate(hosts=2, slots=1, links=2)
     cluster.set_link(1, False, link=1)
     document = {"hosts": ["node[0-1]"], "interfaces": ["eth1"]}
@@ -161,8 +153,7 @@ def test_an_interface_that_does_not_reach(emulate: Emulate, ucch_run: Run) -> No
     assert "interfaces: in the cluster file" in done.stderr.splitlines()[-1]
 
 
-def different_ucx() -> dict[str, object]:
-    """A cluster of two vendors, one of which uses the distribution's UCX, which is not the one of the wheel."""
+def different_ucx():
     found = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "libucp.so.0"
     if not found.exists() or Path(load().ucx_path).parent == found.parent:
         pytest.skip("needs a second UCX: install libucx0")
@@ -175,7 +166,7 @@ def different_ucx() -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_different_ucx_builds_are_refused(emulate: Emulate, ucch_run: Run) -> None:
+def test_different_ucx_builds_are_refused(emulate, ucch_run):
     """The distribution's UCX is too old for the wheel's UCC: every rank learns which rank cannot take part, and why."""
     done = ucch_run(emulate(hosts=2, slots=1), different_ucx(), "--emulate", sys.executable, "-c", ALLREDUCE)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -183,21 +174,14 @@ def test_different_ucx_builds_are_refused(emulate: Emulate, ucch_run: Run) -> No
     assert "rank 1: LibraryNotFound: libucc could not be loaded" in done.stderr
 
 
-def check(
-    cluster: Cluster,
-    ucch_run: Run,
-    document: dict[str, object],
-    *words: str,
-) -> tuple[int, dict[str, dict[str, str]]]:
-    """The doctor's status and findings by code, of all ranks of a cluster."""
+def check(cluster, ucch_run, document, *words):
     done = ucch_run(cluster, document, "--emulate", "--check", "--", "--json", "--seconds", "20", *words)
     assert done.stdout.startswith("{") and done.stdout.endswith("}\n"), done.stdout + done.stderr
     return done.returncode, {each["code"]: each for each in json.loads(done.stdout)["findings"]}
 
 
 @pytest.mark.usefixtures("libraries")
-def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
-    """A job of two vendors is looked at, compared and measured: collectives with known results, and every pair."""
+def test_doctor_finds_a_slow_link(emulate, ucch_run):
     cluster = emulate(hosts=4, slots=1, rate="2gbit,2gbit,2gbit,200mbit")
     hosts = [{"name": "node[0-1]", "vendor": "nvidia"}, {"name": "node[2-3]", "vendor": "amd"}]
     status, found = check(cluster, ucch_run, {"hosts": hosts, "interfaces": ["eth0"]})
@@ -209,7 +193,7 @@ def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_doctor_finds_ranks_that_differ(emulate: Emulate, ucch_run: Run) -> None:
+def test_doctor_finds_ranks_that_differ(emulate, ucch_run):
     """By a setting that steers libucc: with the value of each rank, and the cure."""
     hosts = [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}]
     document = {"hosts": hosts, "interfaces": ["eth0"], "vendors": {"amd": {"env": {"UCC_TLS": "ucp"}}}}
@@ -220,8 +204,7 @@ def test_doctor_finds_ranks_that_differ(emulate: Emulate, ucch_run: Run) -> None
 
 
 @pytest.mark.usefixtures("libraries")
-def test_doctor_finds_different_ucx_builds(emulate: Emulate, ucch_run: Run) -> None:
-    """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
+def test_doctor_finds_different_ucx_builds(emulate, ucch_run):
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())
     assert status == 1
     # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from processes import until
 
 pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
-Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 
 #: Slurm without keys or accounting, for three nodes that are this machine.
 CONFIG = """
@@ -71,11 +69,11 @@ END
 """
 
 
-def script(folder: Path, *words: str) -> str:
+def script(folder, *words):
     return SCRIPT.format(file=folder / "cluster.yaml", python=sys.executable, words=shlex.join(words))
 
 
-def program(name: str) -> str:
+def program(name):
     """A program of Slurm's, under the name that Debian or anybody else gives it."""
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
     found = shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path)
@@ -84,7 +82,7 @@ def program(name: str) -> str:
     return found
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -93,7 +91,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture
-def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
+def sbatch(tmp_path, monkeypatch):
     """Slurm's daemons, running; call as ``sbatch(script, *options)``."""
     if os.geteuid() != 0:
         pytest.skip("slurmd needs root")
@@ -129,7 +127,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
         )
 
 
-def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
+def test_heterogeneous_job(sbatch, tmp_path):
     # Slurm's PMIx plugin need not be there, and this program needs none.
     text = script(tmp_path, "--emulate", "--mpi-args=--mpi=none", sys.executable, "-I", "-S", "-c", SHOW)
     tried = sbatch(text, "--test-only")
@@ -145,7 +143,7 @@ def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_mpi_in_a_heterogeneous_job(sbatch: Sbatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_in_a_heterogeneous_job(sbatch, tmp_path, monkeypatch):
     """``srun --mpi=pmix``: the ranks of both components are one MPI job, and one communicator of two vendors."""
     monkeypatch.setenv("UCCH_TIMEOUT", "300")
     text = script(tmp_path, "--emulate", sys.executable, "-c", ALLREDUCE)

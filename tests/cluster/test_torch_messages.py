@@ -1,10 +1,6 @@
 """Messages of a torch group between devices of two hosts that repeat; their ranks are forked where torch is."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch_scripts
@@ -14,10 +10,10 @@ pytestmark = pytest.mark.usefixtures("with_torch")
 PAIR = "nvidia:1,amd:1", 2, 1
 
 
-def test_they_repeat_and_change(alone: Callable[..., Any]) -> None:
+def test_they_repeat_and_change(alone):
     alone(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES)
 
 
-def test_a_rank_dies(alone: Callable[..., Any], recovery: list[str]) -> None:
+def test_a_rank_dies(alone, recovery):
     done = alone(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
     assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), done.output

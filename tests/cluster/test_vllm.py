@@ -1,7 +1,5 @@
 """The connector for vLLM between two hosts: one of one vendor computes prompts, and one of the other decodes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import random
@@ -9,16 +7,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm_engines import PATIENCE, USUAL, Engine, prompts
 
 from ucc_hetero.launch import emulated_host
-from ucc_hetero.launch.emulate import Cluster
 
 from .test_hosts_lost import hole
 from .test_jobs import INSIDE
@@ -32,14 +27,13 @@ VENDORS = "nvidia", "amd"
 class Pair:
     """Two hosts on which engines are started: ``start(host, role, **what it is told)``; the first has prompts."""
 
-    def __init__(self, cluster: Cluster, folder: Path, environment: Callable[[str], dict[str, str]]) -> None:
+    def __init__(self, cluster, folder, environment):
         self.cluster, self.folder, self._environment = cluster, folder, environment
-        self.engines: list[Engine] = []
+        self.engines = []
         for name in ("secret", "another"):
             (folder / name).write_bytes(os.urandom(32))
 
-    def start(self, host: int, extra: Any = (), env: Any = (), **told: Any) -> Engine:
-        """An engine, which may not be ready yet."""
+    def start(self, host, extra=(), env=(), **told):
         role = ("kv_producer", "kv_consumer")[host]
         own = {"secret_file": str(self.folder / "secret"), "timeout": 600, "lease": 600, **dict(extra)}
         if not host:
@@ -52,12 +46,11 @@ class Pair:
             self.engines.append(Engine({**usual, **told}, popen, self.cluster.python(more)))
         return self.engines[-1]
 
-    def log(self, host: int) -> Path:
-        """Log of the engines of a host."""
+    def log(self, host):
         return self.folder / f"log{host}"
 
 
-def until_received(cluster: Cluster, host: int, least: int) -> None:
+def until_received(cluster, host, least):
     """Wait until so many bytes have come to a host by its first link."""
     until, counts = time.monotonic() + PATIENCE, Path(f"/proc/{cluster.hosts[host].pid}/net/dev")
     while int(re.search(r"eth0: *(\d+)", counts.read_text())[1]) < least:
@@ -66,13 +59,11 @@ def until_received(cluster: Cluster, host: int, least: int) -> None:
 
 
 @pytest.fixture
-def pair(
-    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
-) -> Iterator[Callable[..., Pair]]:
+def pair(emulate, fake_environment, tmp_path):
     """Call with arguments of `Cluster` -> a :class:`Pair`."""
-    made: list[Pair] = []
+    made = []
 
-    def make(**options: Any) -> Pair:
+    def make(**options):
         made.append(Pair(emulate(hosts=2, slots=1, **options), tmp_path, fake_environment))
         return made[-1]
 
@@ -84,14 +75,13 @@ def pair(
             print(each.log(host).read_text() if each.log(host).exists() else "")
 
 
-def computed_by(engine: Engine, asked: dict[str, list[int]], tokens: int) -> dict[str, list[int]]:
-    """The tokens of an engine that does both."""
+def computed_by(engine, asked, tokens):
     for name, prompt in asked.items():
         engine.add(f"alone {name}", prompt, tokens)
     return {name: engine.done(f"alone {name}")["tokens"] for name in asked}
 
 
-def test_tokens_are_those_of_one_engine(pair: Callable[..., Pair]) -> None:
+def test_tokens_are_those_of_one_engine(pair):
     """Several requests at once, in chunks, into a cache that lies otherwise and is too small for all of them; hosts
     with several interfaces, of which the engine that is called names one."""
     # 15 to 18 blocks of the 19 that there are hold them all, and 27 to 36 would with what is generated.
@@ -118,7 +108,7 @@ def test_tokens_are_those_of_one_engine(pair: Callable[..., Pair]) -> None:
         assert engine.process.returncode == 0
 
 
-def test_prefill_that_is_lost_on_the_way_is_computed_again(pair: Callable[..., Pair]) -> None:
+def test_prefill_that_is_lost_on_the_way_is_computed_again(pair):
     """Long before the deadline of loads; and one whose host comes back is asked again. Of one that is killed meanwhile,
     the test of blocks below, and of one that is killed before, tests/native/test_vllm.py.
     """
@@ -151,7 +141,7 @@ def test_prefill_that_is_lost_on_the_way_is_computed_again(pair: Callable[..., P
     assert said["computed"] == 4, "it is not asked again"
 
 
-def test_prefill_that_cannot_be_asked_is_computed(pair: Callable[..., Pair]) -> None:
+def test_prefill_that_cannot_be_asked_is_computed(pair):
     """With another secret, where nobody listens, and where there is no host: each in words, and soon."""
     two, asked = pair(), prompts(40)
     place = f"{two.cluster.hosts[0].address}:{PORT}"
@@ -171,8 +161,7 @@ def test_prefill_that_cannot_be_asked_is_computed(pair: Callable[..., Pair]) -> 
         assert word in log
 
 
-def heal(cluster: Cluster, host: int) -> None:
-    """Undo what ``hole`` has done."""
+def heal(cluster, host):
     link = cluster.layout[host].links[0]
     emulated_host.configure(cluster._switch_pid(), f"link set dev {link.port} master {link.bridge}\n", "")
 
@@ -182,9 +171,8 @@ JOB = [sys.executable, str(Path(__file__).with_name("vllm_job.py"))]
 
 @pytest.mark.parametrize(("fault", "memory"), [("kill", "host"), ("hole", "device")])
 def test_nothing_is_written_to_blocks_that_have_been_given_back(
-    emulate: Callable[..., Cluster], launch: Any, appear: Any, fake_environment: Any, tmp_path: Path, room: int,
-    fault: str, memory: str,
-) -> None:  # fmt: skip
+    emulate, launch, appear, fake_environment, tmp_path, room, fault, memory
+):
     """Nor by data that is still on its way, in a device's queue, the kernel's buffers of both hosts, or the network."""
     cluster = emulate(hosts=2, slots=1, rate="100mbit")
     (tmp_path / "secret").write_bytes(os.urandom(32))

@@ -1,13 +1,8 @@
 """Calls between devices of several hosts, queued in streams whole and carried by network threads; on fake GPUs."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import channel_failure_scripts as failures
 import channel_scripts
@@ -18,49 +13,35 @@ import pytest
 from channel_jobs import JOBS, OF_ITS_OWN, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
 
-from ucc_hetero.launch.emulate import Cluster
-
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
 
 # Rings that hold little, so that streams wait for credits all the time.
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
-CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
-    ("every collective in every form", THREE, {}),
-    ("every collective in every form", MIXED, {}),
-    ("many calls in many streams", MIXED, SMALL),
-    ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
-    ("long calls", THREE, OWN_QUEUES),
-    ("long calls", MIXED, {}),
-    ("several communicators", PAIR, {}),
-    ("calls under way at the end", THREE, {}),
-    ("a rank that never calls", PAIR, {}),
-    ("nobody takes garbage for a result", THREE, {}),
-    ("ranks that call different things", PAIR, {}),
-    ("connections that break", PAIR, {}),
-    ("the driver waits", PAIR, LATE_KERNELS),
-    ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}),
-    ("many groups", PAIR, {}),
+CASES = [
+    ("every collective in every form", THREE, {}), ("every collective in every form", MIXED, {}),
+    ("many calls in many streams", MIXED, SMALL), ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
+    ("long calls", THREE, OWN_QUEUES), ("long calls", MIXED, {}), ("several communicators", PAIR, {}),
+    ("calls under way at the end", THREE, {}), ("a rank that never calls", PAIR, {}),
+    ("nobody takes garbage for a result", THREE, {}), ("ranks that call different things", PAIR, {}),
+    ("connections that break", PAIR, {}), ("the driver waits", PAIR, LATE_KERNELS),
+    ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}), ("many groups", PAIR, {}),
     ("calls in graphs", PAIR, {"LENGTHS": "1000,400000", "UCCH_WIRES": "3", **OWN_QUEUES}),
     ("calls in graphs", MIXED, {"LENGTHS": "3,5000,70000", "UCCH_WIRES": "3", **OWN_QUEUES}),
-    ("several graphs", PAIR, OWN_QUEUES),
-    ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
-    ("a rank that does not replay", PAIR, {}),
-    ("ranks that replay different things", PAIR, {}),
-]
+    ("several graphs", PAIR, OWN_QUEUES), ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
+    ("a rank that does not replay", PAIR, {}), ("ranks that replay different things", PAIR, {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {where[0]}" for name, where, _ in CASES])
-def test_on_several_hosts(
-    request: pytest.FixtureRequest, name: str, where: tuple[str, int, int], env: dict[str, str]
-) -> None:
+def test_on_several_hosts(request, name, where, env):
     run = request.getfixturevalue("alone" if name in OF_ITS_OWN else "on_crew")
     out = run(JOBS[name].script, *where, **{**JOBS[name].env, **env}).stdout
     judge(name, out)
 
 
 @pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
-def test_a_rank_that_dies(alone: Callable[..., Any], recovery: list[str], slot: str) -> None:
+def test_a_rank_that_dies(alone, recovery, slot):
     job, after = JOBS["a rank that dies"], random.choice([0, random.uniform(0, 0.1)])
     env = {**job.env, "UCCH_WIRE_SLOT": slot, "AFTER": str(after)}
     if random.randrange(2):  # the receiver fetches, and what libucp has still to finish is more
@@ -69,12 +50,10 @@ def test_a_rank_that_dies(alone: Callable[..., Any], recovery: list[str], slot: 
 
 
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "cut"])
-def test_a_rank_is_lost_while_graphs_are_replayed(
-    alone: Callable[..., Any], appear: Any, recovery: list[str], tmp_path: Path, way: str
-) -> None:
+def test_a_rank_is_lost_while_graphs_are_replayed(alone, appear, recovery, tmp_path, way):
     """The other one knows, long before its deadline, and its stream goes on."""
 
-    def cut(cluster: Cluster) -> None:
+    def cut(cluster):
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
         cluster.set_link(1, up=False)
         (tmp_path / "cut").touch()
@@ -82,14 +61,14 @@ def test_a_rank_is_lost_while_graphs_are_replayed(
         cluster.set_link(1, up=True)
 
     env = {"UCCH_TIMEOUT": "300", "WAY": way, "FOLDER": str(tmp_path), **OWN_QUEUES}
-    more: dict[str, Any] = {"beside": cut} if way == "cut" else {"options": recovery} if way == "SIGKILL" else {}
+    more = {"beside": cut} if way == "cut" else {"options": recovery} if way == "SIGKILL" else {}
     done = alone(graph_scripts.LOST, *PAIR, check=False, **more, **env)
     if way == "SIGKILL" and not recovery:
         pytest.skip("this launcher ends every rank when one dies")
     assert re.search("next: .*(rank 1 has left|host of rank 1 is gone|rank 1 was stopped)", done.stdout), done.output
 
 
-def test_what_stands_in_the_way_is_said(alone: Callable[..., Any], on_crew: Callable[..., Any]) -> None:
+def test_what_stands_in_the_way_is_said(alone, on_crew):
     """Ranks need not have the same settings: one without wires is enough for all to do without."""
     script = """
 from arrays import Array
@@ -123,22 +102,22 @@ with Communicator() as comm:
 
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, lane_scripts.MISTAKES, lane_scripts.LATE])
-def test_streams_hand_each_other_messages(on_crew: Callable[..., Any], script: str) -> None:
+def test_streams_hand_each_other_messages(on_crew, script):
     on_crew(script, *PAIR, **OWN_QUEUES)
 
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.MATCHING])
-def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: str) -> None:
+def test_messages_of_several_ranks_a_host(on_crew, script):
     by_pinned_memory = {"UCCH_STAGING": "staged", "UCCH_TUNE": ""} if script == message_scripts.MATCHING else {}
     on_crew(script, *MIXED, **OWN_QUEUES, **random.choice([{}, by_pinned_memory]))
 
 
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}], ids=["own queues", "few slots"])
-def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
+def test_messages_by_rules_of_mpi(on_crew, env):
     on_crew(message_scripts.MATCHING, *PAIR, **env)
 
 
-def test_a_part_is_used_again_for_other_hosts(on_crew: Callable[..., Any]) -> None:
+def test_a_part_is_used_again_for_other_hosts(on_crew):
     """Ranks 0 and 1 are on one host, 0 and 2 on two: the ring to rank 1 of a communicator is pinned in another length
     where both see it than where wires carry it."""
     script = (
@@ -158,7 +137,7 @@ with Communicator() as comm:
     on_crew(script, *MIXED, **OWN_QUEUES)
 
 
-def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any], tmp_path: Path) -> None:
+def test_wires_share_the_ports_of_their_hosts(alone, tmp_path):
     """And are rows of the timeline. The next communicator has the rings of the last one."""
     script = """
 from pathlib import Path
@@ -197,7 +176,7 @@ with Communicator() as comm:
 
 
 @pytest.mark.parametrize("env", [{}, {"UCX_RNDV_THRESH": "1K"}], ids=["at once", "by rendezvous"])
-def test_a_slower_link_carries_less(alone: Callable[..., Any], env: dict[str, str]) -> None:
+def test_a_slower_link_carries_less(alone, env):
     """A ninth of what the other does, and as much as is on its way at the end. The next communicator has its rings."""
     script = """
 from pathlib import Path
@@ -226,10 +205,10 @@ assert len(pinned) == 1, pinned
 
 
 @pytest.mark.parametrize("wires", [{"UCCH_WIRES": "2"}, {"UCCH_WIRES": "1", "UCX_NET_DEVICES": "eth1"}], ids=["2", "1"])
-def test_one_of_two_links_is_cut(alone: Callable[..., Any], appear: Any, tmp_path: Path, wires: dict[str, str]) -> None:
+def test_one_of_two_links_is_cut(alone, appear, tmp_path, wires):
     """Not that of the heartbeats. Both ranks name it, long before their deadline, and use it again once it is back."""
 
-    def cut(cluster: Cluster) -> None:
+    def cut(cluster):
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
         cluster.set_link(1, up=False, link=1)
         appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])
@@ -243,7 +222,7 @@ def test_one_of_two_links_is_cut(alone: Callable[..., Any], appear: Any, tmp_pat
     assert done.stdout.count("right") == 2
 
 
-def test_ports_of_different_speed(alone: Callable[..., Any], tmp_path: Path) -> None:
+def test_ports_of_different_speed(alone, tmp_path):
     """Short calls go by the faster one, long ones by both; either way."""
     script = """
 from pathlib import Path
@@ -280,12 +259,12 @@ with Communicator() as comm:
     alone(script, *PAIR, links=2, rate="200mbit+300mbit", UCCH_WIRES="4")
 
 
-def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
+def test_rings_come_with_calls(alone):
     """Those within hosts and those between; of ranks that have pinned nothing yet."""
     out = alone(JOBS["rings come with calls"].script, *MIXED).stdout
     assert out.count("right rings: ") == 4 and "wire" in out and "shared" in out, out
 
 
-def test_random_mistakes(on_crew: Callable[..., Any]) -> None:
+def test_random_mistakes(on_crew):
     """Of one rank: those of other hosts say who has refused what, too."""
     assert "mistakes told" in on_crew(MISTAKES, *MIXED, UCCH_TIMEOUT="300", **OWN_QUEUES).stdout

@@ -16,14 +16,13 @@ from ucc_hetero.vllm.interface import KVConnectorRole
 from ucc_hetero.vllm.messages import Load, Remote, Step
 
 PORT, LAYERS, BLOCKS, DIM = 14579, 8, 64, 512
-#: Of the sender, and of who uses the blocks next.
 SENT, NEXT = 1, 2
 
 
-def worker(role: str, folder: str, address: str) -> tuple[UccHeteroConnector, list[torch.Tensor]]:
+def worker(role, folder, address):
     """(a connector as a worker has it, its cache: on the device, if there is one)."""
     extra = {"secret_file": f"{folder}/secret", "host": address, "timeout": 600, "lease": 600}
-    device, layers = os.environ.get("FAKEGPU_LAYOUT", ""), list[torch.Tensor]()
+    device, layers = os.environ.get("FAKEGPU_LAYOUT", ""), []
     for _ in range(LAYERS):
         memory = Runner.memory(BLOCKS * HEADS * BLOCK * DIM, device)
         layers.append(memory.view(BLOCKS, HEADS, BLOCK, DIM).fill_(SENT if role == "kv_producer" else 0))
@@ -32,7 +31,7 @@ def worker(role: str, folder: str, address: str) -> tuple[UccHeteroConnector, li
     return connector, layers
 
 
-def step(connector: UccHeteroConnector, said: Step) -> tuple[set[str], set[str], set[int]]:
+def step(connector, said):
     """A step of the engine: requests that have been sent, that have come, and blocks that have not."""
     connector.bind_connector_metadata(said)
     connector.start_load_kv(None)
@@ -42,7 +41,7 @@ def step(connector: UccHeteroConnector, said: Step) -> tuple[set[str], set[str],
     return sent or set(), come or set(), failed
 
 
-def send(folder: str, address: str) -> None:
+def send(folder, address):
     """Offer all blocks, for ever."""
     connector, _ = worker("kv_producer", folder, address)
     step(connector, Step(offers={"request": list(range(BLOCKS))}))
@@ -53,13 +52,13 @@ def send(folder: str, address: str) -> None:
         time.sleep(0.001)
 
 
-def load(folder: str, address: str) -> None:
+def load(folder, address):
     """Ask for all blocks; they do not come, and from then on nothing is written to them."""
     connector, layers = worker("kv_consumer", folder, "127.0.0.1")
     remote = Remote("request", "send", address, PORT, 1, BLOCKS * BLOCK)
     blocks = torch.randperm(BLOCKS).tolist()
-    said, failed = Step(loads=[Load("request", remote, blocks, 0)]), set[int]()
-    come = set[str]()
+    said, failed = Step(loads=[Load("request", remote, blocks, 0)]), set()
+    come = set()
     while not come:
         _, come, failed = step(connector, said)
         said = Step()

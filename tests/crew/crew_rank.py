@@ -13,10 +13,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ucc_hetero.bootstrap import process  # before MPI, as users do
 from ucc_hetero.device import bind, place_of
@@ -34,12 +32,12 @@ class Worlds:
     Communicators of a case come to use contexts of cases that had the same ranks and vendors, and no other ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.all, self.here = MPI.COMM_WORLD, ((), "")
-        self.worlds: dict[tuple[int, ...], tuple[MPI.Intracomm, dict[str, int]]] = {}
-        self.jobs: dict[process.Job, tuple[object, bool]] = {}
+        self.worlds = {}
+        self.jobs = {}
 
-    def _world(self, ranks: tuple[int, ...]) -> tuple[MPI.Intracomm, dict[str, int]]:
+    def _world(self, ranks):
         if ranks not in self.worlds:
             all_of_them = ranks == tuple(range(self.all.size))
             world = self.all if all_of_them else self.all.Create_group(self.all.Get_group().Incl(ranks))
@@ -51,8 +49,7 @@ class Worlds:
             self.worlds[ranks] = world, {n: v for kind, v in told.items() for n in LAUNCHERS[kind] if n in os.environ}
         return self.worlds[ranks]
 
-    def enter(self, ranks: tuple[int, ...]) -> None:
-        """Be in the world of these ranks, in the order of their new numbers."""
+    def enter(self, ranks):
         MPI.COMM_WORLD, told = self._world(ranks)
         os.environ.update({name: str(value) for name, value in told.items()})
         there, before = (ranks, os.environ.get("UCCH_EMULATE", "")), self.here
@@ -69,7 +66,7 @@ class Worlds:
 
 
 @contextmanager
-def written_to(out: str) -> Iterator[None]:
+def written_to(out):
     """Whatever this process writes meanwhile, Python or not, is in ``out`` with ``.out`` and ``.err``."""
     kept = []
     for fd, end in ((1, "out"), (2, "err")):
@@ -87,10 +84,10 @@ def written_to(out: str) -> Iterator[None]:
 
 
 @contextmanager
-def environment(env: dict[str, str]) -> Iterator[None]:
+def environment(env):
     """Variables that are set meanwhile; this package's that a case sets end with it, too, and no library's."""
 
-    def of_the_case() -> dict[str, str]:
+    def of_the_case():
         ours = "UCCH_", "FAKEGPU_"
         return {name: value for name, value in os.environ.items() if name in env or name.startswith(ours)}
 
@@ -104,8 +101,7 @@ def environment(env: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def script(path: str, *args: str) -> None:
-    """A case: a program of its own, with arguments. Modules beside it are its own, too: another one gets them anew."""
+def script(path, *args):
     folder, before = str(Path(path).parent), set(sys.modules)
     kept, hook, here = sys.argv[:], sys.excepthook, os.getcwd()
     sys.argv[:] = [path, *args]
@@ -124,7 +120,7 @@ def script(path: str, *args: str) -> None:
                 del sys.modules[name]
 
 
-def leave_torch() -> None:
+def leave_torch():
     """Leave the groups of torch that a case has not left; and no alarm of its own outlives it."""
     faulthandler.cancel_dump_traceback_later()
     distributed = sys.modules.get("torch.distributed")
@@ -132,8 +128,7 @@ def leave_torch() -> None:
         distributed.destroy_process_group()
 
 
-def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any], env: dict[str, str], out: str) -> str:
-    """Run a case; its traceback, or nothing."""
+def run(worlds, world, path, case, args, env, out):
     with written_to(out), environment(env):
         try:
             worlds.enter(tuple(world))
@@ -151,8 +146,7 @@ def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any],
     return ""
 
 
-def main() -> None:
-    """Take cases until there are no more."""
+def main():
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
 

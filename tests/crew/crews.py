@@ -14,19 +14,14 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 RANK = Path(__file__).with_name("crew_rank.py")
 #: Seconds that the others are given to come to their ends, too, once a rank has failed; and to show their stacks.
 MOMENT = 3.0
 
-Kill = Callable[[int], None]
-#: Starts a program with arguments as a process; takes the options of `subprocess.Popen`.
-Start = Callable[..., "subprocess.Popen[Any]"]
 
 #: Variables that are read for every communicator or case, of those that have meant something to a library before: a
 #: crew takes cases with different ones. Others make a crew of their own.
@@ -38,18 +33,17 @@ OF_A_CASE = (
 )
 
 
-def of_case_and_job(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def of_case_and_job(env):
     """Variables that a case may set, and those that its job has to have from the beginning."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
 
 
-def vendors(layout: str) -> list[str]:
-    """The vendor of each rank of a layout such as ``nvidia:2,amd:1``."""
+def vendors(layout):
     return [name for part in layout.split(",") for name, count in [part.split(":")] for _ in range(int(count))]
 
 
-def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
+def chosen(pool, wanted):
     """Places in a pool that have what is wanted, in this order; each is taken once."""
     left = [*pool]
     places = []
@@ -76,25 +70,25 @@ class MPIResult:
     stderr: str
     ranks: int = 0
 
-    def said(self, words: str) -> int:
+    def said(self, words):
         """How many lines of the standard output begin with these words: how many ranks said so, each once."""
         return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
 
     @property
-    def output(self) -> str:
+    def output(self):
         return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 class Rank:
     """A rank of a crew as the tests see it: a line for each case, and one back."""
 
-    def __init__(self, talk: socket.socket) -> None:
+    def __init__(self, talk):
         self.talk, self._said = talk, b""
         self.number = int(self.hear(None)["rank"])
         # As this process sees it: a rank on an emulated host has another number there.
         self.pid, _, _ = struct.unpack("3i", talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
 
-    def hear(self, seconds: float | None) -> dict[str, Any]:
+    def hear(self, seconds):
         """What it says next; ``error`` where it has ended. It must have begun to speak, or ``seconds`` are none."""
         self.talk.settimeout(seconds)
         while b"\n" not in self._said:
@@ -103,18 +97,18 @@ class Rank:
                 return {"error": "this rank has ended"}
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
+        told = json.loads(line)
         return told
 
     @property
-    def memory(self) -> int:
+    def memory(self):
         """Bytes of its own and of segments that it has touched; 0 once it has ended."""
-        lines = list[str]()
+        lines = []
         with suppress(OSError):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
-    def tell(self, **order: Any) -> None:
+    def tell(self, **order):
         self.talk.sendall(json.dumps(order).encode() + b"\n")
 
 
@@ -131,14 +125,11 @@ class Crew:
         after: called when the job has ended.
     """
 
-    def __init__(
-        self, start: Start, command: Sequence[str], ranks: int, env: Mapping[str, str], limit: float, kill: Kill,
-        after: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, start, command, ranks, env, limit, kill, after=lambda: None):
         self._folder = tempfile.TemporaryDirectory(prefix="crew")
         self.folder, self._kill, self._after, self._cases = Path(self._folder.name), kill, after, 0
         self._log = (self.folder / "log").open("wb")
-        self.ranks: list[Rank] = []
+        self.ranks = []
         words = [*command, str(RANK), str(self.folder / "door")]
         options = {"env": {"UCCH_FLIGHT": str(self.folder), **env}, "cwd": self.folder, "start_new_session": True}
         with socket.socket(socket.AF_UNIX) as door:
@@ -152,7 +143,7 @@ class Crew:
                 raise CaseFailed(f"{len(self.ranks)} of {ranks} ranks have started\n{said}")
         self.ranks.sort(key=lambda rank: rank.number)
 
-    def _met(self, door: socket.socket, ranks: int, limit: float) -> bool:
+    def _met(self, door, ranks, limit):
         """Take in the ranks; False where the job has ended before, or it takes too long."""
         until = time.monotonic() + limit
         while len(self.ranks) < ranks:
@@ -163,13 +154,10 @@ class Crew:
                 return False
         return True
 
-    def log(self) -> str:
-        """What mpirun and ranks between their cases have written."""
+    def log(self):
         return (self.folder / "log").read_text(errors="replace")
 
-    def run(
-        self, world: Sequence[int], path: Path, case: str, args: Sequence[Any], env: Mapping[str, str], limit: float
-    ) -> tuple[str, str]:
+    def run(self, world, path, case, args, env, limit):
         """Run a case: (its ranks' standard output, their errors), one rank's after the other's.
 
         Args:
@@ -200,9 +188,9 @@ class Crew:
                 Path(f"{out}.{end}").unlink()
         return "".join(texts[0]), "".join(texts[1])
 
-    def _await(self, ranks: Mapping[int, Rank], limit: float) -> list[str]:
+    def _await(self, ranks, limit):
         """Wait for ranks, by their numbers in a case, to come to its end; what went wrong."""
-        waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, list[str]()
+        waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, []
         until = time.monotonic() + limit
         while waiting:
             ready = select.select([*waiting], [], [], max(0.0, until - time.monotonic()))[0]
@@ -221,18 +209,17 @@ class Crew:
             time.sleep(1.0)
         return wrong
 
-    def kill(self) -> None:
-        """End the job at once."""
+    def kill(self):
         self._kill(self._job.pid)
         self._close()
 
     @property
-    def is_large(self) -> bool:
+    def is_large(self):
         """True if a rank has so much memory that others should begin anew: rings stay pinned for later communicators,
         and what a failed call has left stays, too."""
         return max(rank.memory for rank in self.ranks) > MOST_MEMORY
 
-    def end(self, limit: float) -> None:
+    def end(self, limit):
         """Have the ranks end as those of a program do.
 
         Raises:
@@ -242,7 +229,7 @@ class Crew:
             with suppress(OSError):
                 rank.tell(end=True)
         try:
-            status: object = self._job.wait(limit)
+            status = self._job.wait(limit)
         except subprocess.TimeoutExpired:
             status = f"none within {limit:g} s"
         said = self.log()
@@ -250,7 +237,7 @@ class Crew:
         if status != 0 or "UCX  ERROR" in said or "UCX  WARN" in said:
             raise CaseFailed(f"a crew of {len(self.ranks)} ranks ended with status {status}\n{said}")
 
-    def _close(self) -> None:
+    def _close(self):
         self._job.wait(10)
         for rank in self.ranks:
             rank.talk.close()

@@ -18,7 +18,6 @@ import sys
 import types
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from warm_rank import end_as
 
@@ -31,11 +30,11 @@ SPACES = "user", "mnt", "net", "ipc", "uts", "pid"
 COMMON = sys.path[1 + len([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]) :]
 
 
-def end_with_parent() -> None:
+def end_with_parent():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def enter(pid: int) -> None:
+def enter(pid):
     """Go where a process is, on an emulated host maybe: there a child goes on, as it alone has a number there."""
     spaces = [(f"/proc/self/ns/{kind}", f"/proc/{pid}/ns/{kind}") for kind in SPACES]
     files = [os.open(there, os.O_RDONLY) for here, there in spaces if os.readlink(here) != os.readlink(there)]
@@ -50,11 +49,11 @@ def enter(pid: int) -> None:
 class Nursery:
     """Ranks by the connections that ask for them."""
 
-    def __init__(self, door: socket.socket) -> None:
-        self.door, self.ranks, self.ready = door, dict[socket.socket, tuple[int, int]](), selectors.PollSelector()
+    def __init__(self, door):
+        self.door, self.ranks, self.ready = door, {}, selectors.PollSelector()
         self.ready.register(door, selectors.EVENT_READ)
 
-    def serve(self) -> dict[str, Any]:
+    def serve(self):
         """Fork ranks; returns in each of them, with what it is to be."""
         while True:
             for key, _ in self.ready.select():
@@ -63,13 +62,13 @@ class Nursery:
                 elif rank := self._fork():
                     return rank
 
-    def _fork(self) -> dict[str, Any] | None:
+    def _fork(self):
         """Fork a rank; what it is to be, in the rank. Who asks for it may have been killed meanwhile."""
         talk, _ = self.door.accept()
         try:
             _, streams, _, _ = socket.recv_fds(talk, 1, 3)
             with talk.makefile("rb") as lines:
-                asked: dict[str, Any] = json.loads(lines.readline())
+                asked = json.loads(lines.readline())
         except (OSError, ValueError):
             talk.close()
             return None
@@ -84,7 +83,7 @@ class Nursery:
             self.ready.register(each, selectors.EVENT_READ, talk)
         return None
 
-    def _leave(self, talk: socket.socket, streams: list[int]) -> None:
+    def _leave(self, talk, streams):
         """In a rank: its own streams, and nothing of this process's."""
         end_with_parent()
         os.setpgid(0, 0)
@@ -100,7 +99,7 @@ class Nursery:
         talk.sendall(b"%d\n" % os.getpid())
         talk.close()
 
-    def _ended(self, talk: socket.socket) -> None:
+    def _ended(self, talk):
         """A rank has ended, or whom it works for has: then it is killed."""
         if talk not in self.ranks:
             return
@@ -117,7 +116,7 @@ class Nursery:
         os.close(end)
 
 
-def become(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def become(asked):
     """Make this process one that was started with these words; the code of its program, and where it runs."""
     end_with_parent()
     os.environ.clear()

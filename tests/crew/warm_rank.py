@@ -11,13 +11,11 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from types import FrameType
-from typing import NoReturn
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def end_as(status: int) -> NoReturn:
+def end_as(status):
     """End as another process did: with its status, or by the signal of this number below 0."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -27,7 +25,7 @@ def end_as(status: int) -> NoReturn:
     os._exit(status)
 
 
-def main() -> None:
+def main():
     cores = sorted(os.sched_getaffinity(0))
     asked = {"words": sys.argv[2:], "env": dict(os.environ), "folder": os.getcwd(), "cores": cores}
     with socket.socket(socket.AF_UNIX) as talk:
@@ -37,7 +35,7 @@ def main() -> None:
         with talk.makefile() as lines:
             pid = int(lines.readline())
 
-            def pass_on(number: int, frame: FrameType | None) -> None:
+            def pass_on(number, frame):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 

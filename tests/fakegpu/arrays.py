@@ -5,13 +5,10 @@
 ranks are numpy's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time
 import weakref
-from typing import Any
 
 import numpy as np
 from parts import Gate as Gate
@@ -23,7 +20,7 @@ from ucc_hetero.native.libraries import lib
 from ucc_hetero.planner.topology import emulated_vendors
 
 
-def _choose() -> None:
+def _choose():
     layout = os.environ["FAKEGPU_LAYOUT"]
     ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
@@ -39,17 +36,15 @@ def _choose() -> None:
 _choose()
 
 
-def runtime() -> device.DeviceRuntime:
-    """The one runtime of this rank."""
+def runtime():
     (found,) = device.available()
     return found
 
 
-#: Addresses of arrays that nobody has any more.
-_dropped: list[int] = []
+_dropped = []
 
 
-def begin_case() -> None:
+def begin_case():
     """Have settings of devices read anew, as a case of a crew has other ones; give back what earlier cases had."""
     for each in device.available():
         library = ctypes.CDLL(each.path)
@@ -59,8 +54,7 @@ def begin_case() -> None:
         lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
 
 
-def kernel(name: str, stream: int, memory: int, n: int, value: float) -> None:
-    """Give a stream one of the fake library's own kernels."""
+def kernel(name, stream, memory, n, value):
     args = ctypes.c_void_p(stream), ctypes.c_void_p(memory), ctypes.c_size_t(n), ctypes.c_float(value)
     assert getattr(ctypes.CDLL(runtime().path), f"fakegpu_{name}")(*args) == 0
 
@@ -68,7 +62,7 @@ def kernel(name: str, stream: int, memory: int, n: int, value: float) -> None:
 class Array:
     """``n`` elements on the current device, with the protocol that both vendors' libraries export."""
 
-    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+    def __init__(self, n, dtype=np.float32):
         self.dtype, self.size = np.dtype(dtype), n
         self.runtime = runtime()
         self.block = self.runtime.alloc(max(1, n * self.dtype.itemsize))
@@ -78,25 +72,23 @@ class Array:
         self.peek = np.frombuffer(memory, self.dtype, n)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self):
         data = self.block.handle, False
         return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
 
-    def set(self, values: Any) -> Array:
-        """Contents that are there at once."""
+    def set(self, values):
         self.peek[:] = values
         return self
 
-    def fill(self, stream: device.Stream, value: float) -> None:
+    def fill(self, stream, value):
         """A kernel: slow, and in its stream's order. float32 only."""
         kernel("fill", stream.handle, self.block.handle, self.size, value)
 
-    def scale(self, stream: device.Stream, value: float) -> None:
+    def scale(self, stream, value):
         """Multiply by ``value`` on the stream."""
         kernel("scale", stream.handle, self.block.handle, self.size, value)
 
-    def copied(self, stream: device.Stream) -> np.ndarray[Any, Any]:
-        """The contents as the stream sees them, copied in it and waited for."""
+    def copied(self, stream):
         host = self._landing()
         self.runtime.copy(host.handle, self.block.handle, self.block.nbytes, stream.handle)
         done = self.runtime.event()
@@ -108,7 +100,7 @@ class Array:
         _idle.append(host)
         return found
 
-    def _landing(self) -> device.Block:
+    def _landing(self):
         """Pinned memory, used again: HIP frees none while a stream waits."""
         room = self.block.nbytes
         fit = next((block for block in _idle if block.nbytes >= room), None)
@@ -118,26 +110,26 @@ class Array:
         return fit
 
 
-_idle: list[device.Block] = []
+_idle = []
 
 
 class Graph:
     """Work that a stream is given within ``with Graph(stream) as graph:``, to be replayed."""
 
-    def __init__(self, stream: device.Stream) -> None:
+    def __init__(self, stream):
         self.library, self.stream = ctypes.CDLL(runtime().path), ctypes.c_void_p(stream.handle)
         self.cuda = runtime().vendor == "nvidia"
         self.made, self.exec = ctypes.c_void_p(), ctypes.c_void_p()
 
-    def _call(self, name: str, *args: Any) -> None:
+    def _call(self, name, *args):
         status = getattr(self.library, ("cu" if self.cuda else "hip") + name)(*args)
         assert status == 0, f"{name}: {status}"
 
-    def __enter__(self) -> Graph:
+    def __enter__(self):
         self._call("StreamBeginCapture_v2" if self.cuda else "StreamBeginCapture", self.stream, 0)
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind, *_):
         try:
             self._call("StreamEndCapture", self.stream, ctypes.byref(self.made))
         except AssertionError:
@@ -150,12 +142,10 @@ class Graph:
         else:
             self._call("GraphInstantiate", *where, None, None, ctypes.c_size_t(0))
 
-    def replay(self, stream: device.Stream) -> None:
-        """Give all of it to a stream, once more."""
+    def replay(self, stream):
         self._call("GraphLaunch", self.exec, ctypes.c_void_p(stream.handle))
 
-    def close(self) -> None:
-        """Destroy it."""
+    def close(self):
         self._call("GraphExecDestroy", self.exec)
         self._call("GraphDestroy", self.made)
 
@@ -163,20 +153,18 @@ class Graph:
 class HostArray(np.ndarray):
     """The same of a rank without a device."""
 
-    def __new__(cls, n: int, dtype: Any = np.float32) -> HostArray:
+    def __new__(cls, n, dtype=np.float32):
         """``n`` elements of memory of its own."""
         return np.zeros(n, dtype).view(cls)
 
     @property
-    def peek(self) -> np.ndarray[Any, Any]:
-        """The memory itself."""
+    def peek(self):
         return np.asarray(self)
 
-    def set(self, values: Any) -> HostArray:
-        """Contents that are there at once."""
+    def set(self, values):
         self[:] = values
         return self
 
 
 if not device.available():
-    Array = HostArray  # type: ignore[assignment,misc]
+    Array = HostArray

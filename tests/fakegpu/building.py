@@ -1,13 +1,10 @@
 """The fake libraries, built with the package's own kernels, which are compiled for the host (device.h, blocks.h)."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -24,14 +21,12 @@ class NoCompiler(Exception):
     """There is none for C, or none for C++."""
 
 
-Case = tuple[int, int, int, int]
-
 CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 _SUM = OPS["SUM"].code
 #: Float types between which pages are converted, and elements of pages that are copied as they are.
 FLOATS = [CODES[name] for name in ("float16", "bfloat16", "float32")]
 UNITS = [CODES[f"uint{8 * n}"] for n in (1, 2, 4, 8)]
-PIECES: dict[str, Case] = {
+PIECES = {
     f"pieces_{one}_{other}": (lib.UCCH_PIECES, 0, one, other)
     for one, other in (
         *((unit, unit) for unit in UNITS),
@@ -40,17 +35,16 @@ PIECES: dict[str, Case] = {
     )
 }  # fmt: skip
 #: What the fakes' compilers can compile; all else is too hard for them.
-COMPILED: dict[str, Case] = {
+COMPILED = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
-    **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")},
-    **PIECES,
+    **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")}, **PIECES,
 }  # fmt: skip
 #: How each is built: the branch of its vendor's is what the kernels have.
 VENDORS = {"nvidia": ("-DFAKE_CUDA",), "amd": ("-DFAKE_HIP", "-D__AMDGCN__")}
 
 
-def _entry(name: str, text: str) -> str:
+def _entry(name, text):
     """A kernel in a namespace of its own, as all define the same helpers, and its row of the table."""
     number = count()
     body = (
@@ -70,12 +64,12 @@ static constexpr fakegpu_kernel row = {{"{name}", R"~~({text})~~", run, fakegpu_
 """
 
 
-def build_all() -> dict[str, Path]:
+def build_all():
     """vendor -> its fake library."""
     return {vendor: build(vendor) for vendor in VENDORS}
 
 
-def build(vendor: str, cases: Mapping[str, Case] = COMPILED) -> Path:
+def build(vendor, cases=COMPILED):
     """One vendor's fake library, whose compiler knows these kernels; what has been built before is used again."""
     cc, cxx = (shutil.which(a) or shutil.which(b) for a, b in (("cc", "gcc"), ("c++", "g++")))
     if not cc or not cxx:
@@ -97,7 +91,7 @@ def build(vendor: str, cases: Mapping[str, Case] = COMPILED) -> Path:
     return out
 
 
-def _compile(cc: str, cxx: str, branch: Sequence[str], code: str, out: Path) -> None:
+def _compile(cc, cxx, branch, code, out):
     source, made = out.with_suffix(".cc"), out.with_suffix(".o")
     source.write_text(code)
     # Every access to memory becomes a call of blocks.h: that is what -fsanitize=thread is for here.

@@ -34,8 +34,7 @@ JOBS = {
     # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
     "several communicators": Job(lives.SEVERAL, OWN_QUEUES),
     "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
-    "the driver waits": Job(lives.KEPT, OWN_QUEUES),
-    "no pinned memory is left": Job(lives.PINNED_OUT),
+    "the driver waits": Job(lives.KEPT, OWN_QUEUES), "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
@@ -80,14 +79,12 @@ OF_ITS_OWN = {
 }
 
 
-def judge(name: str, out: str) -> None:
-    """Assert that a job has said what it must."""
+def judge(name, out):
     job = JOBS[name]
     assert {text: len(re.findall(text, out)) for text in job.says} == job.says and job.never not in out, out
 
 
-def judge_death(recovery: list[str], out: str) -> None:
-    """Assert that the job one of whose ranks dies has said what it must."""
+def judge_death(recovery, out):
     if not recovery and "died" not in out:
         pytest.skip("this launcher ends every rank when one dies")
     judge("a rank that dies", out)

@@ -13,7 +13,7 @@ LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 HERE = Path(__file__).parents[1] / "mpi"
 
 
-def program(name: str, *args: str) -> str:
+def program(name, *args):
     """A script that is a program of tests/mpi, whose data is on devices then."""
     return f"""
 import runpy, sys
@@ -24,9 +24,7 @@ runpy.run_path({str(HERE / name)!r}, run_name="__main__")
 """
 
 
-#: Random calls of all collectives, in every form, ranks in different ones.
 COLLECTIVES = program("collective_cases.py")
-#: Random mistakes of one rank, or of all.
 MISTAKES = program("refusal_cases.py", "15")
 
 STREAMS = """

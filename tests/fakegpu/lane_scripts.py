@@ -18,7 +18,6 @@ with Communicator() as comm:
     gpu.use(comm._runner.members.place.device)
 """
 
-#: Random ones.
 RANDOM = program("random_messages.py")
 
 #: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.

@@ -2,7 +2,6 @@
 
 import ctypes
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -12,15 +11,14 @@ from ucc_hetero import device
 class Gate:
     """What holds a stream, from here on, until it is opened."""
 
-    def __init__(self, stream: device.Stream) -> None:
+    def __init__(self, stream):
         (runtime,) = device.available()
         word = runtime.flag()
         self._word = ctypes.c_uint32.from_address(word)
         self._word.value = 0
         runtime.wait_value(stream.handle, word, 1)
 
-    def open(self) -> None:
-        """Let the stream go on."""
+    def open(self):
         self._word.value = 1
 
 
@@ -28,19 +26,18 @@ class ndarray:
     """Elements in the middle of an ``arrays.Array``, as CuPy hands them out: of calls made again it is read in no
     time."""
 
-    def __init__(self, array: Any, first: int, count: int, dtype: Any) -> None:
+    def __init__(self, array, first, count, dtype):
         self.array, self.dtype, self.size, self.first = array, np.dtype(dtype), count, first
         self.flags = SimpleNamespace(c_contiguous=True)
         self.data = SimpleNamespace(ptr=array.block.handle + first, device_id=array.runtime.current())
 
     @property
-    def peek(self) -> Any:
-        """The elements themselves."""
+    def peek(self):
         end = self.first + self.size * self.dtype.itemsize
         return self.array.peek.view(np.uint8)[self.first : end].view(self.dtype)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self):
         place = {"data": (self.data.ptr, False), "typestr": self.dtype.str, "shape": (self.size,)}
         return {**self.array.__cuda_array_interface__, **place}
 

@@ -35,7 +35,6 @@ def held():
 
 
 def reached(stream):
-    """Wait until the stream has done all that it was given; a job that hangs is killed."""
     done = runtime().event()
     done.record(stream.handle)
     while not done.done():
@@ -43,7 +42,6 @@ def reached(stream):
 
 
 def failure(call):
-    """The name of the error that something raises."""
     try:
         call()
     except Exception as error:

@@ -130,7 +130,7 @@ worker.close()
 """
 
 
-def far(script: str) -> str:
+def far(script):
     """A script between processes that take each other for those of another host."""
     return script.replace(
         "worker = rma.Worker()\n",
@@ -417,10 +417,7 @@ worker.close()
 """
 
 #: The same by wires.
-FAR = far(EVERY).replace(
-    """.startswith("direct" if opens else "staged")""",
-    """.endswith("wires")""",
-)
+FAR = far(EVERY).replace(""".startswith("direct" if opens else "staged")""", """.endswith("wires")""")
 
 #: Processes that cannot open each other's slots, which neither has foreseen: an error says so, and others go on.
 APART = COMMON.replace(

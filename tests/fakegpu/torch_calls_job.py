@@ -33,11 +33,11 @@ other = gpu.Stream()
 total, most = N * (N - 1) / 2, N - 1
 
 
-def memory(n: int) -> tuple[gpu.Tensor, gpu.Tensor]:
+def memory(n):
     return gpu.empty(n), gpu.empty(N * n)
 
 
-def calls(n: int, small: gpu.Tensor, large: gpu.Tensor) -> dict[str, tuple]:
+def calls(n, small, large):
     """Name -> (the call, what it reads, what it writes, the numbers that this writes to each rank's part)."""
     return {
         "sum": (lambda **how: dist.all_reduce(small, SUM, **how), small, small, lambda v: [N * v + total]),
@@ -64,13 +64,13 @@ copies = {n: gpu.empty(N * n) for n in sizes}
 known = {n: memory(n) for n in sizes}
 
 
-def check(into: gpu.Tensor, numbers: list[float], what: object) -> None:
+def check(into, numbers, what):
     seen = into.seen()
     for part, number in zip(seen.chunk(max(1, len(numbers))), numbers, strict=False):
         assert torch.allclose(part, torch.tensor(number)), (R, what, part[:3], number)
 
 
-def one(step: int) -> None:
+def one(step):
     """A call, and the kernels before and behind it."""
     n, value, asynchronous = dice.choice(sizes), float(step), dice.random() < 0.6
     stream, waits = (dice.choice((gpu.state.current, other)) for _ in range(2))
@@ -113,7 +113,7 @@ for turn in range(3):
         check(tensor, [N * (k + turn) + total], "coalesced")
 
 
-def captured(stream: gpu.Stream, into: gpu.Tensor) -> None:
+def captured(stream, into):
     """A call in a graph, which is replayed."""
     dist.all_reduce(into)
     stream.synchronize()
@@ -131,7 +131,7 @@ if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
         captured(other, gpu.empty(500))
 
 
-def released(*, together: bool) -> None:
+def released(*, together):
     """Tensors of a call that was waited for are the group's no more, though the call has not ended."""
     word = ctypes.c_uint32.from_address(gpu.RUNTIME.flag())
     word.value = 0

@@ -5,11 +5,8 @@ that lies in the fake device's memory and says that it is on a device. Of its me
 messages and the tests need.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,43 +29,39 @@ for _row in VENDORS.values():
 
 
 class Event:
-    """As ``torch.cuda.Event``."""
-
     _native: NativeEvent | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream=None):
         if self._native is None:
             RUNTIME.use(HERE)  # in whichever thread
             self._native = RUNTIME.event()
         self._native.record((stream or state.current).cuda_stream)
 
-    def query(self) -> bool:
+    def query(self):
         return self._native is None or self._native.done()
 
 
 class Stream:
-    """As ``torch.cuda.Stream``."""
-
     device = DEVICE
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device=None):
         RUNTIME.use(HERE)
         self._native = RUNTIME.stream()
         self.cuda_stream = self._native.handle
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event):
         if event._native is not None:
             RUNTIME.wait_event(self.cuda_stream, event._native)
 
-    def record_event(self) -> Event:
+    def record_event(self):
         event = Event()
         event.record(self)
         return event
 
-    def query(self) -> bool:
+    def query(self):
         return self.record_event().query()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self._native.synchronize()
 
 
@@ -78,19 +71,19 @@ _first = Stream()
 class _State(threading.local):
     """Stream that a thread uses now."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.current = _first
 
 
 state = _State()
 
 
-def _capturing() -> bool:
+def _capturing():
     return bool(lib.ucch_stream_captures(state.current.cuda_stream))
 
 
 @contextmanager
-def _stream(stream: Stream) -> Iterator[None]:
+def _stream(stream):
     before, state.current = state.current, stream
     try:
         yield
@@ -99,7 +92,7 @@ def _stream(stream: Stream) -> Iterator[None]:
 
 
 @contextmanager
-def _device(device: Any) -> Iterator[None]:
+def _device(device):
     yield
 
 
@@ -109,43 +102,42 @@ for _name, _value in {
     "get_device_capability": lambda device=None: (8, 0),
 }.items():  # fmt: skip
     setattr(torch.cuda, _name, _value)
-torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream  # type: ignore[attr-defined]
-torch._C._cuda_isCurrentStreamCapturing = _capturing  # type: ignore[attr-defined]
+torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream
+torch._C._cuda_isCurrentStreamCapturing = _capturing
 
 
 class Tensor(torch.Tensor):
     """A tensor on the fake device."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    is_cpu, is_cuda, device = False, True, DEVICE  # type: ignore[assignment]
+    is_cpu, is_cuda, device = False, True, DEVICE
     block: Any = None
 
-    def get_device(self) -> int:
+    def get_device(self):
         return HERE
 
-    def detach(self) -> Tensor:
+    def detach(self):
         return self
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream):
         """Nothing: memory is freed by tests alone."""
 
-    def copy_(self, other: Any) -> Tensor:
-        """Copy in the current stream."""
+    def copy_(self, other):
         nbytes = self.numel() * self.element_size()
         RUNTIME.copy(self.data_ptr(), other.data_ptr(), nbytes, state.current.cuda_stream)
         return self
 
-    def div_(self, other: float) -> Tensor:
+    def div_(self, other):
         """A kernel in the current stream; float32 only."""
         arrays.kernel("scale", state.current.cuda_stream, self.data_ptr(), self.numel(), 1 / other)
         return self
 
-    def fill(self, value: float) -> Tensor:
+    def fill(self, value):
         """A kernel in the current stream; float32 only."""
         arrays.kernel("fill", state.current.cuda_stream, self.data_ptr(), self.numel(), value)
         return self
 
-    def seen(self) -> torch.Tensor:
+    def seen(self):
         """The contents as the current stream sees them, which the host waits for."""
         state.current.synchronize()
         return self.as_subclass(torch.Tensor).clone()
@@ -154,8 +146,7 @@ class Tensor(torch.Tensor):
 Tensor.__module__ = "torch"  # it is taken for one of torch's own
 
 
-def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor of memory of its own, which ``block.close()`` frees."""
+def empty(*shape, dtype=torch.float32):
     like = torch.empty(shape, dtype=dtype)
     block = RUNTIME.alloc(max(1, like.numel() * like.element_size()))
     memory = (ctypes.c_char * block.nbytes).from_address(block.handle)
@@ -167,7 +158,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 _empty_like = torch.empty_like
 
 
-def _like(tensor: Any, **how: Any) -> Any:
+def _like(tensor, **how):
     if isinstance(tensor, Tensor):
         return empty(*tensor.shape, dtype=tensor.dtype)
     return _empty_like(tensor, **how)

@@ -119,7 +119,6 @@ for step in range(40):
     turn(alike.choice(("one by one", "one way", "batch")), 100 * step)
 """
 
-#: And more than that at a time.
 REPEATED = RANDOM
 REPEATED += """
 late, other = [], streams[1]

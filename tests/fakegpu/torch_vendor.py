@@ -4,15 +4,12 @@ As with NCCL a message starts where the current stream has got to, messages of a
 making one waits for the other rank. Waiting for a message keeps the host. Import this before a group is made.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,46 +22,41 @@ for _name in ("nvidia", "amd"):
     VENDORS[_name] = replace(VENDORS[_name], torch=("cpu", "cuda"), torch_build="", torch_backend="gloo")
 
 #: (sender, receiver, bytes) of messages that went this way, by places in their groups, as this rank has posted them.
-posted: list[tuple[int, int, int]] = []
+posted = []
 #: Makers fail where this is set, and messages cannot be begun where that is.
 broken, refuses = threading.Event(), threading.Event()
-#: Places of the backends that have been ended.
-ended: list[tuple[int, ...]] = []
+ended = []
 
 
 class Moved:
-    """A message that is posted."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.over, self.error = threading.Event(), None
 
-    def wait(self) -> None:
+    def wait(self):
         self.over.wait()
         if self.error is not None:
             raise self.error
 
-    def is_completed(self) -> bool:
+    def is_completed(self):
         return self.over.is_set()
 
-    def exception(self) -> Exception | None:
+    def exception(self):
         return self.error
 
 
 class Backend:
-    """One direction between two ranks."""
-
-    def __init__(self, store: Any, rank: int, places: Sequence[int], seconds: float) -> None:
+    def __init__(self, store, rank, places, seconds):
         if broken.is_set():
             raise RuntimeError("no such backend")
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, len(places), timedelta(seconds=seconds))
+        self._gloo = dist.ProcessGroupGloo(store, rank, len(places), timedelta(seconds=seconds))
         self._places, self._jobs = tuple(places), queue.SimpleQueue[Callable[[], None]]()
         threading.Thread(target=self._loop, daemon=True).start()
 
-    def _loop(self) -> None:
+    def _loop(self):
         while True:
             self._jobs.get()()
 
-    def _post(self, move: Any, tensor: Any, peer: int) -> Moved:
+    def _post(self, move, tensor, peer):
         assert tensor.dtype is not torch.int16, "NCCL has no such type"
         if refuses.is_set():
             raise RuntimeError("cannot be begun")
@@ -72,7 +64,7 @@ class Backend:
         moved, before, memory = Moved(), Event(), tensor.as_subclass(torch.Tensor)
         before.record()
 
-        def job() -> None:
+        def job():
             while not before.query():
                 time.sleep(1e-4)
             try:
@@ -84,16 +76,16 @@ class Backend:
         self._jobs.put(job)
         return moved
 
-    def send(self, tensors: Sequence[Any], to: int, tag: int) -> Moved:
+    def send(self, tensors, to, tag):
         return self._post(self._gloo.send, tensors[0], to)
 
-    def recv(self, tensors: Sequence[Any], origin: int, tag: int) -> Moved:
+    def recv(self, tensors, origin, tag):
         return self._post(self._gloo.recv, tensors[0], origin)
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         raise AssertionError("NCCL waits here for the other rank, which may do so for another backend")
 
-    def abort(self) -> None:
+    def abort(self):
         ended.append(self._places)
 
 

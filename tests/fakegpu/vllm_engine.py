@@ -7,8 +7,6 @@ It is told {"add": id, "prompt": [...], "tokens": n, "params": {...}}, {"abort":
 {"ready": ...}, {"done": id, "tokens": [...], "params": ..., "computed": n}, {"free": blocks}, or {"error": text}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -16,7 +14,6 @@ import sys
 import threading
 from enum import Enum
 from types import SimpleNamespace as Facts
-from typing import Any
 
 import torch
 from vllm_model import Decoder
@@ -41,53 +38,53 @@ class Status(Enum):
 class Request:
     """A request as a connector sees vLLM's."""
 
-    def __init__(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+    def __init__(self, name, prompt, most, params):
         self.request_id, self.all_token_ids, self.num_prompt_tokens = name, list(prompt), len(prompt)
         self.most, self.kv_transfer_params = most, params
-        self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, list[int]()
+        self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, []
 
 
 class Scheduler:
     """Chunked prefill, preemption and loads between steps, with the calls of a connector where vLLM makes them."""
 
-    def __init__(self, connector: Any, blocks: int) -> None:
+    def __init__(self, connector, blocks):
         self.connector, self.free = connector, list(range(1, blocks))
-        self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.loaded: set[str] = set()
-        self.ended: set[str] = set()
+        self.requests = {}
+        self.waiting = []
+        self.running = []
+        self.loaded = set()
+        self.ended = set()
         self.preemptions = 0
 
-    def add(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+    def add(self, name, prompt, most, params):
         self.requests[name] = request = Request(name, prompt, most, params)
         self.waiting.append(request)
 
-    def abort(self, name: str) -> None:
+    def abort(self, name):
         request = self.requests.get(name)
         if request is None or request.status.name.startswith("FINISHED"):
             return
         loading = request.status == Status.WAITING_FOR_REMOTE_KVS and name not in self.loaded
         self._finish(request, Status.FINISHED_ABORTED, loading)
 
-    def busy(self) -> bool:
+    def busy(self):
         return bool(self.requests or self.ended or (self.connector and self.connector.has_pending_push_work()))
 
-    def spare(self) -> int:
+    def spare(self):
         return len(self.free)
 
-    def _room(self, request: Request, tokens: int) -> bool:
+    def _room(self, request, tokens):
         need = -(-tokens // BLOCK) - len(request.blocks)
         if need > len(self.free):
             return False
         request.blocks += [self.free.pop() for _ in range(need)]
         return True
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request):
         self.free += request.blocks
         request.blocks = []
 
-    def schedule(self) -> tuple[dict[str, tuple[Request, int, int]], Any]:
+    def schedule(self):
         plan, budget = {}, BUDGET
         for request in list(self.running):
             count = min(budget, len(request.all_token_ids) - request.num_computed_tokens)
@@ -136,11 +133,11 @@ class Scheduler:
             request.num_computed_tokens = begin + count
         return plan, self.connector.build_connector_meta(plan) if self.connector else None
 
-    def finished_ids(self) -> set[str]:
+    def finished_ids(self):
         ended, self.ended = self.ended, set()
         return ended
 
-    def update(self, plan: Any, sampled: dict[str, int], output: Any) -> list[tuple[str, list[int], bool, Any]]:
+    def update(self, plan, sampled, output):
         for block in output.invalid_block_ids if output else ():
             for request in self.waiting:
                 if request.status == Status.WAITING_FOR_REMOTE_KVS and block in request.blocks:
@@ -166,7 +163,7 @@ class Scheduler:
                 self._release(self.requests.pop(name))
         return out
 
-    def _finish(self, request: Request, status: Status, loading: bool) -> Any:
+    def _finish(self, request, status, loading):
         for each in (self.waiting, self.running):
             if request in each:
                 each.remove(request)
@@ -180,9 +177,7 @@ class Scheduler:
 
 
 class Theirs:
-    """vLLM's own scheduler."""
-
-    def __init__(self, config: Any, cache_config: Any) -> None:
+    def __init__(self, config, cache_config):
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.scheduler import Scheduler as Real
@@ -195,7 +190,7 @@ class Theirs:
         self.hasher = get_request_block_hasher(BLOCK, hashes)
         self.preemptions = 0
 
-    def add(self, name: str, prompt: list[int], most: int, params: Any) -> None:
+    def add(self, name, prompt, most, params):
         from vllm import SamplingParams
         from vllm.v1.request import Request as Real
 
@@ -204,18 +199,18 @@ class Theirs:
         sampling.update_from_generation_config({}, -1)
         self.real.add_request(Real(name, prompt, sampling, None, block_hasher=self.hasher))
 
-    def abort(self, name: str) -> None:
+    def abort(self, name):
         from vllm.v1.request import RequestStatus
 
         self.real.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
-    def busy(self) -> bool:
+    def busy(self):
         return bool(self.real.has_requests())
 
-    def spare(self) -> int:
+    def spare(self):
         return int(self.real.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    def schedule(self) -> tuple[Any, Any]:
+    def schedule(self):
         self.output = self.real.schedule()
         self.preemptions += len(self.output.preempted_req_ids or ())
         plan = {}
@@ -225,10 +220,10 @@ class Theirs:
             plan[name] = request, request.num_computed_tokens - count, count
         return plan, self.output.kv_connector_metadata
 
-    def finished_ids(self) -> set[str]:
+    def finished_ids(self):
         return set(self.output.finished_req_ids)
 
-    def update(self, plan: Any, sampled: dict[str, int], output: Any) -> list[tuple[str, list[int], bool, Any]]:
+    def update(self, plan, sampled, output):
         from vllm.v1.outputs import ModelRunnerOutput
 
         names = list(plan)
@@ -245,23 +240,23 @@ class Theirs:
 class OnDevice:
     """A tensor in the memory of a (fake) device, as a connector sees it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor):
         self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
 
-    def dim(self) -> int:
+    def dim(self):
         return self.tensor.dim()
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return self.tensor.data_ptr()
 
-    def stride(self) -> tuple[int, ...]:
+    def stride(self):
         return self.tensor.stride()
 
-    def permute(self, order: list[int]) -> OnDevice:
+    def permute(self, order):
         return OnDevice(self.tensor.permute(order))
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self):
         kind = {torch.float32: "<f4", torch.float16: "<f2"}[self.dtype]
         assert self.tensor.is_contiguous()
         return {"shape": self.shape, "typestr": kind, "data": (self.data_ptr(), False), "version": 3, "strides": None}
@@ -270,7 +265,7 @@ class OnDevice:
 class Runner:
     """The model, its cache in pages, and a worker's calls of the connector."""
 
-    def __init__(self, connector: Any, blocks: int, layout: str, vendor: str, dim: int) -> None:
+    def __init__(self, connector, blocks, layout, vendor, dim):
         torch.manual_seed(1)
         torch.set_num_threads(1)
         self.model = Decoder(LAYERS, HEADS, dim, VOCABULARY, LONGEST)
@@ -286,8 +281,7 @@ class Runner:
             connector.register_kv_caches({f"layers.{i}.attn": wrap(each) for i, each in enumerate(self.cache)})
 
     @staticmethod
-    def memory(count: int, vendor: str) -> torch.Tensor:
-        """Memory of the device, if there is one."""
+    def memory(count, vendor):
         if not vendor:
             return torch.empty(count)
         from arrays import Array
@@ -297,7 +291,7 @@ class Runner:
         _kept.append(array)
         return tensor
 
-    def forward(self, request: Any, begin: int, count: int) -> int:
+    def forward(self, request, begin, count):
         """The token after the scheduled ones, whose keys and values go into pages; those before come from there."""
         places = torch.arange(begin + count)
         blocks, within = torch.tensor(request.blocks)[places // BLOCK], places % BLOCK
@@ -308,7 +302,7 @@ class Runner:
         assert not logits.isnan().any(), f"{request.request_id} reads what nobody has written"
         return int(logits.argmax())
 
-    def step(self, plan: Any, meta: Any, finished: set[str], made: Any) -> tuple[dict[str, int], Any]:
+    def step(self, plan, meta, finished, made):
         """(tokens, what the connector says), as vLLM's model runner goes about it."""
         if self.connector is not None:
             self.connector.bind_connector_metadata(meta)
@@ -327,11 +321,10 @@ class Runner:
         return sampled, made(finished_sending=sent, finished_recving=come, invalid_block_ids=failed)
 
 
-_kept: list[Any] = []
+_kept = []
 
 
-def facts(told: dict[str, Any]) -> Any:
-    """A configuration as much like vLLM's as the connector looks at."""
+def facts(told):
     transfer = Facts(
         kv_connector_extra_config=told["extra"], is_kv_producer=told["role"] != "kv_consumer",
         is_kv_consumer=told["role"] != "kv_producer", engine_id=f"{told['role']}-{os.getpid()}", kv_port=told["port"],
@@ -346,7 +339,7 @@ def facts(told: dict[str, Any]) -> Any:
     )
 
 
-def real_config(told: dict[str, Any]) -> tuple[Any, Any]:
+def real_config(told):
     """(vLLM's configuration, that of its cache)."""
     from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -374,7 +367,7 @@ def real_config(told: dict[str, Any]) -> tuple[Any, Any]:
     return config, KVCacheConfig(told["blocks"], [], [group])
 
 
-def build(told: dict[str, Any]) -> tuple[Any, Runner, Any]:
+def build(told):
     """(scheduler, worker, class of what the worker says of transfers)."""
     place = told["blocks"], told["layout"], told["vendor"], told.get("dim", DIM)
     if told["scheduler"] == "vllm":
@@ -398,14 +391,13 @@ def build(told: dict[str, Any]) -> tuple[Any, Runner, Any]:
     return Scheduler(next(ours), told["blocks"]), Runner(next(ours), *place), Facts
 
 
-def serve(told: dict[str, Any]) -> None:
-    """Steps, until standard input ends."""
+def serve(told):
     scheduler, runner, made = build(told)
-    lines: queue.Queue[Any] = queue.Queue()
+    lines = queue.Queue()
     threading.Thread(target=read, args=(lines,), daemon=True).start()
     say(ready=os.getpid())
-    tokens: dict[str, list[int]] = {}
-    computed: dict[str, int] = {}
+    tokens = {}
+    computed = {}
     while True:
         try:
             line = lines.get(timeout=None if not scheduler.busy() else 0.001)
@@ -428,15 +420,14 @@ def serve(told: dict[str, Any]) -> None:
         runner.connector.shutdown()
 
 
-def read(lines: Any) -> None:
+def read(lines):
     """Hand over lines as they come, and None at the end."""
     for line in sys.stdin:
         lines.put(line)
     lines.put(None)
 
 
-def obey(order: dict[str, Any], scheduler: Any) -> None:
-    """Do what a line says."""
+def obey(order, scheduler):
     if "add" in order:
         scheduler.add(order["add"], order["prompt"], order["tokens"], order["params"])
     elif "abort" in order:
@@ -445,7 +436,7 @@ def obey(order: dict[str, Any], scheduler: Any) -> None:
         say(free=scheduler.spare(), preemptions=scheduler.preemptions)
 
 
-def say(**words: Any) -> None:
+def say(**words):
     print(json.dumps(words), flush=True)
 
 

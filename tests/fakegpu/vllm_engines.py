@@ -1,7 +1,5 @@
 """Engines of vllm_engine.py as tests talk to them, on this host or another, and prompts for them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue
@@ -11,47 +9,39 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 #: Seconds for what takes one or two.
 PATIENCE = 400
-#: Settings that engines are told, if no others are.
 USUAL = {"vendor": "", "layout": "NHD", "blocks": 64, "scheduler": "own"}
 
 
 class Engine:
     """A process of vllm_engine.py, started by ``popen`` with these words for Python."""
 
-    def __init__(
-        self,
-        told: dict[str, Any],
-        popen: Callable[..., subprocess.Popen[str]],
-        python: Sequence[str] = (sys.executable,),
-    ) -> None:
+    def __init__(self, told, popen, python=(sys.executable,)):
         command = [*python, str(Path(__file__).with_name("vllm_engine.py")), json.dumps(told)]
         self.process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._done: dict[str, Any] = {}
+        self._said = queue.Queue()
+        self._done = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self):
         for line in self.process.stdout:
             if line.startswith("{"):
                 self._said.put(json.loads(line))
             else:
                 print(line, end="")  # as libucp's last words
 
-    def tell(self, **order: Any) -> None:
+    def tell(self, **order):
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
-    def add(self, name: str, prompt: list[int], tokens: int, params: Any = None) -> None:
+    def add(self, name, prompt, tokens, params=None):
         self.tell(add=name, prompt=prompt, tokens=tokens, params=params)
 
-    def hear(self, key: str) -> dict[str, Any]:
+    def hear(self, key):
         """The next thing said with this key; those that are done are kept for :meth:`done`."""
         until = time.monotonic() + PATIENCE
         while True:
@@ -62,14 +52,13 @@ class Engine:
             if "done" in said:
                 self._done[said["done"]] = said
 
-    def done(self, name: str) -> dict[str, Any]:
+    def done(self, name):
         while name not in self._done:
             said = self.hear("done")
             self._done[said["done"]] = said
         return self._done.pop(name)
 
-    def free(self, least: int) -> dict[str, Any]:
-        """Wait until so many blocks are free."""
+    def free(self, least):
         until = time.monotonic() + PATIENCE
         while True:
             self.tell(free=None)
@@ -78,12 +67,12 @@ class Engine:
             assert time.monotonic() < until, f"{found['free']} of {least} blocks have been freed"
             time.sleep(0.05)
 
-    def prefilled(self, name: str, prompt: list[int]) -> Any:
+    def prefilled(self, name, prompt):
         """``kv_transfer_params`` of a prompt that has been computed, as the proxy gets them."""
         self.add(name, prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False})
         return self.done(name)["params"]
 
-    def end(self, how: int | None = None) -> None:
+    def end(self, how=None):
         if how is not None:
             self.process.send_signal(how)
         if self.process.stdin.closed:
@@ -95,20 +84,19 @@ class Engine:
         self.process.stdout.close()
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
-def prompts(longest: int, *most: int) -> dict[str, list[int]]:
+def prompts(longest, *most):
     """Prompts of any length, from one token to several chunks; beside the usual three some of at most so many."""
     lengths = [1, 16, 33, longest, *(random.randint(2, each) for each in most)]
     return {f"r{i}": [random.randrange(256) for _ in range(length)] for i, length in enumerate(lengths)}
 
 
-def one_engine(start: Any, asked: dict[str, list[int]], tokens: int) -> dict[str, list[int]]:
-    """The tokens of one engine alone."""
+def one_engine(start, asked, tokens):
     alone = start("", blocks=200)
     for name, prompt in asked.items():
         alone.add(name, prompt, tokens)

@@ -1,7 +1,5 @@
 """A small decoder whose tokens depend on every key and value before them, for engines with a cache in pages."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 
@@ -9,7 +7,7 @@ from torch.nn import functional
 class Decoder:
     """Layers of causal attention with random weights; ``heads`` of keys and values, twice as many of queries."""
 
-    def __init__(self, layers: int, heads: int, dim: int, vocabulary: int, longest: int, width: int = 64) -> None:
+    def __init__(self, layers, heads, dim, vocabulary, longest, width=64):
         self.heads, self.dim = heads, dim
         self.tokens, self.places = torch.randn(vocabulary, width), torch.randn(longest, width)
         self.layers = [
@@ -22,9 +20,7 @@ class Decoder:
         ]
         self.out = torch.randn(width, vocabulary)
 
-    def __call__(
-        self, tokens: torch.Tensor, begin: int, past: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def __call__(self, tokens, begin, past):
         """Go on behind ``begin`` tokens.
 
         Args:

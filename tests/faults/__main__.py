@@ -4,21 +4,18 @@ The i-th trial is that of the seed S + i, and is run again by ``--trials 1 --see
 hosts that every job runs on.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ucc_hetero.launch.emulate import unavailable
 
-from .judge import Verdict, run
+from .judge import run
 from .menu import FAULTS, MOMENTS, draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakegpu"))
@@ -26,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakegpu"))
 from building import build_all
 
 
-def line(verdict: Verdict) -> str:
-    """A trial in one line."""
+def line(verdict):
     t = verdict.trial
     where = f"{'+'.join(map(str, t.slots))} {t.exchange} {'gpu' if t.gpu else 'host'} {t.vendors}"
     what = f"{t.fault} of {','.join(map(str, t.victims))} in {t.moment}"
@@ -37,8 +33,7 @@ def line(verdict: Verdict) -> str:
     return f"{t.seed} {where}: {what} ({verdict.moment or 'never'}): {went}, {verdict.seconds:.1f} s {bad or 'ok'}"
 
 
-def table(verdicts: Iterable[Verdict]) -> str:
-    """Trials and failures by fault and moment."""
+def table(verdicts):
     counts, bad = Counter(), Counter()
     for each in verdicts:
         key = each.trial.fault, each.trial.moment
@@ -51,7 +46,7 @@ def table(verdicts: Iterable[Verdict]) -> str:
     return "\n".join(rows)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--seed", type=int, default=None, help="of the first trial; random by default")
@@ -70,7 +65,7 @@ def main() -> int:
     print(f"seed {first}", flush=True)
     end, verdicts = time.monotonic() + args.limit, []
 
-    def one(seed: int) -> None:
+    def one(seed):
         if time.monotonic() > end:
             return
         verdict = run(draw(seed, args.hosts), fakes, args.room)

@@ -1,7 +1,5 @@
 """A rank of a trial: ``job.py FOLDER [RANK]``. What it meets goes to a file of its own, which it keeps locked."""
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import fcntl
@@ -12,10 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,13 +34,12 @@ TURN = 40
 class Log:
     """Lines of this rank, each written at once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.file = os.open(FOLDER / f"rank{RANK}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         fcntl.flock(self.file, fcntl.LOCK_EX)
-        #: Moment that this rank is in.
         self.moment = "start"
 
-    def say(self, word: str, text: object = "") -> None:
+    def say(self, word, text=""):
         line = " ".join(f"{time.monotonic():.3f} {word} {self.moment} {text}".split())
         os.write(self.file, line.encode() + b"\n")
 
@@ -61,7 +56,7 @@ class Thrown(Exception):
 class Fault:
     """The trial's fault, on a rank that is a victim."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.limits = {which: resource.getrlimit(which) for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)}
         victims = TRIAL.victims
         opened = TRIAL.moment in ("shrink", "after")
@@ -71,11 +66,11 @@ class Fault:
         self._armed = False
         signal.signal(signal.SIGALRM, self._throw)
 
-    def is_to_come(self) -> bool:
+    def is_to_come(self):
         """True on a victim that others' deaths do not end."""
         return self._mine and not self._armed and TRIAL.moment in ("shrink", "after")
 
-    def reach(self, moment: str, number: int = 0) -> None:
+    def reach(self, moment, number=0):
         """This rank has come to an operation of a moment."""
         if moment != LOG.moment:
             LOG.moment = moment
@@ -95,11 +90,11 @@ class Fault:
         else:
             LOG.say("fault", f"{TRIAL.fault} {os.getpid()}")
 
-    def _throw(self, *_: object) -> None:
+    def _throw(self, *_):
         LOG.say("fault", "throw")
         raise Thrown("of no use any more")
 
-    def _befall(self) -> None:
+    def _befall(self):
         LOG.say("fault", TRIAL.fault)
         rng = random.Random(TRIAL.seed)
         if TRIAL.fault in ("kill", "stop", "segfault"):
@@ -116,16 +111,16 @@ class Fault:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             self._limit(resource.RLIMIT_AS, pages * 4096 + rng.choice([0, 1 << 16, 1 << 20, 1 << 23]))
 
-    def _limit(self, which: int, most: int) -> None:
+    def _limit(self, which, most):
         resource.setrlimit(which, (most, self.limits[which][1]))
 
-    def relent(self) -> None:
+    def relent(self):
         """Give back what was taken."""
         for which, both in self.limits.items():
             resource.setrlimit(which, both)
 
 
-def _at(moment: str) -> int:
+def _at(moment):
     """The number of the operation at which the fault is armed."""
     return TRIAL.at % {"collective": 12, "message": 12, "teams": 3, "free": 3}.get(moment, 1)
 
@@ -133,7 +128,7 @@ def _at(moment: str) -> int:
 FAULT = Fault()
 
 
-def _count(moment: str, few: int, many: int) -> range:
+def _count(moment, few, many):
     opens = moment == "collective" and TRIAL.moment in ("shrink", "after")
     return range(many if moment == TRIAL.moment or opens else few)
 
@@ -144,8 +139,7 @@ IN_VAIN = 3
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
-    """Say how long it took where that was long."""
+def timed(what):
     began = time.monotonic()
     try:
         yield
@@ -157,21 +151,21 @@ def timed(what: str) -> Iterator[None]:
 class Job:
     """Work of a rank: every moment in turn, then it goes on with those that live."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make):
         self._generation = 0
         FAULT.reach("init")
         with timed("init"):
             self.comm = make()
         self.members, self.me = list(range(self.comm.size)), self.comm.rank
 
-    def _one(self, moment: str, number: int, comm: Any = None, members: Any = None) -> None:
+    def _one(self, moment, number, comm=None, members=None):
         from fault_call import one_call
 
         FAULT.reach(moment, number)
         with timed("call"):
             one_call(comm or self.comm, f"{TRIAL.seed} {self._generation} {moment} {number} {members or ''}")
 
-    def _messages(self, number: int) -> None:
+    def _messages(self, number):
         """Messages around a ring, in one of two forms."""
         FAULT.reach("message", number)
         rng, size = random.Random(f"{TRIAL.seed} message {number}"), len(self.members)
@@ -191,7 +185,7 @@ class Job:
         assert np.array_equal(got, data[source]), (number, count, source)
 
     @staticmethod
-    def _memory(values: np.ndarray) -> Any:
+    def _memory(values):
         """These in memory that messages are sent from."""
         if not TRIAL.gpu:
             return values
@@ -199,7 +193,7 @@ class Job:
 
         return Array(values.size, values.dtype).set(values)
 
-    def _teams(self, number: int) -> None:
+    def _teams(self, number):
         FAULT.reach("teams", number)
         rng = random.Random(f"{TRIAL.seed} teams {number}")
         colours = [rng.randrange(2) for _ in self.members]
@@ -212,7 +206,7 @@ class Job:
         with timed("free"):
             part.Free()
 
-    def work(self) -> None:
+    def work(self):
         for number in _count("collective", 3, 40):
             self._one("collective", number)
         for number in _count("message", 2, 30):
@@ -220,7 +214,7 @@ class Job:
         for number in range(4 if TRIAL.moment in ("teams", "free") else 1):
             self._teams(number)
 
-    def _well(self, what: Callable[[], None]) -> bool:
+    def _well(self, what):
         """True if it ended without an error; other ranks hear of one."""
         try:
             what()
@@ -235,7 +229,7 @@ class Job:
             return False
         return True
 
-    def run(self) -> None:
+    def run(self):
         well, vain = self._well(self.work), 0
         while TRIAL.exchange != "mpi" and not self._agreed(well):
             FAULT.reach("shrink")
@@ -250,7 +244,7 @@ class Job:
             well = self._well(self._go_on)
         LOG.say("right", f"{len(self.members)}")
 
-    def _agreed(self, well: bool) -> bool:
+    def _agreed(self, well):
         """True if all ranks are well and alive."""
         LOG.say("agrees", int(well))
         try:
@@ -260,7 +254,7 @@ class Job:
             LOG.say("heard", error)
             return False
 
-    def _go_on(self) -> None:
+    def _go_on(self):
         found = np.empty(self.comm.size, "i8")
         self.comm.Allgather(np.array([self.me]), found)
         self.members = found.tolist()
@@ -268,7 +262,7 @@ class Job:
             self._one("after", TURN * self._generation + number)
 
 
-def by_store() -> Any:
+def by_store():
     """Makes the communicator over a store."""
     from ucc_hetero.bootstrap import exit as at_exit
     from ucc_hetero.bootstrap.storecomm import StoreComm
@@ -281,7 +275,7 @@ def by_store() -> Any:
     return ucc_hetero.Communicator._adopt(first)
 
 
-def main() -> None:
+def main():
     import mpi4py
 
     mpi4py.rc.initialize = TRIAL.exchange != "store"  # as torch's backend has it

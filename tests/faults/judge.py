@@ -1,7 +1,5 @@
 """One trial: its job on emulated hosts, what is done to it from outside, and what is to be said of how it went."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil
@@ -9,10 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
@@ -60,35 +56,31 @@ class Verdict:
     #: The moment in which the fault happened, after it was armed.
     moment: str = ""
     seconds: float = 0.0
-    #: Last words of each rank.
     ends: dict[int, str] = field(default_factory=dict)
-    #: Kind of failure -> what was seen of it.
     failures: dict[str, list[str]] = field(default_factory=dict)
     #: Findings that were shown to be mpirun's doing, and no failures of ours.
     launcher: list[str] = field(default_factory=list)
     #: Ranks that lived and went on to the end, and those that had an answer and went no further.
     right: int = 0
     answered: int = 0
-    #: Everything that was written.
     output: str = ""
 
-    def fail(self, kind: str, text: str) -> None:
+    def fail(self, kind, text):
         self.failures.setdefault(kind, []).append(text)
 
 
 class Ranks:
     """The files that ranks write to, which they keep locked while they live."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder, size):
         self._paths = [folder / f"rank{rank}" for rank in range(size)]
 
-    def lines(self, rank: int) -> list[str]:
+    def lines(self, rank):
         with contextlib.suppress(FileNotFoundError):
             return self._paths[rank].read_text(errors="replace").splitlines()
         return []
 
-    def gone(self, rank: int) -> bool:
-        """True if it has begun and ended."""
+    def gone(self, rank):
         with contextlib.suppress(FileNotFoundError), self._paths[rank].open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,15 +93,15 @@ class Ranks:
 class Outside:
     """Deeds to victims and their hosts once they have come to the moment."""
 
-    def __init__(self, trial: Trial, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, trial, cluster, folder):
         self._trial, self._cluster, self._folder = trial, cluster, folder
-        self._done: set[int] = set()
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._done = set()
+        self._running = []
         self._host = trial.host(trial.victims[-1])
         self._flaps = 0
         self._next = 0.0
 
-    def look(self, ranks: Ranks) -> None:
+    def look(self, ranks):
         """Do what is to be done by now."""
         trial = self._trial
         if self._flaps > 0 and time.monotonic() > self._next:
@@ -122,7 +114,7 @@ class Outside:
                     time.sleep(trial.delay)
                     self._befall(rank, words[-1])
 
-    def _befall(self, rank: int, pid: str) -> None:
+    def _befall(self, rank, pid):
         fault, cluster, host = self._trial.fault, self._cluster, self._host
         if fault == "slow":
             words = ["sh", "-c", SLOW, pid, str(1 + self._trial.seed % 8)]
@@ -143,23 +135,23 @@ class Outside:
         else:
             cluster.set_rate(host, "20mbit")
 
-    def _flap(self) -> None:
+    def _flap(self):
         """Lose all frames for a moment, or lose no more."""
         self._port("nomaster" if self._flaps % 2 == 0 else "master br0")
         self._next = time.monotonic() + (0.05 if self._flaps % 2 == 0 else 0.15)
         self._flaps -= 1
 
-    def _port(self, what: str) -> None:
+    def _port(self, what):
         port = self._cluster.layout[self._host].links[0].port
         emulated_host.configure(self._cluster._switch_pid(), f"link set dev {port} {what}\n", "")
 
-    def end(self) -> None:
+    def end(self):
         for each in self._running:
             each.kill()
             each.wait()
 
 
-def _environment(trial: Trial, fakes: Mapping[str, Path]) -> dict[str, str]:
+def _environment(trial, fakes):
     env = {
         "UCCH_TIMEOUT": str(trial.timeout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1", "OMPI_MCA_btl": "^ofi",
@@ -172,9 +164,7 @@ def _environment(trial: Trial, fakes: Mapping[str, Path]) -> dict[str, str]:
     return env | libraries | more | {"FAKEGPU_LAYOUT": trial.vendors, "HSA_ENABLE_SDMA": "0"}
 
 
-def _start(
-    trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], python: Sequence[str]
-) -> list[subprocess.Popen[bytes]]:
+def _start(trial, cluster, folder, env, python):
     words = [*python, str(JOB), str(folder)]
     with (folder / "output").open("ab") as out:
         pipe = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "env": env}
@@ -186,17 +176,17 @@ def _start(
         return [cluster.hosts[0].popen(["mpirun", "-np", str(trial.size), *exports, *more, *words], **pipe)]
 
 
-def _until(seconds: float, done: object, look: object = bool) -> bool:
+def _until(seconds, done, look=bool):
     end = time.monotonic() + seconds
-    while not done():  # type: ignore[operator]
+    while not done():
         if time.monotonic() > end:
             return False
-        look()  # type: ignore[operator]
+        look()
         time.sleep(0.01)
     return True
 
 
-def run(trial: Trial, fakes: Mapping[str, Path], room: float = 1, python: Sequence[str] = (sys.executable,)) -> Verdict:
+def run(trial, fakes, room=1, python=(sys.executable,)):
     """Run it and judge; what would be late may take ``room`` times longer, as the cores may be busy. ``python``: words
     that start the ranks' program."""
     verdict, began = Verdict(trial), time.monotonic()
@@ -214,19 +204,17 @@ def run(trial: Trial, fakes: Mapping[str, Path], room: float = 1, python: Sequen
     return verdict
 
 
-def _written(folder: Path) -> Iterator[Path]:
+def _written(folder):
     yield from sorted(folder.glob("rank*"))
     yield folder / "output"
 
 
-def _watch(
-    trial: Trial, cluster: Cluster, folder: Path, processes: Sequence[Any], verdict: Verdict, room: float
-) -> None:
+def _watch(trial, cluster, folder, processes, verdict, room):
     whole = WHOLE * (1 if trial.fault == "stop" else room)  # ranks may wait for the one that was stopped all that time
     ranks, outside = Ranks(folder, trial.size), Outside(trial, cluster, folder)
     living = [rank for rank in range(trial.size) if rank not in trial.lost]
 
-    def over() -> bool:
+    def over():
         ended = all(each.poll() is not None for each in processes)  # mpirun may end before ranks that live
         return all(ranks.gone(rank) or (ended and not ranks.lines(rank)) for rank in living)
 
@@ -253,7 +241,7 @@ def _watch(
         _mpirun_ends_ranks(trial, cluster, verdict)
 
 
-def _mpirun_stays(trial: Trial, cluster: Cluster, verdict: Verdict, seconds: float) -> None:
+def _mpirun_stays(trial, cluster, verdict, seconds):
     """mpirun is there when its ranks are not: its own fault if no process of theirs is."""
     hosts = range(len(trial.slots))
     there = [cluster.run(["ps", "axo", "pid,ppid,stat,wchan:20,args"], host=host).stdout for host in hosts]
@@ -265,7 +253,7 @@ def _mpirun_stays(trial: Trial, cluster: Cluster, verdict: Verdict, seconds: flo
         verdict.launcher.append(text)
 
 
-def _mpirun_ends_ranks(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+def _mpirun_ends_ranks(trial, cluster, verdict):
     """Ranks were ended in the middle of their work: if mpirun does so without us, too, that is its own fault.
 
     mpirun of Open MPI 5.0.11 ends two ranks of four, say, once the others have left with a status that is not 0.
@@ -276,13 +264,13 @@ def _mpirun_ends_ranks(trial: Trial, cluster: Cluster, verdict: Verdict) -> None
         verdict.launcher += verdict.failures.pop("silent")
 
 
-def _waits(trial: Trial, ranks: Ranks) -> bool:
+def _waits(trial, ranks):
     """True if living ranks have come to their end and wait there for one that was stopped, as they should."""
     last = [ranks.lines(rank)[-1:] for rank in range(trial.size) if rank not in trial.lost]
     return trial.fault == "stop" and all("finalize" in line for lines in last for line in lines)
 
 
-def _clean(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+def _clean(trial, cluster, verdict):
     """End what is there still, which only those who do not answer may be, and see what is left behind."""
     off = {trial.host(trial.victims[-1])} if trial.fault == "off" else set()
     for host in sorted(set(range(len(trial.slots))) - off):
@@ -299,8 +287,7 @@ def _clean(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
             verdict.fail("left", f"host {host}: /dev/shm has {files}")
 
 
-def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict, room: float) -> None:
-    """Read a rank's lines."""
+def _read(trial, rank, lines, verdict, room):
     words = [line.split() for line in lines if line[:1].isdigit() and len(line.split()) > 2]
     verdict.ends[rank] = " ".join(words[-1][1:3]) if words else "nothing"
     for row in words:
@@ -332,7 +319,7 @@ def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict, room: flo
             verdict.fail("odd", f"rank {rank}: {' '.join(row)}")
 
 
-def _in_a_call_of_mpis(lines: list[str]) -> bool:
+def _in_a_call_of_mpis(lines):
     """True if the thread that crashed makes a call of MPI's that cannot be left, as Split: Open MPI 5.0.11 may crash
     there (CONTRIBUTING.md)."""
     text = "\n".join(lines)
@@ -345,7 +332,7 @@ ANSWERS = (
 )  # fmt: skip
 
 
-def _good(row: list[str], trial: Trial, rank: int) -> bool:
+def _good(row, trial, rank):
     """True if an exception is one that names a rank; victims that lack memory or descriptors have more of them.
 
     A rank with too few descriptors to begin is one mistake on all.

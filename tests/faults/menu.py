@@ -1,7 +1,5 @@
 """Menu of faults, and what a seed chooses from it: who, when, and in which job."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import asdict, dataclass
@@ -28,7 +26,6 @@ class Trial:
     seed: int
     #: How ranks exchange what is no data: MPI with fault tolerance ("ulfm"), MPI as it is ("mpi"), torch's store.
     exchange: str
-    #: Ranks of each host.
     slots: tuple[int, ...]
     #: ``UCCH_EMULATE`` or, with ``gpu``, the layout of fake GPUs.
     vendors: str
@@ -44,44 +41,41 @@ class Trial:
     timeout: float = TIMEOUT
 
     @property
-    def size(self) -> int:
+    def size(self):
         return sum(self.slots)
 
-    def host(self, rank: int) -> int:
-        """The host of a rank."""
+    def host(self, rank):
         return next(h for h in range(len(self.slots)) if rank < sum(self.slots[: h + 1]))
 
     @property
-    def lost(self) -> tuple[int, ...]:
+    def lost(self):
         """Ranks that need not answer: victims of what they do not outlive, or all of a host that is out of reach."""
         opener = self.victims[:1] if self.moment in ("shrink", "after") else ()
         if self.fault in ("cut", "hole", "off"):
             return (*opener, *(r for r in range(self.size) if self.host(r) == self.host(self.victims[-1])))
         return (*opener, *self.victims) if self.fault in (*DEADLY, "stop") else opener
 
-    def text(self) -> str:
-        """For the rank programs."""
+    def text(self):
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Trial:
-        """A trial that `text` wrote."""
+    def read(cls, text):
         fields = json.loads(text)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
-def _vendors(draw: random.Random, size: int) -> str:
+def _vendors(draw, size):
     if draw.random() < 0.25 or size < 2:
         return f"{draw.choice(['nvidia', 'amd'])}:{size}"
     first = draw.randint(1, size - 1)
     return f"nvidia:{first},amd:{size - first}"
 
 
-def draw(seed: int, hosts: int = 0) -> Trial:
+def draw(seed, hosts=0):
     """The trial of a seed; ``hosts``: 1 or 2, where not the seed is to choose."""
     rng = random.Random(seed)
     two = rng.random() < 0.5
-    slots: tuple[int, ...] = (2, 2) if (two if not hosts else hosts == 2) else (rng.randint(2, 6),)
+    slots = (2, 2) if (two if not hosts else hosts == 2) else (rng.randint(2, 6),)
     size = sum(slots)
     fault = rng.choice(FAULTS if len(slots) > 1 else FAULTS[: -len(NETWORK)])
     moments = [moment for moment in MOMENTS if moment != "shrink" or size > 2]

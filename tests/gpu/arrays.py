@@ -4,14 +4,11 @@ A rank takes its device through the HIP runtime ``CASES_HIP`` where ``FAKEGPU_LA
 makes it AMD's (tests/hipcuda). Import this module before a Communicator is made.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -37,29 +34,28 @@ LONGEST = 6_000_007
 
 
 @cache
-def runtime() -> device.DeviceRuntime:
-    """The one runtime of this rank."""
+def runtime():
     (found,) = device.available()
     return found
 
 
 @cache
-def _own() -> device.Stream:
+def _own():
     return runtime().stream()
 
 
 @cache
-def _long() -> tuple[device.Block, device.Block]:
+def _long():
     return runtime().alloc(LONG), runtime().alloc(LONG)
 
 
 #: Memory of arrays that are gone, by its bytes, and what streams had been given by then: it is used again once they
 #: have done that. To free some would wait for all that the device does.
-_idle: dict[int, list[tuple[tuple[device.Block, device.Block], list[device.Event]]]] = {}
-_streams: set[int] = set()
+_idle = {}
+_streams = set()
 
 
-def _take(room: int) -> tuple[device.Block, device.Block]:
+def _take(room):
     """Memory of so many bytes on the device, and as much that is pinned."""
     for index, (pair, marks) in enumerate(_idle.get(room, [])):
         if all(mark.done() for mark in marks):
@@ -70,14 +66,14 @@ def _take(room: int) -> tuple[device.Block, device.Block]:
     return runtime().alloc(room), runtime().alloc(room, pinned=True)
 
 
-def _mark(stream: int) -> device.Event:
+def _mark(stream):
     event = runtime().event()
     event.record(stream)
     return event
 
 
 @cache
-def _constant(value: float) -> Array:
+def _constant(value):
     """The longest vector of a test's, all of one value."""
     return Array(LONGEST).set(value)
 
@@ -87,10 +83,10 @@ class Copy(np.ndarray):
 
     array: Any = None
 
-    def __array_finalize__(self, parent: Any) -> None:
+    def __array_finalize__(self, parent):
         self.array = getattr(parent, "array", None)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key, value):
         super().__setitem__(key, value)
         array = self.array and self.array()
         if array and np.may_share_memory(self, array.copy):
@@ -100,7 +96,7 @@ class Copy(np.ndarray):
 class Array:
     """``n`` elements on the current device, and a copy of them in host memory."""
 
-    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+    def __init__(self, n, dtype=np.float32):
         self.dtype, self.size, self.runtime = np.dtype(dtype), n, runtime()
         room = 1 << max(8, (n * self.dtype.itemsize - 1).bit_length())
         self.nbytes = n * self.dtype.itemsize
@@ -108,54 +104,49 @@ class Array:
         self.copy = np.zeros(n, dtype).view(Copy)
         self.copy.array = weakref.ref(self)
 
-    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+    def __del__(self, ends=sys.is_finalizing):
         if not ends() and hasattr(self, "pair"):
             _idle.setdefault(self.block.nbytes, []).append((self.pair, [_mark(stream) for stream in _streams]))
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self):
         data = self.block.handle, False
         return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
 
     @property
-    def peek(self) -> Copy:
-        """The contents now."""
+    def peek(self):
         self.pull()
         return self.copy
 
-    def _landed(self) -> np.ndarray[Any, Any]:
+    def _landed(self):
         memory = (ctypes.c_char * max(1, self.nbytes)).from_address(self.host.handle)
         return np.frombuffer(memory, self.dtype, self.size)
 
-    def push(self) -> None:
-        """Have the copy's contents on the device."""
+    def push(self):
         self._landed()[:] = self.copy
         self.runtime.copy(self.block.handle, self.host.handle, self.nbytes, _own().handle)
         _own().synchronize()
 
-    def pull(self) -> None:
-        """Have the device's contents in the copy."""
+    def pull(self):
         self.copy.view(np.ndarray)[:] = self.copied(_own())
 
-    def set(self, values: Any) -> Array:
-        """Contents that are there at once."""
+    def set(self, values):
         self.copy[:] = values
         return self
 
-    def fill(self, stream: Any, value: float) -> None:
+    def fill(self, stream, value):
         """Have all elements be one value when the stream gets there. float32 only."""
         _streams.add(stream.handle)
         self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 
-    def delay(self, stream: Any) -> None:
+    def delay(self, stream):
         """Keep a stream busy for a while."""
         _streams.add(stream.handle)
         one, other = _long()
         for _ in range(TIMES):
             self.runtime.copy(one.handle, other.handle, LONG, stream.handle)
 
-    def copied(self, stream: Any) -> np.ndarray[Any, Any]:
-        """The contents as the stream sees them, copied in it and waited for."""
+    def copied(self, stream):
         self.runtime.copy(self.host.handle, self.block.handle, self.nbytes, stream.handle)
         with self.runtime.event() as done:
             done.record(stream.handle)

@@ -1,7 +1,6 @@
 """The HIP runtime over CUDA, for ranks that are to be of another vendor; lets tests import what lies beside them."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def hip_over_cuda(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> Path:
+def hip_over_cuda(tmp_path_factory, compiled):
     source = ROOT / "tests" / "hipcuda" / "hipcuda.c"
     return compiled(tmp_path_factory.mktemp("hipcuda") / "libamdhip64-over-cuda.so", "-shared", "-fPIC", source, "-ldl")

@@ -2,9 +2,7 @@
 
 import importlib.util
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from array_kinds import gpus
@@ -21,10 +19,8 @@ pytestmark = [
 ]
 TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants one for each rank")
 
-Run = Callable[..., Any]
 
-
-def run(mpirun: Run, kind: str, cases: list[str], **env: str) -> Any:
+def run(mpirun, kind, cases, **env):
     if kind != "raw" and importlib.util.find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed")
     more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER"}
@@ -35,17 +31,17 @@ def run(mpirun: Run, kind: str, cases: list[str], **env: str) -> Any:
 
 @TWO
 @pytest.mark.parametrize("kind", ["raw", "cupy", "numba", "jax", "torch"])
-def test_one_vendor(mpirun: Run, kind: str) -> None:
+def test_one_vendor(mpirun, kind):
     run(mpirun, kind, CASES)
 
 
 @pytest.mark.parametrize("kind, channels", [("raw", "y"), ("cupy", "n"), ("torch", "y")])
-def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, channels: str) -> None:
+def test_two_vendors(mpirun, hip_over_cuda, kind, channels):
     run(mpirun, kind, CASES, CASES_ODD_HIP=str(hip_over_cuda), UCCH_CHANNELS=channels)
 
 
 @TWO
-def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:
+def test_devices_that_do_not_reach_each_other(mpirun, hip_over_cuda):
     """No way between them but through the host: slower, and right."""
     env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
     cases = ["calls", "messages", "streams", "messages_in_streams"]
@@ -54,19 +50,19 @@ def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) 
 
 
 @TWO
-def test_a_rank_without_a_device(mpirun: Run) -> None:
+def test_a_rank_without_a_device(mpirun):
     """Its libucp does not know the memory of the other's device, from where it could not receive (docs/bridge.md)."""
     run(mpirun, "raw", ["calls", "messages"], CASES_ODD_BLIND="1")
 
 
 @TWO
-def test_no_runtime(mpirun: Run) -> None:
+def test_no_runtime(mpirun):
     run(mpirun, "cupy", ["no_runtime"], UCCH_CUDA_LIB="none", UCCH_HIP_LIB="none")
 
 
 @TWO
 @pytest.mark.parametrize("vendors", ["one vendor", "two vendors"])
-def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None:
+def test_memory_runs_out(mpirun, hip_over_cuda, vendors):
     """Nobody hangs, and nobody takes a wrong result for a right one."""
     env = {"UCCH_TIMEOUT": "15"} | ({"CASES_ODD_HIP": str(hip_over_cuda)} if vendors == "two vendors" else {})
     # A rank that is left alone while NCCL begins tries for a minute to reach a peer that has ended, and waits without
@@ -106,7 +102,7 @@ with Communicator() as comm:
 
 
 @TWO
-def test_calls_that_are_not_waited_for_are_collected(mpirun: Run) -> None:
+def test_calls_that_are_not_waited_for_are_collected(mpirun):
     """Libucc looks at one request in a round of progress: one round a millisecond kept thousands for seconds."""
     assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
 
@@ -125,7 +121,7 @@ print("right", flush=True)
     {"CUDA_VISIBLE_DEVICES": "0"},
     pytest.param({"UCC_TLS": "^mlx5,sharp,cuda,shm,nccl"}, marks=TWO),
 ], ids=["one device", "shut out"])  # fmt: skip
-def test_without_the_vendors_library(mpirun: Run, env: dict[str, str]) -> None:
+def test_without_the_vendors_library(mpirun, env):
     """NCCL refuses two ranks on a device, and users may do without it."""
     more = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
     assert mpirun(DEFAULT_STREAM, 2, env=more | env, timeout=60).said("right") == 2
@@ -143,7 +139,7 @@ for _ in""",
 
 
 @TWO
-def test_a_persistent_call_that_is_never_started(mpirun: Run) -> None:
+def test_a_persistent_call_that_is_never_started(mpirun):
     env = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
     assert mpirun(NEVER_STARTED, 2, env=env, timeout=60).said("right") == 2
 
@@ -161,6 +157,6 @@ for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
 
 
 @TWO
-def test_a_vendors_library_that_cannot_begin(mpirun: Run) -> None:
+def test_a_vendors_library_that_cannot_begin(mpirun):
     env = {"PYTHONPATH": str(ROOT), "NCCL_SOCKET_IFNAME": "none0", "UCCH_TIMEOUT": "20"}
     assert mpirun(CANNOT_BEGIN, 2, env=env, timeout=60).said("refused") == 4

@@ -1,9 +1,7 @@
 """The random calls and messages of tests/mpi on real GPUs: of one vendor, two, and two ranks on one."""
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from array_kinds import gpus
@@ -30,9 +28,7 @@ print("right", flush=True) if "amd" not in os.environ["FAKEGPU_LAYOUT"] else mai
     ("nvidia:2", 2), ("nvidia:2", 1), ("nvidia:1,amd:1", 1), ("nvidia:1,amd:2", 1),
     ("nvidia:4", 4), ("nvidia:2,amd:2", 4), ("amd:1,nvidia:2,amd:1", 4),
 ])  # fmt: skip
-def test_random(
-    mpirun: Callable[..., Any], hip_over_cuda: Path, layout: str, devices: int, program: Path | str
-) -> None:
+def test_random(mpirun, hip_over_cuda, layout, devices, program):
     if gpus() < devices:
         pytest.skip(f"needs {devices} NVIDIA GPUs and torch")
     ranks = sum(int(part[-1]) for part in layout.split(","))

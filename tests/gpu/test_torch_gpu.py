@@ -8,9 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from array_kinds import gpus
@@ -35,8 +33,7 @@ pytestmark = [
 TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants one for each rank")
 
 
-def cases(script: Path) -> list[str]:
-    """Names of a job's cases, in order."""
+def cases(script):
     modules = (
         [MPI / f"torch_{each}.py" for each in ("calls", "collectives", "profile", "short")]
         if script is API
@@ -46,7 +43,7 @@ def cases(script: Path) -> list[str]:
 
 
 @pytest.fixture(params=[pytest.param("one vendor", marks=TWO), "two vendors"])
-def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]:
+def sides(request, hip_over_cuda):
     """The environment of a job's ranks; in the second one the last half takes its GPUs through the HIP runtime."""
     env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
     env["UCCH_TORCH_VENDOR"] = "n"  # it is our groups that are tested
@@ -56,8 +53,7 @@ def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]
 
 
 @pytest.mark.parametrize("script", [API, STRATEGIES, EXPERTS, STREAMS], ids=lambda path: path.stem)
-def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) -> None:
-    """Every method, every strategy, streams and memory: on two ranks, or the four that strategies want."""
+def test_cases(mpirun, sides, script):
     room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL wants a GPU for each rank of a vendor
     ranks = 4 if script is STRATEGIES and room >= 4 else 2
     wanted = [name for name in cases(script) if name not in _UNSUITED]
@@ -77,9 +73,7 @@ GROUPS = {
 
 @TWO
 @pytest.mark.parametrize(("words", "env", "backend"), GROUPS.values(), ids=GROUPS)
-def test_groups_of_one_vendor_are_nccls(
-    mpirun: Callable[..., Any], words: list[str], env: dict[str, str], backend: str
-) -> None:
+def test_groups_of_one_vendor_are_nccls(mpirun, words, env, backend):
     """With what scripts ask of NCCL: a bound device, its name, torch's own checks, streams of high priority, graphs."""
     script = ROOT / "tests" / "gpu" / "torch_nccl.py"
     # torch reads some of the environment when it is imported, so none is forked.
@@ -89,7 +83,7 @@ def test_groups_of_one_vendor_are_nccls(
 
 @TWO
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])
-def test_language_model(mpirun: Callable[..., Any], tmp_path: Path, way: str) -> None:
+def test_language_model(mpirun, tmp_path, way):
     """examples/train_llm.py comes to the losses of NCCL."""
     losses = {}
     for backend in ("ucch", "nccl"):
@@ -123,9 +117,7 @@ dist.destroy_process_group()
 @TWO
 @pytest.mark.parametrize("choose", ["torch.cuda.set_device(local)", ""], ids=["chosen", "default"])
 @pytest.mark.parametrize("launcher", ["ucch-run", "mpirun", "torchrun"])
-def test_a_script_for_nccl_stays_as_it_is(
-    mpirun: Callable[..., Any], tmp_path: Path, launcher: str, choose: str
-) -> None:
+def test_a_script_for_nccl_stays_as_it_is(mpirun, tmp_path, launcher, choose):
     """Each rank works on the GPU of its LOCAL_RANK, whether the script chooses it or leaves it to torch."""
     path = tmp_path / "plain.py"
     path.write_text(PLAIN.format(choose=choose))

@@ -5,7 +5,6 @@ The argument ``bound`` gives the default group a device, ``nccl`` asks for it by
 
 import os
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +14,11 @@ import ucc_hetero.torch  # noqa: F401
 REPLAYS = 100
 
 
-def expect(what: str, found: torch.Tensor, want: list[float]) -> None:
+def expect(what, found, want):
     assert found.tolist() == want, (what, dist.get_rank(), found.tolist(), want)
 
 
-def calls(group: Any) -> None:
-    """What calls on 8 bytes of device memory give."""
+def calls(group):
     rank, size = dist.get_rank(), dist.get_world_size()
     total, spread = size * (size + 1) / 2, [1.0 + r for r in range(size) for _ in range(2)]
     whole, x, other = (torch.full((n,), -1.0, device="cuda") for n in (2 * size, 2, 2))
@@ -39,8 +37,7 @@ def calls(group: Any) -> None:
     expect("isend and irecv", other, [(rank - 1) % size + 1.0] * 2)
 
 
-def features() -> None:
-    """What only torch's own groups have."""
+def features():
     world, size = dist.group.WORLD, dist.get_world_size()
     print("group", type(world._get_backend(torch.device("cuda"))).__name__, flush=True)
     fast = dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
@@ -48,14 +45,14 @@ def features() -> None:
     made = getattr(fast._get_backend(torch.device("cuda")), "options", None)  # ours and wrapped ones: none
     assert getattr(made, "is_high_priority_stream", True)
     calls(dist.init_device_mesh("cuda", (size,)).get_group())
-    found: list[Any] = [None] * size
+    found = [None] * size
     dist.all_gather_object(found, dist.get_rank())
     assert found == list(range(size))
     if world.bound_device_id is not None:
         calls(dist.split_group(split_ranks=[list(range(size))]))
 
 
-def capture() -> None:
+def capture():
     """A captured all_reduce, replayed on new data each time, with a call outside of the graph between."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")

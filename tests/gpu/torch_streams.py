@@ -18,18 +18,18 @@ ALONE = os.environ.get("CASES_ALONE") == "1"
 LONG = 1 << 22
 
 
-def later() -> None:
+def later():
     """Keep the current stream busy for a good while: whoever does not wait for it reads too early."""
     torch.cuda._sleep(200_000_000)
 
 
-def contexts() -> list[int]:
+def contexts():
     """The devices on which this process has a context."""
     return [device for device in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(device)]
 
 
 @case
-def threads_stay_on_their_device() -> None:
+def threads_stay_on_their_device():
     """Each context takes half a gigabyte of its device, and all ranks' threads begin at the first one."""
     before = contexts()
     future = dist.all_reduce(torch.full((LONG,), float(R)), async_op=True).get_future()
@@ -42,7 +42,7 @@ def threads_stay_on_their_device() -> None:
 
 
 @case
-def asynchronous_calls_follow_the_stream() -> None:
+def asynchronous_calls_follow_the_stream():
     side = torch.cuda.Stream()
     for where in (torch.cuda.current_stream(), side):
         with torch.cuda.stream(where):
@@ -60,7 +60,7 @@ def asynchronous_calls_follow_the_stream() -> None:
 
 
 @case
-def waited_for_in_another_stream() -> None:
+def waited_for_in_another_stream():
     later()
     x = torch.full((LONG,), float(R))
     work = dist.all_reduce(x, async_op=True)
@@ -75,7 +75,7 @@ def waited_for_in_another_stream() -> None:
 
 
 @case
-def averages_and_gaps_in_memory() -> None:
+def averages_and_gaps_in_memory():
     for _ in range(5):
         later()
         whole = torch.full((1000, 64), -1.0)
@@ -89,7 +89,7 @@ def averages_and_gaps_in_memory() -> None:
 
 
 @case
-def memory_may_be_dropped() -> None:
+def memory_may_be_dropped():
     """Nobody keeps the tensors of calls that nobody waits for; what gets their memory next is not written to."""
     for _ in range(20):
         later()
@@ -103,7 +103,7 @@ def memory_may_be_dropped() -> None:
 
 
 @case
-def messages_follow_the_stream() -> None:
+def messages_follow_the_stream():
     right, left = (R + 1) % N, (R - 1) % N
     for size in (3, LONG):
         later()
@@ -117,7 +117,7 @@ def messages_follow_the_stream() -> None:
 
 
 @case
-def the_host_goes_on() -> None:
+def the_host_goes_on():
     if not ALONE:
         return
     x = torch.full((LONG,), float(R))
@@ -133,14 +133,14 @@ def the_host_goes_on() -> None:
 
 
 @case
-def mistakes() -> None:
+def mistakes():
     if torch.cuda.device_count() > N:
         with pytest.raises(dist.DistBackendError, match="device"):
             dist.all_reduce(torch.ones(3, device=f"cuda:{N}"))
 
 
 @case
-def a_graph_replays_a_call() -> None:
+def a_graph_replays_a_call():
     x = torch.full((1000,), float(R))
     dist.all_reduce(x)
     torch.cuda.synchronize()
@@ -157,12 +157,12 @@ def a_graph_replays_a_call() -> None:
 
 
 @case
-def a_compiled_step_is_replayed() -> None:
+def a_compiled_step_is_replayed():
     """torch.compile makes a graph of it, calls included."""
     import torch.distributed._functional_collectives as fc
     from torch._dynamo.utils import counters
 
-    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def step(x, w):
         y = fc.all_reduce(x @ w, "sum", dist.group.WORLD)
         return torch.relu(fc.all_gather_tensor(y - R, 0, dist.group.WORLD)) + 1
 
@@ -180,11 +180,11 @@ def a_compiled_step_is_replayed() -> None:
 
 
 @case
-def a_graph_replays_messages() -> None:
+def a_graph_replays_messages():
     right, left = (R + 1) % N, (R - 1) % N
     pairs = [(torch.full((n,), float(R)), torch.zeros(n)) for n in (1, 5000, 400_000, 3_000_000)]
 
-    def exchange() -> None:
+    def exchange():
         ops = [dist.P2POp(dist.irecv, got, left) for _, got in pairs]
         ops += [dist.P2POp(dist.isend, sent, right) for sent, _ in pairs]
         for work in dist.batch_isend_irecv(ops):

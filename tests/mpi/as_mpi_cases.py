@@ -11,23 +11,20 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator
 
-Array = np.ndarray[Any, Any]
 PAIR = np.dtype([("value", "f8"), ("index", "i4")], align=True)
 FORMS = ("{}", "I{}", "{}_init")
-#: A case: makes calls on a communicator, MPI's or this package's, and returns what must be the same.
 Calls = Callable[[Any], list[Any]]
 
 
-def data(comm: Any, n: int, dtype: str = "d") -> Array:
-    """Numbers that tell ranks and places apart, and whose sums are exact."""
+def data(comm, n, dtype="d"):
     return (np.arange(n) + 100 * (comm.Get_rank() + 1)).astype(dtype)
 
 
-def blank(n: int, dtype: str = "d") -> Array:
+def blank(n, dtype="d"):
     return np.full(n, -1, dtype)
 
 
-def run(comm: Any, form: str, name: str, *args: Any, fill: Callable[[], None] = lambda: None) -> None:
+def run(comm, form, name, *args, fill=lambda: None):
     """Make a call with what ``fill`` brings. Of MPI's the blocking form; a persistent one of this package's for the
     second time, with something else before.
     """
@@ -45,7 +42,7 @@ def run(comm: Any, form: str, name: str, *args: Any, fill: Callable[[], None] = 
         request.Wait()
 
 
-def empty(comm: Any) -> list[Any]:
+def empty(comm):
     """Empty bytearrays, array.arrays and memoryviews, which share an address, in all calls."""
     zeros = [0] * comm.Get_size()
     for make in (bytearray, lambda: array.array("d"), lambda: memoryview(bytearray()), lambda: np.empty(0)):
@@ -67,7 +64,7 @@ def empty(comm: Any) -> list[Any]:
     return []
 
 
-def nothing_from_some(comm: Any) -> list[Any]:
+def nothing_from_some(comm):
     """Ranks with an empty bytearray among others."""
     rank, size = comm.Get_rank(), comm.Get_size()
     counts = [2 * (r % 2) for r in range(size)]
@@ -78,14 +75,14 @@ def nothing_from_some(comm: Any) -> list[Any]:
     return [out, back]
 
 
-def known_and_unknown_counts(comm: Any) -> list[Any]:
+def known_and_unknown_counts(comm):
     """A blocking call whose counts are what rank 0 knew of those of a non-blocking one before."""
     rank, size = comm.Get_rank(), comm.Get_size()
     matrices = (
         [[2 + abs(r - s) for s in range(size)] for r in range(size)],
         [[(2 + abs(r - s)) * (not r * s) for s in range(size)] for r in range(size)],
     )
-    results: list[Any] = []
+    results = []
     for counts, form in zip(matrices, ("Ialltoallv", "Alltoallv"), strict=True):
         place, out = data(comm, sum(counts[rank])), blank(sum(counts[rank]))
         for send, recv in ((MPI.IN_PLACE, place), (data(comm, len(out)), out)):
@@ -96,14 +93,14 @@ def known_and_unknown_counts(comm: Any) -> list[Any]:
     return results
 
 
-def pairs(comm: Any) -> list[Any]:
+def pairs(comm):
     """MINLOC and MAXLOC on MPI's pair types."""
-    results: list[Any] = []
+    results = []
     for (op, name), form in product(((MPI.MAXLOC, "maxloc"), (MPI.MINLOC, "MinLoc")), FORMS):
         said = name if isinstance(comm, Communicator) and form == "{}" else op
         mine, out = np.zeros(100, PAIR), np.zeros(100, PAIR)
 
-        def fill(mine: Array = mine) -> None:
+        def fill(mine=mine):
             rank = comm.Get_rank()
             mine["value"], mine["index"] = np.random.default_rng([3, rank]).integers(0, 9, 100), rank
 
@@ -112,15 +109,15 @@ def pairs(comm: Any) -> list[Any]:
     return results
 
 
-def compose(a: Any, b: Any, _: MPI.Datatype) -> None:
+def compose(a, b, _):
     """Affine maps x -> m x + c: b after a."""
     left, right = np.frombuffer(a, "f8").reshape(-1, 2), np.frombuffer(b, "f8").reshape(-1, 2)
     right[:] = np.stack([left[:, 0] * right[:, 0], left[:, 1] * right[:, 0] + right[:, 1]], axis=1)
 
 
-def own_operation(comm: Any) -> list[Any]:
+def own_operation(comm):
     """One of the user's that does not commute."""
-    op, results = MPI.Op.Create(compose, commute=False), list[Any]()
+    op, results = MPI.Op.Create(compose, commute=False), []
     rank, mine = comm.Get_rank(), np.arange(1.0, 21.0) + comm.Get_rank()
     for form in FORMS:
         for name in ("Allreduce", "Scan"):
@@ -135,14 +132,13 @@ def own_operation(comm: Any) -> list[Any]:
     return results
 
 
-def add(a: Any, b: Any, _: MPI.Datatype) -> None:
-    """Of integers."""
+def add(a, b, _):
     np.frombuffer(b, "i8")[:] += np.frombuffer(a, "i8")
 
 
-def own_operation_on_long_vectors(comm: Any) -> list[Any]:
+def own_operation_on_long_vectors(comm):
     """One that commutes: a blocking call has each rank reduce a block; datatypes that go before the call has ended."""
-    op, results, size = MPI.Op.Create(add, commute=True), list[Any](), comm.Get_size()
+    op, results, size = MPI.Op.Create(add, commute=True), [], comm.Get_size()
     counts = [1 + (r * 7) % 3 for r in range(size)]
     for form, n in product(FORMS, (16_384, 20_011)):
         mine = np.random.default_rng([n, comm.Get_rank()]).integers(-99, 99, n)
@@ -169,21 +165,21 @@ def own_operation_on_long_vectors(comm: Any) -> list[Any]:
     return [*results, mine, out, last[:1]]
 
 
-def _halves(a: Any, b: Any, _: MPI.Datatype) -> None:
+def _halves(a, b, _):
     """Sums of the two numbers of each entry, which has a gap behind both."""
     left, right = (np.frombuffer(each, "i8")[: len(each) // 32 * 4].reshape(-1, 4) for each in (a, b))
     right[:, ::2] += left[:, ::2]
 
 
-def with_gaps(comm: Any) -> list[Any]:
+def with_gaps(comm):
     """Vector types: taken out of, and put back between, what stays as it was; anew at each start. MPI has no sums of
     such."""
     column = MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8).Commit()
-    results: list[Any] = []
+    results = []
     for form in FORMS:
         grid, out = np.zeros((6, 4)), np.full((6, 4), -1.0)
 
-        def fill(grid: Array = grid) -> None:
+        def fill(grid=grid):
             grid[:] = np.random.default_rng([comm.Get_rank(), 99]).integers(-99, 99, (6, 4))
 
         if isinstance(comm, Communicator):
@@ -198,7 +194,7 @@ def with_gaps(comm: Any) -> list[Any]:
     return results
 
 
-def redistributed(comm: Any) -> list[Any]:
+def redistributed(comm):
     """Rows become columns by subarray types: blocks of more than numpy keeps when they are given back."""
     p, me = comm.Get_size(), comm.Get_rank()
     rows, columns = 101, 40 * p + 1
@@ -208,7 +204,7 @@ def redistributed(comm: Any) -> list[Any]:
     mine, shape = grid[starts[me] :][: heights[me]].copy(), (rows, widths[me])
     outof = [MPI.FLOAT.Create_subarray(mine.shape, [heights[me], widths[r]], [0, lefts[r]]).Commit() for r in range(p)]
     into = [MPI.FLOAT.Create_subarray(shape, [heights[r], widths[me]], [starts[r], 0]).Commit() for r in range(p)]
-    results, whole = list[Any](), ([1] * p, [0] * p)
+    results, whole = [], ([1] * p, [0] * p)
     for form in FORMS:
         run(comm, form, "Alltoallw", [mine, whole, outof], [out := np.full(shape, -1, "f4"), whole, into])
         results.append(out)
@@ -217,14 +213,13 @@ def redistributed(comm: Any) -> list[Any]:
     return results
 
 
-#: All of them.
-CALLS: tuple[Calls, ...] = (
+CALLS = (
     empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
     own_operation_on_long_vectors, with_gaps, redistributed,
 )  # fmt: skip
 
 
-def case_as_mpi_does(comm: Communicator) -> None:
+def case_as_mpi_does(comm):
     """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
     for calls in CALLS:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]

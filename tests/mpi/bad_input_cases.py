@@ -5,9 +5,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +29,13 @@ WORLD = MPI.COMM_WORLD
 FOREIGN = ">f4" if sys.byteorder == "little" else "<f4"
 
 
-def goes_on(comm: Communicator) -> None:
-    """The communicator still computes."""
+def goes_on(comm):
     out = np.zeros(3)
     comm.Allreduce(np.full(3, comm.rank + 1.0), out)
     assert (out == comm.size * (comm.size + 1) / 2).all()
 
 
-def drawn(count: int) -> list[int]:
+def drawn(count):
     """Half of so many cases, others in each run and each layout, and the same on all ranks."""
     dice = random.Random(
         f"{os.environ.get('TESTS_DRAW', time.time_ns())} {WORLD.size} {os.environ.get('UCCH_EMULATE')}"
@@ -46,14 +43,14 @@ def drawn(count: int) -> list[int]:
     return WORLD.bcast(dice.sample(range(count), (count + 1) // 2))
 
 
-def meet() -> None:
+def meet():
     """Wait for all ranks: in MPI's Barrier one would take a core until others have come to a deadline."""
     there = WORLD.Ibarrier()
     while not there.Test():
         time.sleep(0.01)
 
 
-def unsupported() -> Iterator[tuple[Any, str]]:
+def unsupported():
     """Arrays, and operations that no library does on their types."""
     ops = {"f4": "BAND", "f8": "LXOR", "c8": "MAX", "c16": "LAND", "?": "AVG", "f2": "BOR"}
     for name in FOREIGN_TYPES[1:]:
@@ -63,7 +60,7 @@ def unsupported() -> Iterator[tuple[Any, str]]:
         yield np.ones(4, NUMPY_TYPES.get(name, name)), op
 
 
-def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Callable[[], Any]]]:
+def wrong_arguments(comm):
     """(exception, what its message says, call); every rank can make these mistakes by itself."""
     p, me = comm.size, comm.rank
     a, b, many = np.ones(4), np.zeros(4), np.zeros(4 * p)
@@ -72,17 +69,15 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
     bad_displs = [b, ([1] * p, [0] * p), "f8"]
     every = [b.copy() for _ in range(p)]
 
-    def both(dtype: str) -> tuple[Any, Any]:
+    def both(dtype):
         return a.astype(dtype), b.astype(dtype)
 
-    found: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        # Datatypes.
+    found = [
         (TypeError, "sendbuf is float64 and recvbuf is float32", lambda: comm.Allreduce(a, b.astype("f4"))),
         (TypeError, "sendbuf is float64 and recvbuf is int64", lambda: comm.Allgather(a, many.astype("i8"))),
         (TypeError, "cast it to float64", lambda: comm.Allreduce(*both("longdouble"))),
         (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
         (TypeError, "foreign byte order", lambda: comm.Bcast(np.ones(2, FOREIGN))),
-        # What is no memory.
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
         (TypeError, "needed here", lambda: comm.Allreduce(a, None)),
         (TypeError, "needed here", lambda: comm.Bcast(MPI.IN_PLACE)),
@@ -90,12 +85,10 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
          lambda: comm.Allreduce(a, [0.0] * 4)),
         (TypeError, f"buf on rank {me}: a tuple of numbers is no memory", lambda: comm.Isend((1, 2), 0)),
         (TypeError, "a list of arrays is no message: pass one array", lambda: comm.Allgather(a, every)),
-        # Memory that cannot be used so.
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Allreduce(a, fixed)),
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Iallreduce(a, bytes(32))),
         (BufferError, "ascontiguousarray", lambda: comm.Allreduce(a, np.zeros(8)[::2])),
         (BufferError, "ascontiguousarray", lambda: comm.Allgather_init(np.zeros((4, 2))[:, 0], many)),
-        # Counts.
         (ValueError, "recvbuf has 3 elements, 4 are due", lambda: comm.Allreduce(a, b[:3])),
         (ValueError, "recvbuf", lambda: comm.Allgather(a, many[:-1])),
         (ValueError, "recvbuf", lambda: comm.Alltoall(many, many[: 3 * p].copy())),
@@ -109,17 +102,14 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [5] + [4] * (p - 1))),
         (ValueError, "recvcounts is needed", lambda: comm.Reduce_scatter(MPI.IN_PLACE, many)),
         (ValueError, f"communicator of {p}", lambda: comm.Alltoallw([a, ["f8"]], [b, ["f8"]])),
-        # Buffers that share memory.
         (ValueError, f"allreduce on rank {me}: .*overlap", lambda: comm.Allreduce(many[: 2 * p], many[p : 3 * p])),
         (ValueError, "overlap", lambda: comm.Ialltoall(many[: 2 * p], many[p : 3 * p])),
-        # Ranks, roots, tags.
         (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
         (ValueError, "root -2", lambda: comm.Ireduce(a, b, root=-2)),
         (TypeError, "root", lambda: comm.Gather(a, many, root=1.5)),
         (ValueError, f"dest {p} on rank {me}", lambda: comm.Send(a, p)),
         (ValueError, "tag -5", lambda: comm.Isend(a, 0, -5)),
-        # Operations.
         (ValueError, "'AVERAGE' is not one of", lambda: comm.Scan(a, b, "AVERAGE")),
         (ValueError, f"allreduce on rank {me}: op 'product' .* did you mean PROD",
          lambda: comm.Allreduce(a, b, "product")),
@@ -132,7 +122,7 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
     return found
 
 
-def arguments() -> None:
+def arguments():
     """All ranks make each mistake: nothing is sent, and the next call is right. Then one rank alone: that ends a
     communicator of its own on all of them.
     """
@@ -160,26 +150,25 @@ def arguments() -> None:
         print(f"{count} mistakes refused")
 
 
-def made(comm: Communicator, error: type[Exception], text: str, call: Callable[[], Any]) -> None:
-    """Make a mistake, and be told of it."""
+def made(comm, error, text, call):
     with pytest.raises(error, match=text) as caught:
         call()
     assert f"rank {comm.rank}" in str(caught.value) or error is not BufferError
 
 
-def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
+def disagreements(comm):
     """(what the message says, call): rank 1 calls something else than the others."""
     odd = comm.rank == 1
     a, b, big = np.ones(8), np.zeros(8), np.zeros(300_000)
     p = comm.size
     uneven = [1] * p if not odd else [0, 2] + [1] * (p - 2)
 
-    def started(request: Any) -> None:
+    def started(request):
         if isinstance(request, PersistentRequest):
             request.Start()
         request.Wait()
 
-    def own_counts() -> None:
+    def own_counts():
         send, out = np.ones(uneven[comm.rank]), np.zeros(p)
         comm.Allgatherv(send, [out, uneven])
 
@@ -192,8 +181,7 @@ def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
         ("called (bcast|allreduce)", lambda: comm.Bcast(a) if odd else comm.Allreduce(a, b)),
         ("barrier|allreduce", lambda: comm.Barrier() if odd else comm.Allreduce(big, big.copy())),
         ("allreduce", lambda: started(comm.Iallreduce(a[: 4 + odd], b[: 4 + odd]))),
-        ("allreduce", lambda: started(comm.Allreduce_init(a[: 4 + odd], b[: 4 + odd]))),
-        ("allgatherv", own_counts),
+        ("allreduce", lambda: started(comm.Allreduce_init(a[: 4 + odd], b[: 4 + odd]))), ("allgatherv", own_counts),
         ("reduce_scatter", lambda: comm.Reduce_scatter(np.ones(p), np.zeros(uneven[comm.rank]), uneven)),
         ("float32|int32", lambda: comm.Allreduce(*(each.astype("i4" if odd else "f4") for each in (a, b)))),
         ("allgather|allreduce", lambda: comm.Allgather(a, np.zeros(8 * p)) if odd else comm.Allreduce(a, b)),
@@ -219,13 +207,13 @@ PAIRED = (MPI.MAXLOC, MPI.MINLOC)
 LOOSE = (4, 5, 14, 20)
 
 
-def uneven_disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
+def uneven_disagreements(comm):
     """As above, where the ranks compare counts before anything is sent: the communicator stays usable."""
     odd, p, me = comm.rank == 1, comm.size, comm.rank
     mine, out = np.ones(3 + odd), np.zeros(3 * p)
     table = [3] * p
 
-    def matrix() -> None:
+    def matrix():
         counts = [1 + (odd and peer == 0) for peer in range(p)]
         comm.Alltoallv([np.ones(sum(counts)), counts], [np.zeros(p), [1] * p])
 
@@ -237,7 +225,7 @@ def uneven_disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any
     ]
 
 
-def in_flight(comm: Communicator) -> None:
+def in_flight(comm):
     """A non-blocking call of uneven blocks cannot ask first: it says so at its end, and never gives wrong data."""
     odd, p, me = comm.rank == 1, comm.size, comm.rank
     request = comm.Igatherv(np.ones(3 - odd), [np.zeros(3 * p), [3] * p] if me == 0 else None)
@@ -254,7 +242,7 @@ def in_flight(comm: Communicator) -> None:
         request.Wait()
 
 
-def too_long(late: bool) -> None:
+def too_long(late):
     """A block that is longer than its receiver expects, in a call that cannot ask first: its receiver says so.
 
     ``late``: the block is there before its receiver calls, which then has sent nothing to anyone when it fails.
@@ -284,7 +272,7 @@ def too_long(late: bool) -> None:
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
-def mismatches(long_blocks: bool = True) -> None:
+def mismatches(long_blocks=True):
     """Every rank that takes part learns of it, quickly; a new communicator works at once.
 
     ``long_blocks``: those of `too_long`, too: that their call has failed ranks of other hosts take for certain after
@@ -330,7 +318,7 @@ def mismatches(long_blocks: bool = True) -> None:
         print(f"{count} mismatches noticed")
 
 
-def given_up() -> None:
+def given_up():
     """Rank 1 fails alone in a call that the last rank never comes to: those that wait in it learn who has given it up,
     although that rank has freed the communicator and goes on."""
     comm = Communicator(WORLD)
@@ -360,13 +348,13 @@ def given_up() -> None:
         goes_on(another)
 
 
-def absent() -> None:
+def absent():
     """A rank that does not call: the others learn who it is when the deadline passes."""
     comm = Communicator(WORLD)
     last = comm.size - 1
     request = comm.Iallreduce(np.ones(4), np.zeros(4)) if comm.rank != last else None
     WORLD.Barrier()
-    ends: list[CollectiveError] = []
+    ends = []
     if request:
         request._timeout = 1.0
         try:
@@ -386,7 +374,7 @@ def absent() -> None:
         print("absence noticed")
 
 
-def in_no_other_call() -> None:
+def in_no_other_call():
     """A rank that does not call is not said to be in a call of another communicator that has failed there."""
     one, other = Communicator(WORLD), Communicator(WORLD)
     for comm, alone in ((other, 1), (one, 0)):
@@ -396,12 +384,12 @@ def in_no_other_call() -> None:
         meet()
 
 
-def order(both: bool = False) -> None:
+def order(both=False):
     """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
 
     ``both``: rank 0 waits longer, and then the rest do, so that they are in their calls when the others' time is over.
     """
-    numbers, me = set[int](), WORLD.rank
+    numbers, me = set(), WORLD.rank
     for patient in ("0", "[1-9]") if both else ("",):
         os.environ["UCCH_TIMEOUT"] = "4" if re.fullmatch(patient, str(me)) else "2"
         comms, said = [Communicator(WORLD) for _ in range(2)], ""

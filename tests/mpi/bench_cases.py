@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -12,17 +11,16 @@ from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.onesided import Window
 
 
-def status(words: str) -> int:
-    """The status of a job; rank 0 alone reports a failure."""
+def status(words):
     return int(MPI.COMM_WORLD.allreduce(main(words.split())))
 
 
-def right(*commands: str) -> None:
+def right(*commands):
     for words in commands:
         assert status(words) == 0, words
 
 
-def wrong(*commands: str) -> None:
+def wrong(*commands):
     for words in commands:
         assert status(words) == 1, words
 
@@ -30,13 +28,13 @@ def wrong(*commands: str) -> None:
 class Broken:
     """A communicator whose Allreduce goes wrong on rank 1: by its result, or by an exception."""
 
-    def __init__(self, comm: Any, how: str) -> None:
+    def __init__(self, comm, how):
         self.comm, self.how = comm, how
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.comm, name)
 
-    def Allreduce(self, send: Any, recv: Any, op: Any) -> None:
+    def Allreduce(self, send, recv, op):
         self.comm.Allreduce(send, recv, op)
         if self.how == "wrong" and recv.size >= 4 and self.comm.rank == 1:
             recv[2] += 1
@@ -44,11 +42,10 @@ class Broken:
             raise OSError("this rank fails")
 
 
-def broken(how: str, words: str) -> None:
-    """A job of wrong results."""
+def broken(how, words):
     opened = peers._OPEN["mpi4py"]
 
-    def breaks(world: Any) -> Any:
+    def breaks(world):
         peer = opened(world)
         return replace(peer, comm=Broken(peer.comm, how))
 
@@ -59,7 +56,7 @@ def broken(how: str, words: str) -> None:
         peers._OPEN["mpi4py"] = opened
 
 
-def once(what: str) -> None:
+def once(what):
     """One transfer of a one-sided benchmark through an MPI window, and what it leaves there."""
     comm, rng = MPI.COMM_WORLD, np.random.default_rng()
     room, local = (rng.integers(0, 256, 64, np.uint8) for _ in range(2))

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from ucc_hetero.errors import CollectiveTimeout, LibraryError, TruncationError
 from ucc_hetero.types import DTYPES
 
 
-def calls() -> None:
+def calls():
     """What the page's example does not: displacements, a dropped request, teams of some ranks, errors."""
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
@@ -24,7 +23,7 @@ def calls() -> None:
         assert (context.rank, context.size) == (rank, size) and context.address_length() > 0
         with context.team(range(size)) as team:
 
-            def ended(request: Any) -> None:
+            def ended(request):
                 request.post()
                 request.wait(300)
 
@@ -69,7 +68,7 @@ def calls() -> None:
     assert caught.value.status == -3
 
 
-def number_of_teams() -> None:
+def number_of_teams():
     world, kept = MPI.COMM_WORLD, []
     with ucc.Lib("UCC") as library:
         context = library.context(MPIExchange(world.Dup()), {"TEAM_IDS_POOL_SIZE": "1"})
@@ -83,7 +82,7 @@ def number_of_teams() -> None:
         context.close()
 
 
-def messages() -> None:
+def messages():
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
     with ucx.Context() as context:

@@ -2,9 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,41 +11,39 @@ from mpi4py import MPI
 from ucc_hetero import Communicator
 
 
-def _add(a: Any, b: Any, datatype: Any) -> None:
+def _add(a, b, datatype):
     np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
 
 
-#: An operation of the user's own: MPI runs the calls that use it.
 ADD = MPI.Op.Create(_add, commute=True)
 
 
-def seen(memory: Any) -> np.ndarray[Any, Any]:
+def seen(memory):
     """The contents of an array, where the test can look at them."""
-    found: np.ndarray[Any, Any] = getattr(memory, "peek", memory)
+    found = getattr(memory, "peek", memory)
     return found
 
 
 @contextmanager
-def raises(kind: type[BaseException], *words: str) -> Iterator[None]:
-    """What runs meanwhile raises an exception with all of these words."""
+def raises(kind, *words):
     with pytest.raises(kind) as caught:
         yield
     assert all(word in str(caught.value) for word in words), (words, str(caught.value))
 
 
-def run_module(module: str) -> None:
+def run_module(module):
     """Run the cases of a module on a crew."""
     _run_all(vars(importlib.import_module(module)))
 
 
-def run(names: Mapping[str, Callable[[Communicator], Any] | Any]) -> None:
+def run(names):
     """Run the cases among ``names`` that the command line asks for, or all, in a job of their own."""
     wanted = sys.argv[1:]
     _run_all({name: case for name, case in names.items() if not wanted or name in wanted})
     print("right", flush=True)
 
 
-def _run_all(names: Mapping[str, Any]) -> None:
+def _run_all(names):
     """Run cases; each leaves no message behind. Rank 0 prints each that has passed."""
     comm = Communicator(MPI.COMM_WORLD)
     for name, case in list(names.items()):

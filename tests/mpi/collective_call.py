@@ -3,20 +3,18 @@
 import os
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-from collective_reference import NUMPY_TYPES, Array, differing, operands, reduced
+from collective_reference import NUMPY_TYPES, differing, operands, reduced
 from mpi4py import MPI
 
-from ucc_hetero import Communicator
 from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
 #: Cases whose seeds differ by a multiple of it have the same gaps between blocks.
 GAPS = 1000
 #: Memory of a device, of so many elements of a type, where ranks have one.
-device_memory: Any = None
+device_memory = None
 if "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array as device_memory
 VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
@@ -45,65 +43,60 @@ class Case:
 class Guarded:
     """Poisoned elements between guard bands of random bytes, in host memory or on a device (fakegpu/, gpu/)."""
 
-    def __init__(self, rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(self, rng, dtype, count):
         nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
         self.memory = device_memory(nbytes, np.uint8) if device_memory else np.empty(nbytes, np.uint8)
         self.poison()
         self.before = self.whole.copy()
 
     @property
-    def view(self) -> Array:
-        """The elements, where a test can look at them."""
+    def view(self):
         return self.whole[GUARD : len(self.whole) - GUARD].view(self.dtype)
 
     @property
-    def argument(self) -> Any:
-        """The elements as calls get them."""
+    def argument(self):
         if not hasattr(self.memory, "block"):
             return self.view
         from arrays import ndarray
 
         return ndarray(self.memory, GUARD, self.view.size, self.dtype)
 
-    def poison(self) -> None:
+    def poison(self):
         """New random bytes everywhere, to be filled and then remembered by ``remember``."""
         self.whole = getattr(self.memory, "peek", self.memory)
         self.whole[:] = np.frombuffer(self.rng.bytes(self.whole.size), np.uint8)
 
-    def remember(self) -> None:
+    def remember(self):
         self.before = self.whole.copy()
 
-    def get(self) -> None:
+    def get(self):
         """Have the memory's contents, where a test looks at a copy."""
         getattr(self.memory, "pull", bool)()
 
-    def late(self, stream: Any) -> None:
+    def late(self, stream):
         """Have the contents come when the stream gets there, and garbage until then."""
         self.source = device_memory(self.whole.size, np.uint8).set(self.whole)
         self.whole[:] = 0x55
         getattr(self.memory, "delay", bool)(stream)
         self.memory.runtime.copy(self.memory.block.handle, self.source.block.handle, self.whole.size, stream.handle)
 
-    def seen(self, stream: Any) -> None:
+    def seen(self, stream):
         """Look at the contents as the stream sees them from now on."""
         self.whole = self.memory.copied(stream)
 
-    def expected(self) -> Array:
+    def expected(self):
         """The elements as they were before the call, to be overwritten with what is due."""
         return self.before[GUARD : len(self.before) - GUARD].copy().view(self.view.dtype)
 
-    def bands_intact(self) -> bool:
+    def bands_intact(self):
         one, two = (w[:GUARD].tobytes() + w[len(w) - GUARD :].tobytes() for w in (self.whole, self.before))
         return one == two
-
-
-Places = list[tuple[int, int]]  # (first element, elements) of each block
 
 
 class Call:
     """This rank's part of a case: its buffers, its arguments, and the judgement of what came out."""
 
-    def __init__(self, case: Case, comm: Communicator) -> None:
+    def __init__(self, case, comm):
         self.case, self.comm, self.rank, self.size = case, comm, comm.rank, comm.size
         self.dtype = NUMPY_TYPES[case.dtype]
         self.rng = np.random.default_rng([case.seed, self.rank])
@@ -129,7 +122,7 @@ class Call:
             self.send = None if p else self._buffer(self.send_at)
             self.recv = self._buffer(self.recv_at)
 
-    def _lengths(self, me: int) -> tuple[list[int], list[int]]:
+    def _lengths(self, me):
         """Elements of each block that a rank sends and receives (one block: a whole vector)."""
         case, p = self.case, self.size
         counts = case.counts
@@ -144,24 +137,23 @@ class Call:
             return each, each
         return [each[me]], each
 
-    def _places(self, lengths: list[int]) -> Places:
+    def _places(self, lengths):
         """Blocks one after the other, or with gaps and out of order."""
         if not self.case.gaps or len(lengths) == 1:
             return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
         rng = np.random.default_rng([self.case.seed % GAPS, 77])  # in place all ranks see the same displacements
-        at, places = 0, dict[int, tuple[int, int]]()
+        at, places = 0, {}
         for block in rng.permutation(len(lengths)):
             at += int(rng.integers(0, 9))
             places[int(block)] = at, lengths[block]
             at += lengths[block]
         return [places[i] for i in range(len(lengths))]
 
-    def _buffer(self, places: Places) -> Guarded:
+    def _buffer(self, places):
         tail = 5 if self.case.gaps and len(places) > 1 else 0
         return Guarded(self.rng, self.dtype, max((at + n for at, n in places), default=0) + tail)
 
-    def refill(self) -> None:
-        """Fresh inputs, freshly poisoned outputs."""
+    def refill(self):
         case = self.case
         for buffer in self.buffers():
             buffer.poison()
@@ -183,23 +175,22 @@ class Call:
         for buffer in self.buffers():
             buffer.remember()
 
-    def _input(self, rank: int) -> Array:
-        """What a rank brings into the call this time."""
+    def _input(self, rank):
         rng = np.random.default_rng([self.case.seed, rank, self.turn])
         return operands(rng, self.case.dtype, sum(self._lengths(rank)[0]), self.case.op)
 
-    def buffers(self) -> list[Guarded]:
+    def buffers(self):
         return [buffer for buffer in (self.send, self.recv) if buffer is not None]
 
-    def args(self) -> list[Any]:
+    def args(self):
         """The arguments in mpi4py's order; roots are what Python takes for an index."""
         case = self.case
         root = {"count": np.int16, "both": np.array}.get(case.spec, int)(case.root)
         in_place = MPI.IN_PLACE
-        send: Any = in_place if self.send is None and case.in_place and self.at_root else None
+        send = in_place if self.send is None and case.in_place and self.at_root else None
         if self.send is not None:
             send = self._spec(self.send, self.send_at, many=case.name in SENDS_BLOCKS)
-        recv: Any = in_place if self.recv is None and case.in_place and self.at_root else None
+        recv = in_place if self.recv is None and case.in_place and self.at_root else None
         if self.recv is not None:
             recv = self._spec(self.recv, self.recv_at, many=case.name in RECEIVES_BLOCKS)
         if case.name == "bcast":
@@ -214,7 +205,7 @@ class Call:
             out.append(names[case.seed % len(names)])
         return [*out, root] if case.root >= 0 else out
 
-    def _spec(self, buffer: Guarded, places: Places, *, many: bool) -> Any:
+    def _spec(self, buffer, places, *, many):
         """One of mpi4py's ways to say the same."""
         case, view = self.case, buffer.argument
         dtype = case.dtype
@@ -230,7 +221,7 @@ class Call:
             forms["at"] = [buffer.whole.view(self.dtype), (count, GUARD // self.dtype.itemsize), dtype]
         return forms.get(case.spec, view)
 
-    def verify(self) -> str:
+    def verify(self):
         """Faults of the buffers now, or nothing. Every rank knows what the others have brought."""
         for buffer in self.buffers():
             buffer.get()
@@ -244,8 +235,7 @@ class Call:
         want, bound = self._due([self._input(rank) for rank in range(self.size)])
         return self._compare(want, bound)
 
-    def _compare(self, want: Array | None, bound: Array | None) -> str:
-        assert self.recv is not None
+    def _compare(self, want, bound):
         got, before = self.recv.view, self.recv.expected()
         if want is None:
             return "" if got.tobytes() == before.tobytes() else "recvbuf was changed"
@@ -265,7 +255,7 @@ class Call:
             return "recvbuf was changed between its blocks"
         return ""
 
-    def _due(self, inputs: list[Array]) -> tuple[Array | None, Array | None]:
+    def _due(self, inputs):
         """The dense contents of recvbuf that are due, and their tolerance."""
         case, me, p = self.case, self.rank, self.size
         name = case.name
@@ -280,7 +270,6 @@ class Call:
         if name == "alltoallv":
             rows = [list(case.counts[r * p : (r + 1) * p]) for r in range(p)]
             return np.concatenate([blocks(e, row)[me] for e, row in zip(inputs, rows, strict=True)]), None
-        assert case.op is not None
         members = {"scan": inputs[: me + 1], "exscan": inputs[:me]}.get(name, inputs)
         if not members:
             return None, None
@@ -290,13 +279,13 @@ class Call:
         return reduced(case.op, case.dtype, members, len(members))
 
 
-def scatter_into(view: Array, places: Places, dense: Array) -> None:
+def scatter_into(view, places, dense):
     start = 0
     for at, n in places:
         view[at : at + n] = dense[start : start + n]
         start += n
 
 
-def blocks(dense: Array, lengths: list[int]) -> list[Array]:
+def blocks(dense, lengths):
     ends = list(accumulate(lengths))
     return [dense[end - n : end] for end, n in zip(ends, lengths, strict=True)]

@@ -18,11 +18,9 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
 
 import collective_call
 import numpy as np
@@ -46,16 +44,10 @@ FORMS = ("blocking", "request", "persistent")
 IN_STREAMS = ("blocking", "queued", "request", "in stream", "persistent")
 ASKING = {"blocking": ("blocking", "in stream"), "request": ("request",), "persistent": ("persistent",)}
 UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
-#: The stream that runtimes take where none is named.
 DEFAULT = SimpleNamespace(handle=0)
 
-Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
 
-
-def draw(
-    rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...], types: Sequence[str] = tuple(NUMPY_TYPES)
-) -> Case:
-    """A random case; the same on every rank."""
+def draw(rng, size, seed, names, types=tuple(NUMPY_TYPES)):
     name = str(rng.choice(names))
     reduces = ROWS[name].reduces
     dtype = str(rng.choice([each for each in types if each in OPS_OF or not reduces]))
@@ -64,7 +56,7 @@ def draw(
     return fill_in(rng, size, seed, (name, dtype, op, in_place, str(rng.choice(FORMS))))
 
 
-def table(names: tuple[str, ...]) -> Iterator[Kind]:
+def table(names):
     """Every kind of call there is."""
     for name in names:
         for dtype in OPS_OF if ROWS[name].reduces else NUMPY_TYPES:
@@ -73,13 +65,13 @@ def table(names: tuple[str, ...]) -> Iterator[Kind]:
                     yield from ((name, dtype, op, in_place, form) for form in FORMS)
 
 
-def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
+def fill_in(rng, size, seed, kind):
     """A case of a kind: counts, root, displacements and the way to spell them are random."""
     name, dtype, op, in_place, form = kind
     most = PARCEL // NUMPY_TYPES[dtype].itemsize
     n = int(rng.choice([*COUNTS, most // size, most, most + 1]))
     if name in VECTOR:
-        counts: tuple[int, ...] = (n * int(rng.choice([1, 5])),)
+        counts = (n * int(rng.choice([1, 5])),)
     elif name not in UNEVEN:
         counts = (n,)
     else:
@@ -94,7 +86,7 @@ def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
     return Case(name, dtype, op, form, in_place, root, counts, gaps, spec, seed)
 
 
-def start(comm: Communicator, call: Call, stream: Any = None) -> Request | None:
+def start(comm, call, stream=None):
     """Begin a call in its form; None for a blocking one, which is over."""
     method, form = METHODS[call.case.name], call.case.form
     more = {}
@@ -106,12 +98,12 @@ def start(comm: Communicator, call: Call, stream: Any = None) -> Request | None:
         getattr(comm, method)(*call.args(), **more)
         return None
     if form in ("request", "queued"):
-        request: Request = getattr(comm, f"I{method.lower()}")(*call.args(), **more)
+        request = getattr(comm, f"I{method.lower()}")(*call.args(), **more)
         return request
     return getattr(comm, f"{method}_init")(*call.args())
 
 
-def repeated(case: Case) -> Iterator[Case]:
+def repeated(case):
     """A case, and calls that look like it: in other memory, with another length on the last rank, and as before."""
     longer = (*case.counts[:-1], case.counts[-1] + 1)
     for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
@@ -121,19 +113,17 @@ def repeated(case: Case) -> Iterator[Case]:
 class Tester:
     """Runs cases on one communicator and stops the job at the first that goes wrong."""
 
-    def __init__(self, comm: Communicator, where: str, stream: Any = None) -> None:
+    def __init__(self, comm, where, stream=None):
         self.comm, self.mpi, self.where, self.stream = comm, MPI.COMM_WORLD, where, stream
         self.done, self.verbose = 0, False
 
-    def form(self, case: Case) -> str:
-        """The form of a case on this rank."""
+    def form(self, case):
         if self.stream is None:
             return case.form
         forms = ASKING[case.form] if case.name in UNCOUNTED else IN_STREAMS
         return forms[(case.seed + self.comm.rank) % len(forms)]
 
-    def one(self, case: Case) -> None:
-        """A case by itself; the same call again must give the same bits, where all ranks make it in the same form."""
+    def one(self, case):
         alike = self.stream is None or case.name in UNCOUNTED
         case = replace(case, form=self.form(case))
         self.say(case)
@@ -165,7 +155,7 @@ class Tester:
             if call.recv is not None and not np.array_equal(first, call.recv.whole):
                 self.fail(case, "the same call gave other bits when repeated")
 
-    def together(self, cases: list[Case]) -> None:
+    def together(self, cases):
         """Several in flight at once, waited for in another order."""
         self.say(*cases)
         forms = ["request" if case.form == "blocking" else case.form for case in cases]
@@ -186,13 +176,13 @@ class Tester:
         for request in persistent:
             request.Free()
 
-    def say(self, *cases: Case) -> None:
+    def say(self, *cases):
         """With --verbose every case is shown before it runs: the last one of a job that crashed is the culprit."""
         if self.verbose:
             for case in cases:
                 print(f"rank {self.comm.rank}: {case}", file=sys.stderr, flush=True)
 
-    def judge(self, call: Call) -> None:
+    def judge(self, call):
         if problem := call.verify():
             self.fail(call.case, problem)
         if call.case.name == "allreduce" and call.recv is not None:
@@ -201,12 +191,12 @@ class Tester:
                 self.fail(call.case, f"replicas differ between ranks: {sums}")
         self.done += 1
 
-    def fail(self, case: Case, problem: str) -> None:
+    def fail(self, case, problem):
         print(f"rank {self.comm.rank} of {self.comm.size} {self.where}: {problem}\n{case}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
-def tunes() -> list[tuple[int, str]]:
+def tunes():
     """(k, UCCH_TUNE text): the k-th algorithm of every collective, whole and in fragments; none at first."""
     every = {name: algorithms.names(name) for name in ROWS}
     texts = [
@@ -217,9 +207,7 @@ def tunes() -> list[tuple[int, str]]:
     return [(0, ""), *texts]
 
 
-def some(
-    seed: int, count: int, every_algorithm: bool, names: tuple[str, ...], types: Sequence[str]
-) -> Iterator[tuple[str, list[Case]]]:
+def some(seed, count, every_algorithm, names, types):
     """Random cases under random rules, or under all: (UCCH_TUNE, cases that are run together)."""
     size = MPI.COMM_WORLD.size
     rng = np.random.default_rng(seed)
@@ -230,7 +218,7 @@ def some(
             yield text, [draw(rng, size, where + k, names, types) for k in range(3 if index % 5 == 4 else 1)]
 
 
-def part(seed: int, shard: str) -> Iterator[tuple[str, list[Case]]]:
+def part(seed, shard):
     """One part of the whole table; parts together have every kind of call under every algorithm that it has."""
     this, parts = map(int, shard.split("/"))
     size, names = MPI.COMM_WORLD.size, tuple(METHODS)
@@ -242,7 +230,7 @@ def part(seed: int, shard: str) -> Iterator[tuple[str, list[Case]]]:
                 yield text, [fill_in(np.random.default_rng([seed, index]), size, seed + index, kind)]
 
 
-def on_devices() -> None:
+def on_devices():
     """Random cases under the job's own rules, and whether their calls were queued in streams whole."""
     import arrays
 
@@ -269,7 +257,7 @@ def on_devices() -> None:
         print("right", "queued" if any(queued.values()) else "by hosts", flush=True)
 
 
-def main(seed: int, *words: str) -> None:
+def main(seed, *words):
     """Cases drawn from a seed: CASES [--all-algorithms] [--verbose] [NAME or type ...], or --table PART [--verbose]."""
     world = MPI.COMM_WORLD
     if words[0] == "--table":
@@ -295,7 +283,7 @@ def main(seed: int, *words: str) -> None:
         print(f"{total} calls right on {world.size} ranks (seed {seed})")
 
 
-def placed(places: list[str], seed: int, cases: str) -> None:
+def placed(places, seed, cases):
     """Random cases of ranks that stand where ``places`` say."""
     os.environ["UCCH_GROUP"] = places[MPI.COMM_WORLD.rank]
     main(seed, cases)

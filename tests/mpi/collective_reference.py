@@ -1,11 +1,8 @@
 """Results that reductions must give, by numpy alone, and how far a floating-point result may lie from it."""
 
 import os
-from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
 
 try:
     import ml_dtypes
@@ -13,7 +10,7 @@ except ImportError:
     ml_dtypes = None
 
 #: Datatypes by their name; those that numpy lacks only where ml_dtypes is installed.
-NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+NUMPY_TYPES = {
     name: np.dtype(name)
     for name in (
         *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -30,7 +27,7 @@ COMPLEX = ("complex64", "complex128")
 BITS = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
 #: Datatype -> operations, written down here a second time on purpose: the package's own table is what is tested.
-OPS_OF: dict[str, tuple[str, ...]] = (
+OPS_OF = (
     dict.fromkeys(INTEGERS, ("SUM", "PROD", "MAX", "MIN", "AVG", *BITS))
     | dict.fromkeys(FLOATS, ("SUM", "PROD", "MAX", "MIN", "AVG"))
     | dict.fromkeys(COMPLEX, ("SUM", "PROD", "AVG"))
@@ -53,7 +50,7 @@ _UFUNCS = {
 _BOOLEAN = {"SUM": "LOR", "PROD": "LAND", "MAX": "LOR", "MIN": "LAND"}
 
 
-def operands(rng: np.random.Generator, name: str, count: int, op: str | None) -> Array:
+def operands(rng, name, count, op):
     """Random elements: any bits at all where they are only moved, numbers that reduce well otherwise."""
     dtype = NUMPY_TYPES[name]
     if name == "bool":
@@ -73,7 +70,7 @@ def operands(rng: np.random.Generator, name: str, count: int, op: str | None) ->
     return values.astype(dtype)
 
 
-def reduced(op: str, name: str, values: list[Array], ranks: int) -> tuple[Array, Array | None]:
+def reduced(op, name, values, ranks):
     """The reduction of ``values``, and the bound of its error (None: must be equal). AVG divides by ``ranks``."""
     if len(values) == 1:  # as in MPI, nothing is applied: LAND of a single 3 is 3
         return values[0], None
@@ -104,8 +101,7 @@ def reduced(op: str, name: str, values: list[Array], ranks: int) -> tuple[Array,
     return total, bound + TINY.get(name, 0.0)
 
 
-def differing(got: Array, want: Array, bound: Array | None) -> Array:
-    """Indices at which ``got`` is not what was due."""
+def differing(got, want, bound):
     if bound is None:
         if got.dtype == want.dtype:
             size = max(got.dtype.itemsize, 1)

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
-from ucc_hetero.bootstrap import board, numbers
+from ucc_hetero.bootstrap import board, meeting
 from ucc_hetero.bootstrap.board import PAGES
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
@@ -29,7 +29,6 @@ from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
-    """Collectives and messages of a communicator whose ranks are these of MPI.COMM_WORLD, in this order."""
     assert comm.size == len(members) == comm.Get_size() and members[comm.rank] == MPI.COMM_WORLD.rank
     got = np.full(len(members), -1)
     comm.Allgather(np.array([MPI.COMM_WORLD.rank]), got)
@@ -52,12 +51,10 @@ def everyone(comm: Communicator) -> list[int]:
     return list(range(comm.size))
 
 
-#: Communicators that are made of one at a time.
 MANY = 4
 
 
 def order(comm: Any) -> list[int]:
-    """The ranks of MPI.COMM_WORLD in a communicator of MPI's."""
     return comm.allgather(MPI.COMM_WORLD.rank)
 
 
@@ -85,7 +82,6 @@ def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
     }  # fmt: skip
 
 
-#: A communicator, and its ranks.
 Made = tuple[Communicator, list[int]]
 
 
@@ -234,7 +230,7 @@ def case_without_a_call(comm: Communicator) -> None:
     makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
     for make in makes:
         make().Free()  # the first one may have to get its memory
-    used = bytes(numbers._ids)
+    used = bytes(meeting._ids)
     with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
         for make in makes:
             made = make()
@@ -251,7 +247,7 @@ def case_without_a_call(comm: Communicator) -> None:
                 assert into[0] == 1 - comm.rank
             made.Free()
             comm.Dup().Free()
-    assert begun.call_count == 2 * PAGES * (comm.rank < 2) and numbers._ids == used
+    assert begun.call_count == 2 * PAGES * (comm.rank < 2) and meeting._ids == used
     made = comm.Dup()
     if comm.rank == 1:
         refused(MismatchError, made.Barrier, "called Free instead")
@@ -411,20 +407,20 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
         call = getattr(of, name)
         return mock.patch.object(of, name, lambda *args, **more: notes.append(name) or call(*args, **more))
 
-    start, comes = numbers._last[0], itertools.count(2 * numbers.MOST - 2, numbers.MOST)
+    start, comes = meeting._last[0], itertools.count(2 * meeting.MOST_COMMS - 2, meeting.MOST_COMMS)
     with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):
         first = Communicator(comm)
         assert "discard" not in notes
         first.Free()
         for make in (lambda: Communicator(comm), comm.Dup):
-            numbers._last[0] = next(comes)
+            meeting._last[0] = next(comes)
             notes.clear()
             made = make()
             after = notes[notes.index("discard") + 1]
             assert after == ("at_once" if make == comm.Dup else "allgather"), notes
             check(made, everyone(comm))
             made.Free()
-    assert start < numbers.MOST
+    assert start < meeting.MOST_COMMS
 
 
 def threads_with_communicators(comm: Communicator) -> None:

@@ -4,9 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="ne
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.mpi)
@@ -23,10 +21,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Callable[..., str]:
+def torchrun(tmp_path, pythons, request):
     """Call as ``torchrun(script, args, *options, **env)``: what two ranks print that torchrun has started."""
 
-    def run(script: Path, args: list[str], *options: str, **env: str) -> str:
+    def run(script, args, *options, **env):
         python = pythons.of(request.path, env)
         program = [*pythons.of(request.path, {}), str(Path(sys.executable).with_name("torchrun"))]
         command = [*program, "--standalone", "--nproc-per-node", "2"]

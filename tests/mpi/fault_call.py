@@ -8,12 +8,12 @@ from collective_call import Call
 from collective_cases import draw, start
 from collective_reference import FOREIGN
 
-from ucc_hetero import Communicator, PersistentRequest
+from ucc_hetero import PersistentRequest
 
 NAMES = ("allreduce", "bcast", "allgather", "reduce_scatter_block", "alltoall")
 
 
-def one_call(comm: Communicator, seed: str) -> None:
+def one_call(comm, seed):
     """A random collective, the same on all ranks for equal seeds; its result is compared."""
     rng = np.random.default_rng(random.Random(seed).getrandbits(32))
     if rng.random() < 0.15:

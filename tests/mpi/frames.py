@@ -2,10 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 import ucc_hetero
 from ucc_hetero.calls.request import reap, wait_op
@@ -13,7 +10,7 @@ from ucc_hetero.calls.request import reap, wait_op
 PACKAGE = str(Path(ucc_hetero.__file__).parent)
 
 
-def frames_of(call: Callable[[], object]) -> list[str]:
+def frames_of(call):
     """Names of the package's Python functions that run in a call.
 
     But for those while it waits for other ranks, and those that end what earlier callers have dropped.
@@ -21,17 +18,17 @@ def frames_of(call: Callable[[], object]) -> list[str]:
     return [code.co_qualname for code in codes_of(call)]
 
 
-def files_of(call: Callable[[], object]) -> set[str]:
+def files_of(call):
     """The package's files that these are of."""
     return {code.co_filename.removeprefix(PACKAGE + "/") for code in codes_of(call)}
 
 
-def codes_of(call: Callable[[], object]) -> list[CodeType]:
+def codes_of(call):
     """The functions themselves."""
-    found: list[CodeType] = []
-    waiting: list[Any] = []
+    found = []
+    waiting = []
 
-    def note(frame: Any, event: str, arg: Any) -> None:
+    def note(frame, event, arg):
         if waiting:
             if event == "return" and frame is waiting[0]:
                 waiting.clear()

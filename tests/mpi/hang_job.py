@@ -22,12 +22,12 @@ x, y = np.ones(1024, "f4"), np.empty(1024, "f4")
 met = MPI.COMM_WORLD.Barrier  # no rank's time begins before all are where they stay
 
 
-def load_batch() -> None:
+def load_batch():
     met()
     time.sleep(1000)
 
 
-def hold_the_interpreter() -> None:
+def hold_the_interpreter():
     if sys.argv[3:]:
         Path(f"{sys.argv[3]}.pid").write_text(str(os.getpid()))
     met()

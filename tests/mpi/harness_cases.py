@@ -5,16 +5,16 @@ import threading
 from mpi4py import MPI
 
 
-def right() -> None:
+def right():
     print("rank", MPI.COMM_WORLD.rank)
 
 
-def raises() -> None:
+def raises():
     if MPI.COMM_WORLD.rank == 1:
         raise ValueError("no such luck")
     threading.Event().wait()  # MPI's Barrier would take a core
 
 
-def stays() -> None:
+def stays():
     if MPI.COMM_WORLD.rank == 1:
         threading.Event().wait()

@@ -8,25 +8,25 @@ from ucc_hetero import Communicator
 COUNT = 2**31 + 4099
 
 
-def pattern(start: int, count: int, salt: int) -> np.ndarray:
+def pattern(start, count, salt):
     """Bytes that tell by their values where they belong."""
     return (np.arange(start, start + count, dtype=np.uint64) * 2654435761 + salt >> 13).astype(np.int8)
 
 
-def same(got: np.ndarray, salt: int) -> bool:
+def same(got, salt):
     """In pieces: the reference needs eight times the memory."""
     step = 1 << 24
     pieces = ((k, got[k : k + step]) for k in range(0, got.size, step))
     return all(np.array_equal(piece, pattern(k, piece.size, salt)) for k, piece in pieces)
 
 
-def fill(array: np.ndarray, salt: int) -> None:
+def fill(array, salt):
     for k in range(0, array.size, 1 << 24):
         piece = array[k : k + (1 << 24)]
         piece[:] = pattern(k, piece.size, salt)
 
 
-def uncounted(comm: Communicator, data: np.ndarray) -> bool:
+def uncounted(comm, data):
     """A non-blocking call of uneven blocks, of which one is longer than libucc moves in one piece."""
     long, short = 3 << 29, 5
     me, size = comm.rank, comm.size
@@ -41,7 +41,7 @@ def uncounted(comm: Communicator, data: np.ndarray) -> bool:
     return same(into, (me - 1) % size)
 
 
-def main() -> None:
+def main():
     with Communicator() as comm:
         data = np.zeros(COUNT, np.int8)
         if comm.rank == 1:

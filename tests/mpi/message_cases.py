@@ -10,9 +10,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 from unittest import mock
 
 import cases
@@ -21,7 +19,7 @@ import random_messages
 from cases import raises, seen
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
+from ucc_hetero import Message, PersistentRequest, Request, TruncationError
 from ucc_hetero.p2p.messages import Messages
 
 if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
@@ -31,30 +29,28 @@ if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
 LONG = 150_000
 
 
-def neighbours(comm: Communicator) -> tuple[int, int]:
+def neighbours(comm):
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
-def pattern(size: int, rank: int, turn: int = 0) -> np.ndarray[Any, Any]:
+def pattern(size, rank, turn=0):
     return np.arange(size, dtype=np.float64) * (turn + 1) + 1000 * rank
 
 
-def vector(values: np.ndarray[Any, Any]) -> Any:
-    """Memory with these contents, wherever it is."""
+def vector(values):
     return Array(values.size, values.dtype).set(values) if ON_DEVICES and random.random() < 0.7 else values
 
 
-def blank(size: int) -> Any:
-    """Memory to receive into."""
+def blank(size):
     return vector(np.full(size, -1.0))
 
 
-def case_random(comm: Communicator) -> None:
+def case_random(comm):
     """In every form, received in any order, and ended in every way."""
     random_messages.by_rules_of_mpi(comm)
 
 
-def case_synchronous(comm: Communicator) -> None:
+def case_synchronous(comm):
     """Such a send is over when it is received, and not before. Probes see it, however many there were, until it is
     taken out: to be received, or thrown away."""
     right, left = neighbours(comm)
@@ -78,7 +74,7 @@ def case_synchronous(comm: Communicator) -> None:
         comm.Barrier()
 
 
-def case_probes_of_either_kind(comm: Communicator) -> None:
+def case_probes_of_either_kind(comm):
     """Each spelling sees buffers and Python objects, with source and tag, by which a pool's rank receives them."""
     right, left = neighbours(comm)
     sends = {1: lambda: comm.send(["x"], right, 1), 2: lambda: comm.Send(vector(np.full(3, 4.0)), right, 2)}
@@ -102,7 +98,7 @@ def case_probes_of_either_kind(comm: Communicator) -> None:
         comm.Barrier()
 
 
-def case_truncation(comm: Communicator) -> None:
+def case_truncation(comm):
     """The receiver is told how long the message was; sender and communicator go on."""
     for size, there in product((4, 2000, 100_000, 1 << 20), (False, True)):
         if comm.rank == 0:
@@ -127,14 +123,14 @@ def case_truncation(comm: Communicator) -> None:
     if comm.rank == 0:
         Request.Waitall([comm.Isend(np.zeros(9), 1, 1), comm.Isend(np.ones(1), 1, 2)])
     elif comm.rank == 1:
-        statuses: list[MPI.Status] = []
+        statuses = []
         short, fine = np.zeros(2), np.zeros(1)
         with raises(TruncationError):
             Request.Waitall([comm.Irecv(short, 0, 1), comm.Irecv(fine, 0, 2)], statuses)
         assert [s.error for s in statuses] == [MPI.ERR_TRUNCATE, MPI.SUCCESS] and fine[0] == 1
 
 
-def case_null_process(comm: Communicator) -> None:
+def case_null_process(comm):
     """MPI.PROC_NULL: everything ends at once and nothing is written."""
     into, status = np.full(3, -1.0), MPI.Status()
     comm.Recv(into, MPI.PROC_NULL, 5, status)
@@ -169,8 +165,7 @@ def case_null_process(comm: Communicator) -> None:
     assert not message and message == MPI.MESSAGE_NULL
 
 
-def case_mistakes(comm: Communicator) -> None:
-    """Refused before anything is sent, by name, rank and value."""
+def case_mistakes(comm):
     one, tag, big = np.zeros(1), (1 << 31) - 1, 1 << 31
     for kind, words, wrong in (
         (ValueError, (f"dest {comm.size}",), lambda: comm.Send(one, comm.size)),
@@ -179,7 +174,7 @@ def case_mistakes(comm: Communicator) -> None:
         (ValueError, ("tag -5",), lambda: comm.Send(one, 0, -5)),
         (ValueError, (f"tag {big}",), lambda: comm.Recv(one, 0, big)),
         (TypeError, ("buf",), lambda: comm.Send(object(), 0)),
-        (TypeError, ("dest 0.5", "integers"), lambda: comm.Send(one, 0.5)),  # type: ignore[arg-type]
+        (TypeError, ("dest 0.5", "integers"), lambda: comm.Send(one, 0.5)),
         (BufferError, ("buf",), lambda: comm.Recv(b"constant", 0)),
         (ValueError, ("dest 77",), lambda: comm.Isendrecv(one, 77, 0, one.copy(), 0)),
     ):
@@ -188,7 +183,7 @@ def case_mistakes(comm: Communicator) -> None:
     comm.Sendrecv(one, comm.rank, tag, one.copy(), comm.rank, tag)
 
 
-def case_cancel(comm: Communicator) -> None:
+def case_cancel(comm):
     """A receive that nothing has matched is taken back; the message goes to the next one."""
     right, left = neighbours(comm)
     first, second, status = blank(2), blank(2), MPI.Status()
@@ -216,7 +211,7 @@ def case_cancel(comm: Communicator) -> None:
     sent.Wait()
 
 
-def case_interrupted_as_it_begins(comm: Communicator) -> None:
+def case_interrupted_as_it_begins(comm):
     """Ctrl-C between the start of a message and its request: a send goes on, a receive is taken back."""
     right, left = neighbours(comm)
     data, first, second = vector(pattern(LONG, comm.rank)), blank(LONG), blank(LONG)
@@ -234,13 +229,13 @@ def case_interrupted_as_it_begins(comm: Communicator) -> None:
     assert all((each == pattern(LONG, -1, turn)).all() for turn, each in enumerate(poison))
 
 
-def case_idioms_of_mpi4py(comm: Communicator) -> None:
+def case_idioms_of_mpi4py(comm):
     """Ranks and tags that are numpy's; MPI's null requests and messages in lists and comparisons."""
     right, left = neighbours(comm)
     ranks, tags, data, into = np.array([left, right]), np.arange(3), pattern(5, comm.rank), np.empty(5)
     comm.Sendrecv(data, ranks[1], tags[2], into, ranks[0], tags[2])
     assert (into == pattern(5, left)).all()
-    requests: list[Any] = [MPI.REQUEST_NULL, comm.Irecv(into, ranks[0], tags[1]), comm.Isend(data, ranks[1], tags[1])]
+    requests = [MPI.REQUEST_NULL, comm.Irecv(into, ranks[0], tags[1]), comm.Isend(data, ranks[1], tags[1])]
     assert requests[1] and requests[1] != MPI.REQUEST_NULL and requests[1] != requests[2]
     assert Request.waitall(requests, statuses := []) == [None] * 3 and statuses[1].source == left
     assert not any(requests) and requests[1] == requests[2] == MPI.REQUEST_NULL
@@ -254,7 +249,7 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
     assert again and again != MPI.REQUEST_NULL
     again.Free()
     assert not again and again == MPI.REQUEST_NULL
-    assert again.wait() is None and again.test() == (True, None)  # type: ignore[func-returns-value]
+    assert again.wait() is None and again.test() == (True, None)
     sent = comm.Isend(data, right, 7)
     message = Message.Probe(comm, left, 7)
     assert message and message not in (MPI.MESSAGE_NULL, MPI.MESSAGE_NO_PROC)
@@ -263,11 +258,11 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
     sent.Wait()
 
 
-def case_partitions(comm: Communicator) -> None:
+def case_partitions(comm):
     """Partitions of a send arrive as they are marked ready, however the receiver divides the data."""
     right, left = neighbours(comm)
 
-    def headers() -> int:
+    def headers():
         return sum(type(each).__name__ == "_Header" for each in gc.get_objects())
 
     before = headers()
@@ -299,7 +294,7 @@ def case_partitions(comm: Communicator) -> None:
     assert headers() <= before + 1  # that of the last one
 
 
-def case_partitions_in_any_order(comm: Communicator) -> None:
+def case_partitions_in_any_order(comm):
     """Waiting for one of several comes back for a partition that is marked ready late; the order of making holds."""
     right, left = neighbours(comm)
     outgoing, incoming = (
@@ -325,13 +320,13 @@ def case_partitions_in_any_order(comm: Communicator) -> None:
     Request.Waitall([first, second, parts[0]])
 
 
-def case_partitions_in_threads(comm: Communicator) -> None:
+def case_partitions_in_threads(comm):
     """Threads make, start and wait for partitioned messages at the same time; what comes first may be another one's."""
     right, left = neighbours(comm)
     size, count, failures = 240, 5, []
     made, usual = threading.Barrier(count), sys.getswitchinterval()
 
-    def work(tag: int) -> None:
+    def work(tag):
         data, into = pattern(size, comm.rank, tag), np.full(size, -1.0)
         incoming = comm.Precv_init(into, 3, left, tag)
         incoming.Start()
@@ -351,11 +346,11 @@ def case_partitions_in_threads(comm: Communicator) -> None:
         outgoing.Wait()
         assert (into == pattern(size, left, tag)).all()
 
-    def asks(incoming: Any) -> None:
+    def asks(incoming):
         while not incoming.Parrived(1):
             time.sleep(0)
 
-    def noted(tag: int) -> None:
+    def noted(tag):
         try:
             work(tag)
         except BaseException as failure:
@@ -372,13 +367,13 @@ def case_partitions_in_threads(comm: Communicator) -> None:
     assert not failures, failures
 
 
-def case_mistakes_with_partitions(comm: Communicator) -> None:
+def case_mistakes_with_partitions(comm):
     right, left = neighbours(comm)
     first, into = comm.Psend_init([np.ones(8), 2], 4, right, 1), np.empty(8)
     part = comm.Precv_init([into, 8], 1, left, 1)
     PersistentRequest.Startall([part, first])
 
-    def wrong(words: str, call: Callable[[], Any]) -> None:
+    def wrong(words, call):
         with raises(ValueError, words, f"rank {comm.rank}"):
             call()
 

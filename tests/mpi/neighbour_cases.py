@@ -1,21 +1,16 @@
 """Neighbourhood collectives against MPI's own."""
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from cases import raises
 from mpi4py import MPI
 
 import ucc_hetero
-from ucc_hetero import Communicator
-
-Array = np.ndarray[Any, Any]
 
 
-def topologies(comm: Communicator) -> Iterator[tuple[str, Any]]:
+def topologies(comm):
     """Grids with borders, with both neighbours in one rank and with itself as neighbour; graphs with parallel edges."""
     p, me = comm.size, comm.rank
     for dims, periods in (
@@ -40,7 +35,7 @@ def topologies(comm: Communicator) -> Iterator[tuple[str, Any]]:
     yield "chain", comm.Create_dist_graph([me], [int(me + 1 < p)], [me + 1] if me + 1 < p else [])
 
 
-def variants(comm: Any, name: str, send: Any, recv: Any) -> Iterator[None]:
+def variants(comm, name, send, recv):
     """A call in its three forms; the caller looks at what was received after each."""
     getattr(comm, name)(send, recv)
     yield
@@ -55,7 +50,7 @@ def variants(comm: Any, name: str, send: Any, recv: Any) -> Iterator[None]:
     again.Free()
 
 
-def received(comm: Any, blocks: list[Array]) -> list[Array | None]:
+def received(comm, blocks):
     """The block that comes along each edge, from what all ranks say that they send along theirs; None from nobody."""
     everyone = comm.mpi.allgather((comm.outedges, blocks))
     grid, seen, found = comm.mpi.Get_topology() == MPI.CART, Counter[int](), []
@@ -70,7 +65,7 @@ def received(comm: Any, blocks: list[Array]) -> list[Array | None]:
     return found
 
 
-def compare(comm: Any, name: str, send: Any, recv: Any, into: Array, blocks: list[Array | None], what: str) -> None:
+def compare(comm, name, send, recv, into, blocks, what):
     """A call's result in every row of ``into``, of which the rest stays as it was."""
     right = np.frombuffer(b"\xa5" * into.nbytes, into.dtype).reshape(into.shape).copy()
     for row, block in zip(right, blocks, strict=True):
@@ -82,7 +77,7 @@ def compare(comm: Any, name: str, send: Any, recv: Any, into: Array, blocks: lis
         into.view(np.uint8)[...] = 0xA5
 
 
-def case_all_topologies(comm: Communicator) -> None:
+def case_all_topologies(comm):
     """All five calls with random numbers and gaps; and MPI's own on grids."""
     rng = np.random.default_rng()
     for what, topo in topologies(comm):
@@ -105,7 +100,7 @@ def case_all_topologies(comm: Communicator) -> None:
         topo.Free()
 
 
-def case_columns(comm: Communicator) -> None:
+def case_columns(comm):
     """The borders of a field on a grid, as datatypes with gaps, both ways at once."""
     topo = comm.Create_cart([comm.size], periods=[True])
     field = np.random.default_rng(comm.rank).random((6, 5))
@@ -120,7 +115,7 @@ def case_columns(comm: Communicator) -> None:
     topo.Free()
 
 
-def case_callers_messages_are_apart(comm: Communicator) -> None:
+def case_callers_messages_are_apart(comm):
     """A receive from anyone takes no message of a neighbourhood collective."""
     topo = comm.Create_cart([comm.size], periods=[True])
     into = np.full(3, -1.0)
@@ -136,7 +131,7 @@ def case_callers_messages_are_apart(comm: Communicator) -> None:
     topo.Free()
 
 
-def case_mistakes(comm: Communicator) -> None:
+def case_mistakes(comm):
     """Refused by name and rank; sizes that differ fail, and so do later calls, but for those of other kinds."""
     me, one, rows = f"rank {comm.rank}", np.zeros(4), np.zeros((2, 4))
     with raises(ValueError, "no topology", me, "Create_cart"):

@@ -9,7 +9,7 @@ their receives or behind them. ``DICE`` is a seed.
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,9 +50,6 @@ class Sent(NamedTuple):
     first: int
 
 
-Plan = dict[tuple[int, int], list[Sent]]
-
-
 class Begun(NamedTuple):
     """What is under way, and what looks at its status and its data once it has ended."""
 
@@ -60,22 +57,21 @@ class Begun(NamedTuple):
     judge: Callable[[MPI.Status], object]
 
 
-def anything(status: MPI.Status) -> None:
+def anything(status):
     """The judgement of what has nothing to look at."""
 
 
 class Dice:
     """Numbers that all ranks draw alike, and those of this rank."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm):
         seed = WORLD.bcast(int(os.environ.get("DICE") or secrets.randbelow(1 << 30)))
         print("seed", seed)
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.same, self.mine = np.random.default_rng(seed), np.random.default_rng([seed, comm.rank])
         self.pool = self.same.integers(-99, 99, 7_000_000).astype(np.float32)
 
-    def plan(self, least: int, crowd: bool = False) -> Plan:
-        """What every rank sends to every other one, in order."""
+    def plan(self, least, crowd=False):
         every = [(s, d) for s in range(self.size) for d in range(self.size) if s != d or not least]
         counts = {pair: int(self.same.integers(1, 200 if crowd else 9)) for pair in every}
         return {
@@ -83,20 +79,20 @@ class Dice:
             for pair in every
         }
 
-    def message(self, least: int = 0, lengths: Sequence[int] = LENGTHS) -> Sent:
+    def message(self, least=0, lengths=LENGTHS):
         count = max(least, int(self.same.choice(lengths)))
         return Sent(count, int(self.same.choice(TAGS)), int(self.same.integers(900_000)))
 
-    def pick(self, among: Sequence[Any]) -> Any:
+    def pick(self, among):
         return among[int(self.mine.integers(len(among)))]
 
-    def rarely(self) -> bool:
+    def rarely(self):
         return not self.mine.integers(4)
 
-    def data(self, message: Sent) -> np.ndarray[Any, Any]:
+    def data(self, message):
         return self.pool[message.first :][: message.count]
 
-    def memory(self, count: int, device: bool = False) -> Any:
+    def memory(self, count, device=False):
         """Memory on the device, or wherever, with gaps as well, or at the beginning of a longer array."""
         if ON_DEVICES and (device or not self.rarely()):
             return Array(count)
@@ -104,19 +100,19 @@ class Dice:
             return np.empty(count + 3, np.float32)[:count]
         return np.empty((count, 2), np.float32)[:, 0]
 
-    def filled(self, message: Sent, device: bool = False) -> Any:
+    def filled(self, message, device=False):
         made = self.memory(message.count, device)
         seen(made)[:] = self.data(message)
         return made
 
-    def room(self, *messages: Sent, device: bool = False) -> Any:
+    def room(self, *messages, device=False):
         """Memory for any of some messages, or for a longer one."""
         longest = max(message.count for message in messages)
         made = self.memory(longest + 7 * int(self.mine.integers(2)), device)
         seen(made)[:] = -1000
         return made
 
-    def spelt(self, memory: Any) -> Any:
+    def spelt(self, memory):
         """One of mpi4py's ways to say where a message is."""
         n = seen(memory).size
         forms = [memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]]
@@ -128,12 +124,12 @@ class Dice:
             forms += [memory.view("c8") for _ in range(n % 2 == 0)]
         return self.pick(forms)
 
-    def place(self, source: int, tag: int) -> dict[str, int]:
+    def place(self, source, tag):
         """Arguments that say whom a message is from; what may be anything is named, or left out."""
         said, wild = {"source": source, "tag": tag}, (MPI.ANY_SOURCE, MPI.ANY_TAG)
         return {name: each for name, each in said.items() if each not in wild or self.rarely()}
 
-    def judge(self, received: Any, message: Sent, source: int, status: MPI.Status) -> None:
+    def judge(self, received, message, source, status):
         found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT), status.Get_elements(MPI.BYTE)
         assert found == (source, message.tag, message.count, 4 * message.count), (found, source, message)
         assert not status.Is_cancelled()
@@ -146,22 +142,21 @@ class Inbox:
     """What is still to be received of a plan: a receive takes the earliest message from its source that has its tag, of
     those that no receive takes that was begun before. What a probe has taken out may be received late."""
 
-    def __init__(self, dice: Dice, plan: Plan, any_tag: bool) -> None:
+    def __init__(self, dice, plan, any_tag):
         self.dice, self.comm, self.any_tag = dice, dice.comm, any_tag
         self.left = {s: list(messages) for (s, d), messages in plan.items() if d == dice.rank}
-        self.taken_out: list[tuple[Any, Sent, int]] = []
+        self.taken_out = []
 
-    def first(self, source: int, tag: int) -> Sent | None:
+    def first(self, source, tag):
         return next((each for each in self.left[source] if tag in (each.tag, MPI.ANY_TAG)), None)
 
-    def take(self, source: int, tag: int) -> Sent:
+    def take(self, source, tag):
         message = self.first(source, tag)
         assert message is not None, f"there is no message with tag {tag} from rank {source}"
         self.left[source].remove(message)
         return message
 
-    def receive(self) -> list[Begun]:
-        """Receive a message in one of all forms; what is to be waited for, if anything."""
+    def receive(self):
         dice, comm, how, status = self.dice, self.comm, self.dice.pick(RECEIVES), MPI.Status()
         source = dice.pick([s for s, messages in self.left.items() if messages])
         tag = MPI.ANY_TAG if self.any_tag and dice.rarely() else dice.pick(self.left[source]).tag
@@ -190,9 +185,9 @@ class Inbox:
         self.taken_out.append((found, message, source))
         return [] if dice.rarely() else self.late()
 
-    def late(self) -> list[Begun]:
+    def late(self):
         """Receive what probes have taken out."""
-        begun, status, dice = list[Begun](), MPI.Status(), self.dice
+        begun, status, dice = [], MPI.Status(), self.dice
         for found, message, source in self.taken_out:
             judge = partial(dice.judge, into := dice.room(message), message, source)
             if dice.rarely():
@@ -204,8 +199,7 @@ class Inbox:
         return begun
 
 
-def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
-    """Begin a send in one of all forms."""
+def send(dice, message, dest):
     how, data = dice.pick(SENDS), dice.filled(message)
     request = getattr(dice.comm, how)(dice.spelt(data), dest, message.tag)
     if how in INITS:
@@ -215,14 +209,13 @@ def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
     return [Begun(request, anything)] if request is not None else []
 
 
-def calls(dice: Dice) -> list[Begun]:
-    """Collectives, one of them MPI's."""
+def calls(dice):
     comm, r, p, a, b = dice.comm, dice.rank, dice.size, dice.memory(LONG, True), dice.memory(LONG, True)
     again, own = (np.full(5, -1.0) for _ in range(2))
     seen(a)[:] = r
 
-    def due(memory: Any, value: float) -> Callable[[MPI.Status], None]:
-        def judge(_: MPI.Status) -> None:
+    def due(memory, value):
+        def judge(_):
             assert (seen(memory) == value).all(), (seen(memory)[:5], value)
 
         return judge
@@ -233,14 +226,14 @@ def calls(dice: Dice) -> list[Begun]:
     return [*made, Begun(comm.Iallreduce(np.full(5, 3.0), own, op=ADD), due(own, 3 * p))]
 
 
-def decoys(dice: Dice) -> list[Begun]:
+def decoys(dice):
     """What receives nothing, and what receives or sends alone of two that do both."""
     comm, into, own = dice.comm, np.full(3, -1.0), np.full(3, -1.0)
 
-    def sent(status: MPI.Status) -> None:
+    def sent(status):
         assert (own == 5).all() and (status.source, status.tag) == (dice.rank, OWN)
 
-    def nothing(status: MPI.Status) -> None:
+    def nothing(status):
         assert (into == -1).all() and (status.Is_cancelled() or status.source == MPI.PROC_NULL)
 
     taken_back = comm.Irecv(into, dice.pick([MPI.ANY_SOURCE, *range(dice.size)]), NONE)
@@ -253,10 +246,10 @@ def decoys(dice: Dice) -> list[Begun]:
     return [*(Begun(each, nothing) for each in made), Begun(halves[0], sent)]
 
 
-def end(dice: Dice, under_way: Sequence[Begun]) -> None:
+def end(dice, under_way):
     """Wait for all in one of all ways, and look at what each has done."""
     way, requests = dice.pick(ENDS), [each.request for each in under_way]
-    method, found = getattr(Request, way), dict[int, MPI.Status]()
+    method, found = getattr(Request, way), {}
     while len(found) < len(requests):
         several = way.endswith(("all", "some"))
         statuses = [MPI.Status() for _ in range(dice.pick([0, 1, len(requests) + 2]) if several else 0)]
@@ -292,7 +285,7 @@ def end(dice: Dice, under_way: Sequence[Begun]) -> None:
             requests[index].Free()
 
 
-def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
+def one_turn(dice, stream, crowd):
     """Of one tag in the order of sending, else in any; few, or hundreds that are under way at a time."""
     comm, status, r, p, plan = dice.comm, MPI.Status(), dice.rank, dice.size, dice.plan(0, crowd)
     sends = [begun for (s, d), messages in plan.items() if s == r for each in messages for begun in send(dice, each, d)]
@@ -315,7 +308,7 @@ def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
     end(dice, [every[k] for k in dice.mine.permutation(len(every))])
 
 
-def in_pairs(dice: Dice) -> None:
+def in_pairs(dice):
     """Every rank sends to one and receives from one, itself maybe, by one call; persistent ones go several times."""
     comm, r, p, status, how = dice.comm, dice.rank, dice.size, MPI.Status(), str(dice.same.choice(PAIRS))
     shift, messages = int(dice.same.integers(p)), [dice.message() for _ in range(p)]
@@ -342,7 +335,7 @@ def in_pairs(dice: Dice) -> None:
         dice.judge(into, theirs, of, status)
 
 
-def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incoming: tuple[Any, int, Sent]) -> None:
+def several_times(dice, how, outgoing, incoming):
     """With what the memory then holds."""
     comm, (data, to, mine), (into, of, theirs) = dice.comm, outgoing, incoming
     requests = [comm.Recv_init(into, of, theirs.tag), getattr(comm, how)(data, to, mine.tag)]
@@ -352,7 +345,7 @@ def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incomin
         PersistentRequest.Startall(requests)
         with raises(ValueError, "still active"):
             requests[turn % 2].Start()
-        Request.Waitall(requests, statuses := list[MPI.Status]())
+        Request.Waitall(requests, statuses := [])
         dice.judge(into, again[1], of, statuses[0])
         assert requests[0].Wait(statuses[0]) and statuses[0].source == MPI.ANY_SOURCE
     for request in requests:
@@ -361,22 +354,22 @@ def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incomin
             request.Start()
 
 
-def own_queues() -> bool:
+def own_queues():
     """True if streams may be held, as each has a queue of its own."""
     return os.environ.get("FAKEGPU_CONNECTIONS") == "0"
 
 
-def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
+def in_streams(dice, streams, sends_first):
     """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
     fills its memory anew at once, as the receiver's does before. Some streams are held until all have been begun."""
-    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, list[Any]()
+    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, []
     plan = dice.plan(1)
     gates = [Gate(stream) for stream in streams if own_queues() and dice.mine.integers(2)]
     by_hosts = os.environ.get("UCCH_CHANNELS") == "n"
     ways = [*streams, *[None] * by_hosts]  # these are matched with messages without a stream, too
-    sends, receives = list[Any](), list[tuple[Any, Any, int, Sent]]()
+    sends, receives = [], []
 
-    def send() -> None:
+    def send():
         for (_, d), messages in (each for each in plan.items() if each[0][0] == r):
             for message in messages:
                 form, stream = comm.Issend if dice.rarely() else comm.Isend, dice.pick(ways)
@@ -389,7 +382,7 @@ def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
                 sends.append(form(data, d, message.tag, stream=stream))
                 data.fill(stream, -7.0)
 
-    def receive() -> None:
+    def receive():
         for (s, _), messages in (each for each in plan.items() if each[0][1] == r):
             for message in messages:
                 wanted = None if dice.mine.integers(3) == 0 else message.tag
@@ -398,7 +391,7 @@ def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
                     into.fill(stream, -1000.0)
                 receives.append((comm.Irecv(into, s, wanted, stream=stream), into, s, message))
 
-    steps: list[Callable[[], None]] = [send, receive] if sends_first else [receive, send]
+    steps = [send, receive] if sends_first else [receive, send]
     for step in steps:
         step()
     for gate in gates:
@@ -410,7 +403,7 @@ def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
         request.Wait()
 
 
-def blocking_in_streams(dice: Dice, streams: list[Any]) -> None:
+def blocking_in_streams(dice, streams):
     """With calls between messages, and a message by MPI's rules."""
     comm, r, p, status = dice.comm, dice.rank, dice.size, MPI.Status()
     right, left = (r + 1) % p, (r - 1) % p
@@ -427,7 +420,7 @@ def blocking_in_streams(dice: Dice, streams: list[Any]) -> None:
         assert (z.peek == 3 + left).all()
 
 
-def on_device(comm: Communicator) -> list[Any]:
+def on_device(comm):
     """Streams of this rank's device, which it works with from now on; none of a rank without one."""
     if not ON_DEVICES:
         return []
@@ -435,8 +428,7 @@ def on_device(comm: Communicator) -> list[Any]:
     return [runtime().stream() for _ in range(4)]
 
 
-def by_rules_of_mpi(parent: Communicator) -> None:
-    """All of them, in every form; on a communicator of their own, where one is never received."""
+def by_rules_of_mpi(parent):
     with parent.Dup() as comm:
         dice, streams = Dice(comm), on_device(comm)
         for turn in range(3):
@@ -449,7 +441,7 @@ def by_rules_of_mpi(parent: Communicator) -> None:
         comm.Isend(dice.memory(LONG), (comm.rank + 1) % comm.size, 8).Free()
 
 
-def main() -> None:
+def main():
     with Communicator() as comm:
         dice, streams = Dice(comm), on_device(comm)
         for sends_first in (False, True):

@@ -9,10 +9,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import collective_call
@@ -27,7 +26,7 @@ from mpi4py import MPI
 from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
 
 WORLD = MPI.COMM_WORLD
-STREAM: Any = None
+STREAM = None
 if "FAKEGPU_LAYOUT" in os.environ:
     import arrays  # before a communicator is made
 #: Calls in which a rank may have done its part, rightly, before another one refuses its own.
@@ -44,8 +43,7 @@ class Trial(NamedTuple):
     before: int
 
 
-def draw_trial(rng: np.random.Generator) -> Trial:
-    """Any trial."""
+def draw_trial(rng):
     on_device, size = collective_call.device_memory is not None, WORLD.size
     case = replace(draw(rng, size, int(rng.integers(1 << 30)), tuple(METHODS)), spec="plain", gaps=False)
     if case.dtype in FOREIGN:
@@ -64,7 +62,7 @@ def draw_trial(rng: np.random.Generator) -> Trial:
     return Trial(case, str(rng.choice(mistakes)), culprits, own_op, int(rng.integers(4)))
 
 
-def spoiled(call: Call, mistake: str) -> list[Any]:
+def spoiled(call, mistake):
     """The call's arguments with a mistake."""
     args, case = call.args(), call.case
     side = 0 if case.name == "bcast" or call.recv is None else 1
@@ -72,7 +70,6 @@ def spoiled(call: Call, mistake: str) -> list[Any]:
     if mistake == "object":
         args[side] = 5
     elif mistake in ("short", "type"):
-        assert call.recv is not None
         whole, dtype = call.recv.view.size, call.dtype
         wrong = memory(whole - 1, dtype) if mistake == "short" else memory(whole, "f4" if dtype.itemsize == 8 else "f8")
         args[side] = [wrong, *args[side][1:]] if isinstance(args[side], list) else wrong
@@ -81,14 +78,14 @@ def spoiled(call: Call, mistake: str) -> list[Any]:
     return args
 
 
-def make(comm: Communicator, trial: Trial) -> Call:
+def make(comm, trial):
     """Make the trial's call, wrongly or not."""
     call, wrong = Call(trial.case, comm), comm.rank in trial.culprits
     call.refill()
     args = spoiled(call, trial.mistake if wrong else "")
     if trial.own_op and trial.mistake != "op":
         args[-1 if trial.case.root < 0 else -2] = ADD
-    call.args = lambda: args  # type: ignore[method-assign]
+    call.args = lambda: args
     request = start(comm, call, STREAM)
     if isinstance(request, PersistentRequest) and trial.case.form == "persistent":
         if wrong and trial.mistake == "freed":
@@ -102,16 +99,14 @@ def make(comm: Communicator, trial: Trial) -> Call:
     return call
 
 
-def computes(comm: Communicator, seed: int) -> None:
-    """Calls of all kinds are right."""
+def computes(comm, seed):
     tester, rng = Tester(comm, f"after a mistake, {seed}", STREAM), np.random.default_rng(seed)
     for _ in range(2):
         case = draw(rng, comm.size, int(rng.integers(1 << 30)), tuple(METHODS))
         tester.one(case if case.dtype not in FOREIGN else replace(case, dtype="float32", op=case.op and "SUM"))
 
 
-def attempt(trial: Trial, comm: Communicator) -> None:
-    """One trial."""
+def attempt(trial, comm):
     case, culprits = trial.case, trial.culprits
     for number in range(trial.before):
         computes(comm, case.seed + number)
@@ -130,21 +125,21 @@ def attempt(trial: Trial, comm: Communicator) -> None:
         ended(comm, culprits)
 
 
-def named(error: Exception, culprits: Sequence[int]) -> bool:
+def named(error, culprits):
     """True if an error says which of some ranks refused the call, why, and what to do."""
     text = str(error)
     who = any(f"rank {culprit} refused " in text for culprit in culprits)
     return who and ("Error: " in text or "NotSupported: " in text) and "make a new one" in text
 
 
-def ended(comm: Communicator, culprits: Sequence[int]) -> None:
+def ended(comm, culprits):
     """All ranks learn of it, wherever they are, and every later call of any kind says so at once."""
     a, out = np.ones(2), np.zeros(2)
     with pytest.raises(CollectiveError) as caught:
         while True:  # one that has done its part, or refused it, may not know yet; others have ended
             comm.Barrier()
     assert named(caught.value, culprits), caught.value
-    later: list[Callable[[], Any]] = [
+    later = [
         lambda: comm.Allreduce(a, out), lambda: comm.Iallreduce(a, out), lambda: comm.Bcast(a, comm.size),
         lambda: comm.Allreduce_init(a, out), lambda: comm.Isend(a, 0), lambda: comm.Recv(out),
         lambda: comm.Allreduce(a, out, ADD), lambda: comm.bcast(1), lambda: comm.gather(1), comm.Dup, comm.Split,
@@ -155,7 +150,7 @@ def ended(comm: Communicator, culprits: Sequence[int]) -> None:
         assert named(caught.value, culprits), caught.value
 
 
-def several_under_way(comm: Communicator) -> None:
+def several_under_way(comm):
     """Calls that were begun before a refused one end well, those behind it do not."""
     p, last, count = comm.size, comm.size - 1, 1 << 15
     sums = [np.full(count, -1.0) for _ in range(5)]
@@ -175,7 +170,7 @@ def several_under_way(comm: Communicator) -> None:
     ended(comm, [last])
 
 
-def before_others_come(comm: Communicator) -> None:
+def before_others_come(comm):
     """A rank refuses calls and makes others, long before the others come to the first one."""
     last, freed, out = comm.size - 1, comm.Barrier_init(), np.zeros(1)
     freed.Free()
@@ -195,7 +190,7 @@ def before_others_come(comm: Communicator) -> None:
     ended(comm, [last])
 
 
-def behind(comm: Communicator) -> None:
+def behind(comm):
     """Rank 0 makes calls late, when it is known that a rank has refused a later one: they end well on all ranks."""
     p, last, board, how = comm.size, comm.size - 1, comm._runner.board, {"stream": STREAM} if STREAM else {}
     memory = collective_call.device_memory or np.empty
@@ -226,7 +221,7 @@ def behind(comm: Communicator) -> None:
     ended(comm, [last])
 
 
-def many_by_all(comm: Communicator) -> None:
+def many_by_all(comm):
     """All ranks refuse many calls, each at its own time."""
     freed = comm.Barrier_init()
     freed.Free()
@@ -238,14 +233,14 @@ def many_by_all(comm: Communicator) -> None:
     computes(comm, 1)
 
 
-def answered_late(comm: Communicator) -> None:
+def answered_late(comm):
     """A rank that has said that it is ready to make a team waits for the answer, though its call is refused meanwhile:
     the one that gives it makes the team, would be alone there, and spoil the context for all communicators."""
     teams, ends = comm._runner.members.teams, (0, comm.size - 1)
 
-    told: list[bool] = []
+    told = []
 
-    def refused() -> None:
+    def refused():
         if not told:
             WORLD.Send(np.zeros(1), 0, 7)
         told.append(True)
@@ -261,7 +256,7 @@ def answered_late(comm: Communicator) -> None:
     teams.look = None
 
 
-def refused_own_operation(comm: Communicator) -> None:
+def refused_own_operation(comm):
     """Nothing of the call is left that could meet what the ranks do next."""
     last, data = comm.size - 1, np.full(5000, 1.0)
     with pytest.raises(ValueError if comm.rank == last else RefusedError):
@@ -269,14 +264,14 @@ def refused_own_operation(comm: Communicator) -> None:
     ended(comm, [last])
 
 
-def refused_objects(comm: Communicator) -> None:
+def refused_objects(comm):
     """A collective of Python objects that one rank alone makes wrongly, once all others have come to it."""
     last, unpicklable = comm.size - 1, (i for i in ())
-    mistakes: list[Callable[[], Any]] = [
+    mistakes = [
         lambda: comm.scatter([1] * (comm.size + 1), root=last), lambda: comm.alltoall([1]),
         lambda: comm.allgather(unpicklable), lambda: comm.allreduce(1, "product"), lambda: comm.bcast(1, "no rank"),
     ]  # fmt: skip
-    rights: list[Callable[[], Any]] = [
+    rights = [
         lambda: comm.scatter(None, root=last), lambda: comm.alltoall([1] * comm.size), lambda: comm.allgather(1),
         lambda: comm.allreduce(1), lambda: comm.bcast(1, last),
     ]  # fmt: skip
@@ -286,7 +281,7 @@ def refused_objects(comm: Communicator) -> None:
     ended(comm, [last])
 
 
-def alone(comm: Communicator) -> None:
+def alone(comm):
     """A call of one rank while all others give the communicator back."""
     if comm.rank == comm.size - 1:
         with pytest.raises(MismatchError, match="rank [0-9] called Free instead"):
@@ -294,7 +289,7 @@ def alone(comm: Communicator) -> None:
     comm.Free()
 
 
-def refused_by_others(comm: Communicator) -> None:
+def refused_by_others(comm):
     """A call that one rank has begun before all others refuse it."""
     data = np.zeros(2)
     begun = comm.Ibcast(data) if comm.rank == 0 else None
@@ -308,7 +303,7 @@ def refused_by_others(comm: Communicator) -> None:
     ended(comm, range(1, comm.size))
 
 
-def on_its_own(check: Callable[[Communicator], None]) -> None:
+def on_its_own(check):
     """Run a case on a communicator of its own."""
     comm = Communicator(WORLD)
     check(comm)
@@ -316,7 +311,7 @@ def on_its_own(check: Callable[[Communicator], None]) -> None:
     comm.Free()
 
 
-def main(trials: int) -> None:
+def main(trials):
     global STREAM
     seed = WORLD.bcast(int(os.environ.get("UCCH_TEST_SEED") or secrets.randbelow(1 << 30)))
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import ADD
 from mpi4py import MPI
+from processes import interrupted_at
 
 from ucc_hetero import Communicator, PersistentRequest, Request
 from ucc_hetero.calls import request as request_module
@@ -84,6 +85,22 @@ def case_free(comm: Communicator) -> None:
     total = np.zeros(2000)
     comm.Allreduce(np.ones(2000), total)
     assert (total == comm.size).all()
+
+
+def case_interrupted_as_its_end_is_taken(comm: Communicator) -> None:
+    """Wherever Ctrl-C comes in the wait for what has ended, the next wait completes it, and others have programs of
+    their own."""
+    for at in range(40):
+        into, others = np.full(3000, -1.0), [np.full(3000, -1.0) for _ in range(3)]
+        request = comm.Iallreduce(np.full(3000, float(at)), into)
+        while not request.Get_status():
+            pass
+        interrupted = interrupted_at(at, request.Wait)
+        request.Wait()
+        Request.Waitall([comm.Iallreduce(np.full(3000, float(i)), other) for i, other in enumerate(others)])
+        for i, each in enumerate([*others, into]):
+            assert (each == comm.size * (at if each is into else i)).all(), (at, i, each)
+    assert not interrupted
 
 
 def case_persistent_that_is_dropped(comm: Communicator) -> None:

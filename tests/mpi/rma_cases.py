@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 import traceback
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,7 @@ rng = np.random.default_rng()
 N = 1_000_000
 
 
-def end(*failure: Any) -> None:
-    """End the job with a rank that fails."""
+def end(*failure):
     traceback.print_exception(*failure)
     mpi.Abort(1)
 
@@ -29,8 +27,7 @@ def end(*failure: Any) -> None:
 sys.excepthook = end
 
 
-def refused(kind: type[Exception], words: str, call: Any, *args: Any, **options: Any) -> None:
-    """A call that must fail."""
+def refused(kind, words, call, *args, **options):
     try:
         found = call(*args, **options)
         if isinstance(found, rma.Request):
@@ -41,7 +38,7 @@ def refused(kind: type[Exception], words: str, call: Any, *args: Any, **options:
         raise AssertionError(f"{call} takes {args}")
 
 
-def everybody(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
+def everybody(worker, peers):
     """Rows to and from all ranks, one's own among them, with a notification each."""
     source, room = rng.integers(0, 256, N, np.uint8), np.zeros((p, N), np.uint8)
     mine, theirs = worker.register(source), worker.register(room)
@@ -52,7 +49,6 @@ def everybody(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
         peer.put(mine, target, 0, r * N, N, notify=b"row %d" % r)
     for _ in range(p):
         found = worker.wait_notification()
-        assert found.peer is not None
         rank = peers.index(found.peer)
         assert found.data == b"row %d" % rank and (room[rank] == told[rank][2]).all()
     mpi.Barrier()
@@ -69,8 +65,7 @@ def everybody(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
         region.close()
 
 
-async def awaited(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
-    """Transfers and a counter in an event loop."""
+async def awaited(worker, peers):
     room, counter = np.zeros(p * 1000, np.int64), worker.counter()
     mine, theirs = worker.register(np.full(1000, r, np.int64)), worker.register(room)
     told = mpi.allgather((theirs.descriptor, counter.number))
@@ -83,7 +78,7 @@ async def awaited(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     assert not worker.notifications(), "a counter alone is no notification"
 
 
-def one_by_one(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
+def one_by_one(worker, peers):
     """Single pieces of all lengths, many of which end as they begin."""
     n = 3 << 20
     source, room, back = rng.integers(0, 256, n, np.uint8), np.zeros((p, n), np.uint8), np.zeros(n, np.uint8)
@@ -117,7 +112,7 @@ def one_by_one(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     mpi.Barrier()
 
 
-def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
+def bad_input(worker, peers):
     """Mistakes are errors on the side that makes them."""
     right = peers[(r + 1) % p]
     room = np.full(4096, 7, np.uint8)
@@ -168,7 +163,7 @@ def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     mpi.Barrier()
 
 
-def main() -> None:
+def main():
     """All of it, and some once more with a worker that is made anew."""
     for anew in (False, True):
         with rma.Worker() as worker:

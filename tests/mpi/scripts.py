@@ -41,10 +41,9 @@ class Job(NamedTuple):
     status: int | None = 0
     env: Mapping[str, str] = {"UCCH_TIMEOUT": "200"}
     head: str = HEAD
-    #: Further options of the fixture that starts it.
     more: Mapping[str, Any] = {}
 
-    def run(self, start: Any, **more: Any) -> Any:
+    def run(self, start, **more):
         """Run it by ``mpirun`` or ``crew``, whose ranks end well, and see how it ends."""
         script = self.script if isinstance(self.script, str) else self.script()
         done = start(self.head + script, self.ranks, env=self.env, **self.more, **more)

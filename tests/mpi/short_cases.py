@@ -4,9 +4,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedErro
 world = MPI.COMM_WORLD
 
 
-def few_files() -> None:
+def few_files():
     """A call that was never made before passes the files of docs/design.md, and no layers beside them."""
     with Communicator(world) as comm:
         total = np.empty(4)
@@ -27,36 +25,32 @@ def few_files() -> None:
     assert len(found) <= 15, sorted(found)
 
 
-def few_frames() -> None:
+def few_frames():
     """A call that was made before runs at most four of the package's Python functions, of any length."""
     with Communicator(world) as comm:
         for n in (4, 1 << 16):
             count_frames(comm, n)
 
 
-def count_frames(comm: Communicator, n: int) -> None:
+def count_frames(comm, n):
     dice = np.random.default_rng(int.from_bytes(np.random.bytes(4), "little"))
     mine, part, whole = dice.random(n), np.empty(n), np.empty(n * comm.size)
     every = dice.random(n * comm.size)
     request, total = comm.Allreduce_init(mine, part), np.sum(world.allgather(mine), axis=0)
 
-    def at(root: int, array: np.ndarray) -> np.ndarray | None:
+    def at(root, array):
         return array if comm.rank == root else None
 
     calls = {
-        "Barrier": comm.Barrier,
-        "Allreduce": lambda: comm.Allreduce(mine, part),
-        "Bcast": lambda: comm.Bcast(part, 1),
-        "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
+        "Barrier": comm.Barrier, "Allreduce": lambda: comm.Allreduce(mine, part),
+        "Bcast": lambda: comm.Bcast(part, 1), "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
         "Reduce to one, arrays of all": lambda: comm.Reduce(mine, part, root=1),
-        "Allgather": lambda: comm.Allgather(mine, whole),
-        "Scatter": lambda: comm.Scatter(at(0, every), part),
+        "Allgather": lambda: comm.Allgather(mine, whole), "Scatter": lambda: comm.Scatter(at(0, every), part),
         "Scatter of one, arrays of all": lambda: comm.Scatter(every, part),
-        "Gather": lambda: comm.Gather(mine, at(0, whole)),
-        "Alltoall": lambda: comm.Alltoall(every, whole),
+        "Gather": lambda: comm.Gather(mine, at(0, whole)), "Alltoall": lambda: comm.Alltoall(every, whole),
         "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(every, part),
         "Start, Wait": lambda: (request.Start(), request.Wait()),
-    }
+    }  # fmt: skip
     for name, call in calls.items():
         for _ in range(4):
             call()
@@ -70,11 +64,11 @@ def count_frames(comm: Communicator, n: int) -> None:
     request.Free()
 
 
-def own_operations() -> None:
+def own_operations():
     """A short reduction by an operation of the user's own is prepared once for all that look like it."""
 
-    def made(combine: Callable[[Any, Any], Any]) -> MPI.Op:
-        def apply(a: Any, b: Any, _: MPI.Datatype) -> None:
+    def made(combine):
+        def apply(a, b, _):
             into = np.frombuffer(b, "f8")
             into[:] = combine(np.frombuffer(a, "f8"), into)
 
@@ -100,7 +94,7 @@ def own_operations() -> None:
         assert len(found) <= 30, found
 
 
-def ahead() -> None:
+def ahead():
     """A root that waits for nobody, calls that outnumber the parcels, and one among them that a rank refuses."""
     comm = Communicator(world)
     rank, size = comm.rank, comm.size
@@ -146,7 +140,7 @@ def ahead() -> None:
     comm.Free()
 
 
-def known() -> None:
+def known():
     """A call that differs in anything but addresses is another one, or a mistake; a long one goes on in Python."""
     comm = Communicator(world)
     rank, size = comm.rank, comm.size

@@ -5,7 +5,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ except UCCHError as error:
 """
 
 
-def fake_library(compiled: Callable[..., Path], library: Path, version: str, *, without: str = "") -> None:
+def fake_library(compiled, library, version, *, without=""):
     """A library with libucc's functions, which do nothing, and a version of its own."""
     table = (ROOT / "cffi_build" / "abi" / "symbols.h").read_text()
     names = set(re.findall(r"^UCC_(?:VOID_)?SYMBOL\([\w *]+?,? ?\*?(ucc_\w+),", table, re.M))
@@ -45,9 +44,7 @@ def fake_library(compiled: Callable[..., Path], library: Path, version: str, *, 
     (None, "", "libucc.so.1 does not exist"), ("", "", "LibraryNotFound: libucc could not be loaded"),
     ("1.0", "", "is UCC 1.0; 1.1 or newer is needed"), ("1.4", "ucc_team_create_post", "ucc_team_create_post"),
 ], ids=["no file", "no library", "too old", "lacks a function"])  # fmt: skip
-def test_a_library_that_will_not_do(
-    compiled: Callable[..., Path], tmp_path: Path, version: str | None, without: str, said: str
-) -> None:
+def test_a_library_that_will_not_do(compiled, tmp_path, version, without, said):
     """Of one rank, whom no mpirun has started; of several, below."""
     library = tmp_path / "libucc.so.1"
     if version:
@@ -59,14 +56,14 @@ def test_a_library_that_will_not_do(
     assert done.stdout.count(said) == 1 and "[ucc]" in done.stdout, done.stdout + done.stderr
 
 
-def test_library_missing_on_one_rank(mpirun, tmp_path: Path) -> None:
+def test_library_missing_on_one_rank(mpirun, tmp_path):
     """Nobody waits for the rank that cannot take part."""
     job = mpirun(OPEN, 3, args=["one"], env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
     assert job.stdout.count("AgreementError: some ranks of this job cannot take part") == 3, job.output
     assert "rank 1: LibraryNotFound" in job.stdout
 
 
-def test_a_wrong_setting_is_said_once(mpirun) -> None:
+def test_a_wrong_setting_is_said_once(mpirun):
     """By the first rank, for all of them, below the line that asked for a communicator and one of this package's."""
     wrong, who = random.choice([("012", "all 3 ranks"), ("1", "rank 1")])
     script = f"""

@@ -2,32 +2,27 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 MAIN = "from ucc_hetero.bench.__main__ import main; raise SystemExit(main())\n"
-Run = Callable[..., Any]
 COLLECTIVES = (
     *("allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "bcast", "gather", "gatherv", "reduce"),
     *("reduce_scatter", "reduce_scatter_block", "scatter", "scatterv"),
 )
 
 
-def rows(text: str) -> list[list[str]]:
-    """The table as a parser of OSU's output sees it."""
+def rows(text):
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
 @pytest.fixture
-def bench(crew: Run) -> Run:
+def bench(crew):
     """Call as ``bench(*command lines, n=2, case="right")``."""
     return lambda *commands, n=2, case="right": crew(f"bench_cases:{case}", n, args=commands, timeout=150)
 
 
-def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
+def test_every_column_at_once(bench, tmp_path):
     result = bench(f"osu_allreduce -m 4:8 -i 3 -x 1 -f -c -u 1 -z50,99 -T all --json {tmp_path}/new/r.json")
     assert result.stdout.startswith("\n# OSU MPI Allreduce Latency Test v7.4\n# Datatype: MPI_CHAR.\n# Size ")
     assert re.findall(r"# Datatype: (\w+)\.", result.stdout) == ["MPI_CHAR", "MPI_INT", "MPI_FLOAT"]
@@ -44,13 +39,13 @@ def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
     assert data["topology"] == "host[0-1]@0"
 
 
-def of_each(words: str, names: Sequence[str] = COLLECTIVES) -> list[str]:
+def of_each(words, names=COLLECTIVES):
     return [words.format(name) for name in names]
 
 
 _FEW, _PAIRS = "-m 8:8 -i 3 -x 1", ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
 #: Ranks, and command lines with the numbers of columns that their rows have; those with -c compare what they receive.
-FAMILIES: dict[str, tuple[int, dict[int, list[str]]]] = {
+FAMILIES = {
     "blocking": (3, {
         3: [each for peer in ("mpi4py", "ucc") for each in of_each(f"osu_{{}} --backend {peer} {_FEW} -c -u 1")],
         1: [f"osu_barrier --backend {peer} -i 3 -x 1" for peer in ("mpi4py", "ucc")],
@@ -74,7 +69,7 @@ FAMILIES: dict[str, tuple[int, dict[int, list[str]]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_benchmark(bench: Run, family: str) -> None:
+def test_every_benchmark(bench, family):
     ranks, lines = FAMILIES[family]
     commands = [each for some in lines.values() for each in some]
     table = rows(
@@ -85,7 +80,7 @@ def test_every_benchmark(bench: Run, family: str) -> None:
     assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # a rate of few bytes, beside other work, is 0.00
 
 
-def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
+def test_limits_and_peers_of_every_family(bench, tmp_path):
     rest = "-m 1K:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
     families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c -z50", "osu_bibw")
     commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
@@ -109,13 +104,13 @@ def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
 
 
-def test_what_one_sided_benchmarks_do(crew: Run) -> None:
+def test_what_one_sided_benchmarks_do(crew):
     """Once, with the other rank's memory as MPI says that it is then."""
     for what in ("put", "get"):
         crew("bench_cases:once", args=[what])
 
 
-def test_kv_transfer(bench: Run, tmp_path: Path) -> None:
+def test_kv_transfer(bench, tmp_path):
     """A row for each case, whose values were compared on the way."""
     ways = "buffer,plain,layout,half,float8"
     few = f"--way {ways} --pages 3,5 --block-size 4 --concurrency 1,2 --layers 2 --heads 2 --dim 8 -r 2"
@@ -131,7 +126,7 @@ def test_kv_transfer(bench: Run, tmp_path: Path) -> None:
         assert 0 < row["gbs"] <= row["best"] and row["ms"] > 0
 
 
-def test_compare(mpirun: Run, tmp_path: Path) -> None:
+def test_compare(mpirun, tmp_path):
     words = ["compare", "-m", "8:64", "--step", "8", "-r", "3", "--json", str(tmp_path / "c.json")]
     result = mpirun(MAIN, n=2, args=words, timeout=120)
     assert "ours(us)     ours*(us)    mpi4py(us)      ucc*(us)" in result.stdout
@@ -143,19 +138,19 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
 
 
-def test_wrong_data_on_one_rank_fails_the_job(bench: Run) -> None:
+def test_wrong_data_on_one_rank_fails_the_job(bench):
     words = "osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -c"
     result = bench("wrong", words, case="broken")
     assert [row[-1] for row in rows(result.stdout)[:3]] == ["Pass", "Pass", "Fail"]
     assert "DATA VALIDATION ERROR: osu_allreduce exited with status 1 on message size 16.\n" in result.stdout
 
 
-def test_wrong_data_is_not_compared(bench: Run) -> None:
+def test_wrong_data_is_not_compared(bench):
     result = bench("wrong", "compare --no-start-up --peers mpi4py,ucc -m 16:16 -T int32 -r 2", case="broken")
     assert "error: mpi4py: 1 wrong elements in allreduce of 4 int32" in result.stderr
 
 
-def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
+def test_an_error_on_one_rank_ends_the_job(mpirun):
     result = mpirun("tests/mpi/bench_cases.py", args=["osu_allreduce", "--backend", "mpi4py"], check=False, timeout=30)
     assert result.returncode != 0
     assert "OSError: this rank fails" in result.stderr
@@ -179,7 +174,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("ranks", MISTAKES)
-def test_mistakes_are_said_once(bench: Run, ranks: int) -> None:
+def test_mistakes_are_said_once(bench, ranks):
     result = bench(*MISTAKES[ranks], n=ranks, case="wrong")
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == len(MISTAKES[ranks])
@@ -187,7 +182,7 @@ def test_mistakes_are_said_once(bench: Run, ranks: int) -> None:
         assert says in line
 
 
-def test_help(bench: Run) -> None:
+def test_help(bench):
     result = bench("--help", "osu_allreduce --help", "osu_allreduce -v")
     assert result.stdout.count("osu_scatterv_persistent") == 1
     assert result.stdout.count("--tail-lat") == 1

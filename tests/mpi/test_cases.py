@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -27,25 +27,20 @@ class Cases(NamedTuple):
     layouts: Sequence[tuple[int, str]]
     args: Sequence[str] = ()
     env: Mapping[str, str] = NEVER
-    #: Variables from the start of the processes.
     job: Mapping[str, str] = {}
 
 
-def of(module: str, *layouts: tuple[int, str], **more: Any) -> Cases:
-    """All cases of a module."""
+def of(module, *layouts, **more):
     return Cases("cases:run_module", layouts, [f"{module}_cases"], **more)
 
 
 CASES = {
-    "communicators": of("communicator", (3, ""), IN_TURN),
-    "neighbourhoods": of("neighbour", (3, ""), MIXED),
-    "requests": of("request", (2, ""), IN_TURN),
-    "messages, by shared memory": of("message", (2, "")),
+    "communicators": of("communicator", (3, ""), IN_TURN), "neighbourhoods": of("neighbour", (3, ""), MIXED),
+    "requests": of("request", (2, ""), IN_TURN), "messages, by shared memory": of("message", (2, "")),
     "messages, mixed": of("message", MIXED),
     # Other protocols, other borders between them.
     "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),
-    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]),
-    "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
+    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]), "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
     # Where the kernel does not copy between processes.
     "one-sided, without cma": Cases(HERE / "rma_cases.py", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
     **{f"thin bindings, {case}": Cases(f"bindings_cases:{case}", [(3, "")])
@@ -65,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(crew: Any, name: str) -> None:
+def test_cases(crew, name):
     """Nor does UCX complain."""
     cases = CASES[name]
     ranks, layout = random.choice(cases.layouts)
@@ -79,10 +74,10 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", (HERE.parents[1] / "docs/binding
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=["ucc", "ucx"])
-def test_example_of_the_thin_bindings(crew: Any, code: str) -> None:
+def test_example_of_the_thin_bindings(crew, code):
     crew(code, 3, timeout=90)
 
 
-def test_planner_and_engine_mean_the_same_short_calls() -> None:
+def test_planner_and_engine_mean_the_same_short_calls():
     limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
     assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)

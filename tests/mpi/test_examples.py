@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIXED = "nvidia:2,amd:2"
 
 
-def test_training(crew) -> None:
+def test_training(crew):
     job = crew("examples/train_digits.py", 4, args=["--check", "--epochs", "2"], layout=MIXED, timeout=150)
     assert len(re.findall(r"^epoch +\d+ +loss [\d.]+ +test accuracy", job.stdout, re.M)) == 2
     assert "identical on all 4 ranks: yes" in job.stdout
@@ -21,7 +21,7 @@ def test_training(crew) -> None:
     assert float(last) > 90
 
 
-def test_training_grows_back(mpirun, ulfm: list[str], tmp_path: Path) -> None:
+def test_training_grows_back(mpirun, ulfm, tmp_path):
     """A vendor's whole island dies, the others go on, and those that are started in its place are let in: four ranks
     end alike, with weights and losses of a single process's run, in which nobody dies.
     """
@@ -39,13 +39,13 @@ def test_training_grows_back(mpirun, ulfm: list[str], tmp_path: Path) -> None:
     assert "identical on all 4 ranks: yes" in job.stdout and "difference from a single process" in job.stdout
 
 
-def test_own_algorithm(mpirun) -> None:
+def test_own_algorithm(mpirun):
     job = mpirun("examples/own_algorithm.py", 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"})
     assert "right" in job.stdout and "by_rank_0 (default)" in job.stdout
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/index.md", "docs/rma.md"])
-def test_code_of_the_documentation(crew, page: str) -> None:
+def test_code_of_the_documentation(crew, page):
     codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
     codes = [code for code in codes if " Communicator() " in code]  # torch's are test_torch_examples.py's
     assert codes

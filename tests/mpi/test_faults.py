@@ -2,9 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ def right(comm):
 """
 
 
-def going_on(script: str, ranks: int, right: int, layout: str = "", **said: None) -> Job:
+def going_on(script, ranks, right, layout="", **said):
     """A job whose ranks say so often that they are right, and what it has to say beside that."""
     return Job(script, ranks, {"^right$": right, **said}, 0, {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": layout}, HEAD)
 
@@ -132,11 +130,11 @@ DEATHS = [name for name, job in JOBS.items() if "death" in name]
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in DEATHS])
-def test_survivors(mpirun: Any, ulfm: list[str], name: str) -> None:
+def test_survivors(mpirun, ulfm, name):
     JOBS[name].run(mpirun, mpi_args=ulfm, check=False)
 
 
-def test_survivors_of_deaths(mpirun: Any, ulfm: list[str]) -> None:
+def test_survivors_of_deaths(mpirun, ulfm):
     scripts = [HEAD.replace("= MPI.COMM_WORLD", "= MPI.COMM_WORLD.Split(job)") + JOBS[name].script for name in DEATHS]
     script = f"from mpi4py import MPI\njob = MPI.COMM_WORLD.rank // 3\nexec({scripts!r}[job])\n"
     layouts = (JOBS[name].env["UCCH_EMULATE"] or "host:3" for name in DEATHS)
@@ -145,7 +143,7 @@ def test_survivors_of_deaths(mpirun: Any, ulfm: list[str]) -> None:
     assert done.said("right") == 2 * len(scripts), done.output
 
 
-def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str]) -> None:
+def test_a_rank_without_memory_for_its_peers_segments(mpirun, ulfm):
     """libucc gives a collective up by a status that is no error's: an exception, or the right data.
 
     Of the rank without memory libucs may end the process: by its log, which has none for what it prints, or on purpose.
@@ -179,9 +177,7 @@ os._exit(0)
     assert "wrong" not in said and len(said) == 4 - ended, f"{more} bytes\n{job.output}"
 
 
-def test_what_was_not_received_is_not_passed_on(
-    mpirun: Any, ulfm: list[str], tmp_path: Path, compiled: Callable[..., Path]
-) -> None:
+def test_what_was_not_received_is_not_passed_on(mpirun, ulfm, tmp_path, compiled):
     """libucc's ring sends on what it could not read of a peer that died; the next rank's part then ends well.
 
     No rank dies here: survivors make the connections that came to nothing anew all the same.
@@ -194,7 +190,7 @@ def test_what_was_not_received_is_not_passed_on(
 
 
 @pytest.mark.parametrize(("prefix", "when"), [("UCCHN", "at first"), ("UCCHB", "shrink")])
-def test_a_rank_without_connections_is_refused(mpirun: Any, ulfm: list[str], prefix: str, when: str) -> None:
+def test_a_rank_without_connections_is_refused(mpirun, ulfm, prefix, when):
     """libucc makes its context all the same, and the others' next team reads the address that it has not."""
     script = """
 import os, sys
@@ -221,7 +217,7 @@ os._exit(0)
     assert len(re.findall("^right$", job.stdout, re.M)) == 4, job.output
 
 
-def test_a_rank_that_dies_at_its_very_end_keeps_nobody(mpirun: Any, ulfm: list[str]) -> None:
+def test_a_rank_that_dies_at_its_very_end_keeps_nobody(mpirun, ulfm):
     """Others are in ``MPI_Finalize`` by then, where Open MPI waits for the dead."""
     first = """
 import atexit, os
@@ -232,7 +228,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
-def test_refused_where_mpirun_ends_the_job(crew: Any, ulfm: list[str]) -> None:
+def test_refused_where_mpirun_ends_the_job(crew, ulfm):
     """With the cure; nothing else has changed."""
     script = """
 for call in (comm.Revoke, comm.Shrink, lambda: comm.Agree(1)):

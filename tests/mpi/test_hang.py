@@ -1,15 +1,11 @@
 """``ucch-doctor hang`` on real jobs, after they have failed and while they hang."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ucc_hetero.launch.doctor.__main__ import main
-
-Run = Callable[..., Any]
 
 JOB = Path(__file__).with_name("hang_job.py")
 SUM = "allreduce float32[1024] SUM"
@@ -23,9 +19,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_failure(
-    mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: tuple[str, int], fault: str
-) -> None:
+def test_after_a_failure(mpirun, tmp_path, capsys, flavour, fault):
     folder = tmp_path / "my records"
     # Where mpirun ends the job when it sees a death, it can be sooner than ranks that have no core to see it.
     more = ["--with-ft", "ulfm"] if fault == "dead" and flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
@@ -68,7 +62,7 @@ else:
 """
 
 
-def test_who_does_not_handle_the_signal_is_not_asked(crew: Run) -> None:
+def test_who_does_not_handle_the_signal_is_not_asked(crew):
     """It would end: as would everybody whose process has the number of a rank that is gone."""
     job = crew(DEAF, 2)
     assert "alive" in job.stdout and "timeout" in job.stdout, job.output

@@ -36,5 +36,5 @@ print("fine", flush=True)
 """
 
 
-def test_sent_from_jax(mpirun) -> None:
+def test_sent_from_jax(mpirun):
     assert mpirun(SCRIPT, 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120).said("fine") == 3

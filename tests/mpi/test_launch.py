@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,10 @@ from ucc_hetero.launch import launcher
 from ucc_hetero.launch.__main__ import main
 from ucc_hetero.machine.launchers import INSIDE_A_JOB
 
-#: Where packages put launchers that share a machine with another MPI's.
 NAMES = ("mpirun", "mpirun.openmpi", "mpiexec.hydra")
 
 
-def launchers() -> dict[str, str]:
-    """Name and version -> path of each launcher here."""
+def launchers():
     beside = Path(sys.executable).parent / "mpirun"
     paths = [str(beside) if beside.exists() else None, *map(shutil.which, NAMES)]
     found = {}
@@ -34,25 +31,21 @@ def launchers() -> dict[str, str]:
 HERE = launchers()
 pytestmark = pytest.mark.skipif(not HERE, reason="no mpirun: install the extra 'mpi', or an MPI")
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture(params=HERE, ids=str)
-def environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment in which ucch-run finds one of the launchers."""
+def environment(request):
     env = {name: value for name, value in os.environ.items() if not name.startswith(INSIDE_A_JOB)}
-    # Containers run as root.
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**env, **allow, "MPIRUN": HERE[request.param], "PYTHONUNBUFFERED": "1"}
 
 
-def words(*arguments: str) -> list[str]:
+def words(*arguments):
     return [sys.executable, "-m", "ucc_hetero.launch", *arguments]
 
 
 @pytest.fixture
-def ucch_run(environment: dict[str, str]) -> Run:
-    def run(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def ucch_run(environment):
+    def run(*arguments, timeout=240):
         return subprocess.run(
             words(*arguments), env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -60,11 +53,11 @@ def ucch_run(environment: dict[str, str]) -> Run:
     return run
 
 
-def python(script: str) -> list[str]:
+def python(script):
     return [sys.executable, "-I", "-S", "-c", script]
 
 
-def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
+def test_ranks(ucch_run, tmp_path):
     """Parts of two vendors on this machine, with emulated devices: numbers and variables."""
     path = tmp_path / "hostfile"
     path.write_text("localhost slots=2 vendor=nvidia\nlocalhost slots=1 vendor=amd\n")
@@ -74,7 +67,7 @@ def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"{r} {r} 3 nvidia:2,amd:1 a b" for r in range(3)]
 
 
-def test_without_a_home(environment: dict[str, str]) -> None:
+def test_without_a_home(environment):
     """As in services of systemd: Open MPI ends at once, which used to look as if there were no mpirun."""
     env = {name: value for name, value in environment.items() if name != "HOME"}
     script = "from ucc_hetero import Communicator; print('right', Communicator().size)"
@@ -84,7 +77,7 @@ def test_without_a_home(environment: dict[str, str]) -> None:
         assert done.stdout.count(f"right {ranks}") == ranks, done.stderr
 
 
-def test_statuses(ucch_run: Run) -> None:
+def test_statuses(ucch_run):
     for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))
         assert done.returncode == 128 + number and said in done.stderr, done.stderr
@@ -101,11 +94,9 @@ def test_statuses(ucch_run: Run) -> None:
     (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument, after an equals sign"),
     (["-np", "2", "--bind-to", "core", "true"], "those of mpirun or srun go into --mpi-args='--x y'"),
 ])  # fmt: skip
-def test_mistakes_are_told_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+def test_mistakes_are_told_before_anything_starts(capsys, words, said):
     try:
-        status: object = main(words)
+        status = main(words)
     except SystemExit as ended:  # argparse's
         status = ended.code
     told = capsys.readouterr()
@@ -113,7 +104,7 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
-def test_a_script_is_run_by_python(environment: dict[str, str], tmp_path: Path, mode: int) -> None:
+def test_a_script_is_run_by_python(environment, tmp_path, mode):
     """Also one that may be executed and does not say how. Root, as which containers run, needs to say nothing."""
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")
@@ -125,12 +116,11 @@ def test_a_script_is_run_by_python(environment: dict[str, str], tmp_path: Path, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_everything(environment, tmp_path, number):
     script = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w'); print('up', flush=True); time.sleep(200)"
     with subprocess.Popen(
         words("-np", "2", *python(script)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None and process.stderr is not None
         assert [process.stdout.readline() for _ in range(2)] == ["up\n"] * 2
         process.send_signal(number)
         said = process.stderr.read()
@@ -141,7 +131,7 @@ def test_a_signal_ends_everything(environment: dict[str, str], tmp_path: Path, n
     until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids), "ranks have stayed")
 
 
-def test_nothing_stays_behind_launchers_that_are_killed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_nothing_stays_behind_launchers_that_are_killed(environment, tmp_path):
     """As by `timeout -s KILL`, which kills their group: programs that wait to be killed, and what they have started."""
     locked = tmp_path / "locked"
     script = f"""
@@ -155,14 +145,13 @@ time.sleep(200)"""
     with subprocess.Popen(
         words("-np", "2", *program), env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["up\n"] * 2
         os.killpg(process.pid, signal.SIGKILL)
     with locked.open() as lock:
         until(lambda: is_free(lock), "ranks have stayed")
 
 
-def test_dry_run_is_what_runs(ucch_run: Run) -> None:
+def test_dry_run_is_what_runs(ucch_run):
     done = ucch_run("-np", "2", "--dry-run", *python("print('x')"))
     assert done.returncode == 0
     env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

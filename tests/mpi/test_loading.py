@@ -1,7 +1,5 @@
 """UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
-from pathlib import Path
-
 import pytest
 from processes import python
 
@@ -22,13 +20,13 @@ print("ucx", load().ucx_path, "|".join(load().notes) or "-", flush=True)
 """
 
 
-def test_ours_first(mpirun) -> None:
+def test_ours_first(mpirun):
     job = mpirun("import ucc_hetero\nfrom mpi4py import MPI\n" + WORK, cold=True)
     lines = [line for line in job.stdout.splitlines() if line.startswith("ucx")]
     assert len(lines) == 2 and all(line.endswith(" -") for line in lines), job.output
 
 
-def test_mpi_first(mpirun) -> None:
+def test_mpi_first(mpirun):
     """MPI's UCX then serves both; when it is another than ours would have been, a note says so."""
     job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK, cold=True)
     for line in job.stdout.splitlines():
@@ -53,7 +51,7 @@ LACKS = "UCCH_UCX_DIR=/: / lacks libucs.so.0; name the folder of a UCX"
 OTHER_MPI = "=3: a launcher has started 3 ranks, but each is alone in its MPI"
 NO_LAUNCHER = "{} has started 3 ranks, but each is alone in its MPI: {}"
 #: Processes that no mpirun has started, and that have to fail: their script, their variables, and what they say.
-ALONE: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+ALONE = {
     "a wrong choice of UCX": (OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
     # It was ignored where MPI had loaded a UCX.
     "a wrong choice of UCX, MPI first": ("from mpi4py import MPI; " + OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
@@ -77,13 +75,13 @@ ALONE: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_process_that_cannot_begin(name: str) -> None:
+def test_a_process_that_cannot_begin(name):
     script, env, said = ALONE[name]
     done = python(script, env=env, check=False)
     assert done.returncode != 0 and all(words in done.stderr for words in said), done.stderr
 
 
-def test_log_files_have_the_ranks_names(mpirun, tmp_path: Path) -> None:
+def test_log_files_have_the_ranks_names(mpirun, tmp_path):
     """From the first line on: the rank was not known yet when the file was opened."""
     env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
     mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
@@ -92,7 +90,7 @@ def test_log_files_have_the_ranks_names(mpirun, tmp_path: Path) -> None:
     assert all(f" [{name[0]}/host] UCCH INFO " in text for name, text in logs.items()), logs
 
 
-def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
+def test_ranks_with_different_settings_are_refused_with_a_table(mpirun):
     script = """
         import os
         rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0)))
@@ -111,7 +109,7 @@ def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
     assert all("UCC_TL_UCP_TUNE" in line and "allreduce:@2" in line and "rank 1" in line for line in lines)
 
 
-def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
+def test_a_wrong_layout_is_refused_on_every_rank(mpirun):
     script = """
         import traceback, ucc_hetero
         try:

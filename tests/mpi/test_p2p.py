@@ -358,17 +358,17 @@ os._exit(0)  # MPI_Finalize would wait for the dead
 
 
 @pytest.mark.parametrize("name", ON_A_CREW)
-def test_calls(crew, name: str) -> None:
+def test_calls(crew, name):
     ON_A_CREW[name].run(crew)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_jobs(mpirun, name: str) -> None:
+def test_jobs(mpirun, name):
     JOBS[name].run(mpirun)
 
 
 @pytest.mark.parametrize("name", DEATHS)
-def test_deaths(mpirun, recovery: list[str], name: str) -> None:
+def test_deaths(mpirun, recovery, name):
     """Where mpirun lets the others live; they end before anybody can speak, perhaps, where it does not."""
     if not recovery:
         pytest.skip("needs Open MPI 5")
@@ -376,7 +376,7 @@ def test_deaths(mpirun, recovery: list[str], name: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_gib_and_more(mpirun) -> None:
+def test_two_gib_and_more(mpirun):
     """Lengths beyond 31 bits; UCCH_TEST_GIB sets another size (4 GiB were tried so). Most of the memory is one piece,
     mapped again and again: to find so many pages takes a machine longer than to copy them.
     """

@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -138,16 +137,16 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("name", ON_A_CREW)
-def test_calls(crew: Any, name: str) -> None:
+def test_calls(crew, name):
     ON_A_CREW[name].run(crew)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_jobs(mpirun: Any, name: str) -> None:
+def test_jobs(mpirun, name):
     JOBS[name].run(mpirun, check=False)
 
 
-def test_nothing_grows(crew: Any) -> None:
+def test_nothing_grows(crew):
     """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     args += ["--transfers", "20", "--groups", "0"]
@@ -156,7 +155,7 @@ def test_nothing_grows(crew: Any) -> None:
     assert job.stdout.count("more rounds") == 5 and "grown" not in job.stdout, job.output
 
 
-def test_nothing_is_left_of_a_job_that_is_killed(mpirun: Any, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_job_that_is_killed(mpirun, tmp_path):
     """Open MPI's own segments are its business; those of UCX are in a folder where no other job has any."""
     script = """
 x, y = np.ones(1 << 18), np.empty(1 << 18)

@@ -1,13 +1,8 @@
 """UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the rank that was late."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from ucc_hetero.__main__ import main
-
-Run = Callable[..., Any]
 
 JOB = """
 import os, sys
@@ -41,11 +36,11 @@ if sys.argv[1:] == ["die"]:
 FOUR = {"UCCH_EMULATE": "nvidia:2,amd:2", "UCCH_TUNE": "allreduce:0-inf:@split_rail:fragments=4"}
 
 
-def spans(path: Path) -> list[dict[str, Any]]:
+def spans(path):
     return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
 
 
-def judge(events: list[dict[str, Any]]) -> None:
+def judge(events):
     """The phases of its first call, its communicators, and who came last; on two hosts: tests/cluster/test_jobs.py."""
     first = [e for e in events if e["args"]["call"] == 1 and e["args"].get("of", "").startswith("allreduce")]
     for rank in range(4):
@@ -64,7 +59,7 @@ def judge(events: list[dict[str, Any]]) -> None:
     assert not [e["name"] for e in events if e["name"].endswith((" (not finished)", " (failed)"))]
 
 
-def test_a_job_that_was_killed(mpirun: Run, tmp_path: Path) -> None:
+def test_a_job_that_was_killed(mpirun, tmp_path):
     path = tmp_path / "t.json"
     env = FOUR | {"UCCH_TRACE": str(path), "UCCH_TRACE_EVENTS": "1K"}
     done = mpirun(JOB, n=4, args=["die"], env=env, check=False, timeout=120)
@@ -76,7 +71,7 @@ def test_a_job_that_was_killed(mpirun: Run, tmp_path: Path) -> None:
     assert hanging == {10}
 
 
-def test_where_nothing_can_be_written_the_job_goes_on(mpirun: Run, tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_the_job_goes_on(mpirun, tmp_path):
     (tmp_path / "file").touch()
     done = mpirun(JOB, n=4, env=FOUR | {"UCCH_TRACE": str(tmp_path / "file" / "t.json")}, timeout=120)
     assert "recording in memory only" in done.stderr

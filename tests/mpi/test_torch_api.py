@@ -9,8 +9,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def cases(*scripts: str) -> list[str]:
-    """Names of the cases of a job's modules, in order."""
+def cases(*scripts):
     return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
 
 
@@ -19,7 +18,7 @@ COMPILED = ["functional", "compiled", "compiled_ddp"]
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
-def test_every_method(crew, n: int, emulate: str) -> None:
+def test_every_method(crew, n, emulate):
     """All on two vendors; of one, whose calls are one step each, what makes them again in C."""
     names = COMPILED + cases("torch_short.py")
     if emulate:
@@ -30,12 +29,12 @@ def test_every_method(crew, n: int, emulate: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
-def test_experts(crew, n: int, emulate: str) -> None:
+def test_experts(crew, n, emulate):
     job = crew(HERE / "torch_experts.py", n, layout=emulate, timeout=100)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_experts.py")
 
 
-def test_gloo_is_a_peer_in_benchmarks(crew) -> None:
+def test_gloo_is_a_peer_in_benchmarks(crew):
     words = ["compare --no-start-up --peers ours,gloo -m 8:8 -r 2"]
     words += [
         f"osu_{name} --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c" for name in ("allreduce", "reduce_scatter", "bcast")
@@ -90,13 +89,13 @@ UNCHANGED = """
 
 
 @pytest.mark.usefixtures("hooked")
-def test_scripts_for_torchrun_run_unchanged(mpirun) -> None:
+def test_scripts_for_torchrun_run_unchanged(mpirun):
     root, name = str(HERE.parents[1]), random.choice(["nccl", "gloo"])
     job = mpirun(UNCHANGED.format(root=root, name=name), 2, env={"UCCH_TORCH_REPLACE": name})
     assert job.said("fine") == 2
 
 
-def test_the_local_rank_is_the_launchers(mpirun) -> None:
+def test_the_local_rank_is_the_launchers(mpirun):
     """It may count a host's ranks in another order: Open MPI does with more ranks than cores."""
     job = mpirun(
         """
@@ -114,7 +113,7 @@ print("fine")
     assert job.said("fine") == 2
 
 
-def test_torchrun(torchrun) -> None:
+def test_torchrun(torchrun):
     """Without MPI: the ranks find each other through torch's store, also where mpirun has started torchrun."""
     names = ["futures", "groups", "failures", "all_reduce", "messages"]
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
@@ -139,7 +138,7 @@ if dist.get_rank() == 1:
 """
 
 
-def test_torchrun_starts_failed_ranks_again(torchrun, tmp_path: Path) -> None:
+def test_torchrun_starts_failed_ranks_again(torchrun, tmp_path):
     """The second time around the ranks must not find what the first ones left in the store."""
     script = tmp_path / "restarted.py"
     script.write_text(RESTARTED)

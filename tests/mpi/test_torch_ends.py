@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import python
@@ -25,13 +23,13 @@ ASYNC = "torch.futures.Future.wait(dist.all_reduce(t, async_op=True).get_future(
 
 
 @pytest.mark.parametrize("wait", [ASYNC, "dist.destroy_process_group()"], ids=["in a future", "at the end"])
-def test_mpirun(mpirun, wait: str) -> None:
+def test_mpirun(mpirun, wait):
     job = mpirun(SCRIPT.format(how="sys.exit(3)", wait=wait), 2, check=False)
     assert job.returncode == 3 and "rank 1 has failed (status 3) and ends the job" in job.stderr, job.output
 
 
 @pytest.mark.parametrize("raises", ["fails(bucket)", "sum_up().get_future().then(fails)"], ids=["hook", "future"])
-def test_an_exception_in_a_hook_comes_out_of_backward(mpirun, raises: str) -> None:
+def test_an_exception_in_a_hook_comes_out_of_backward(mpirun, raises):
     """On the rank whose hook it is; the others, who may be done, do not wait for it."""
     script = f"""
 def fails(_):
@@ -59,7 +57,7 @@ print("went on", flush=True)
     ("nccl", "", "(rank 1; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it"),
     ("uchh", "", "Unknown backend type uchh (rank 1; the backend of ucc_hetero is 'ucch'"),
 ])  # fmt: skip
-def test_a_script_that_asks_for_another_backend(mpirun, asked: str, emulated: str, said: str) -> None:
+def test_a_script_that_asks_for_another_backend(mpirun, asked, emulated, said):
     """Without UCCH_TORCH_REPLACE; torch has no NCCL where these tests run."""
     script = f"""
 import torch.distributed as dist
@@ -69,7 +67,7 @@ dist.init_process_group({asked!r})
     assert job.returncode != 0 and said in job.stderr, job.output
 
 
-def test_replaced_on_some_ranks_only(mpirun) -> None:
+def test_replaced_on_some_ranks_only(mpirun):
     """Those name the others and the variable, and do not wait for them for ever."""
     script = """
 import os
@@ -85,7 +83,7 @@ dist.init_process_group("gloo")
     assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
 
-def test_groups_leave_nothing(crew) -> None:
+def test_groups_leave_nothing(crew):
     others = ("collectives", "communicators", "transfers", "refusals", "failures")
     job = crew("tools/soak.py", 2, args=[*(f"--{kind}=0" for kind in others), "--groups=20"])
     assert "groups: 18 more rounds" in job.stdout and "grown" not in job.stdout, job.output
@@ -128,7 +126,7 @@ print("went on", flush=True)
 """
 
 
-def test_a_refused_call_keeps_its_reason(crew) -> None:
+def test_a_refused_call_keeps_its_reason(crew):
     """Mistakes that all ranks make end nothing; of one rank they end the group on all, and no other one."""
     job = crew(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
     reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank {} are on device", "AVG on bool"]
@@ -141,7 +139,7 @@ def test_a_refused_call_keeps_its_reason(crew) -> None:
     assert job.stdout.count("ended") == 8 and job.stdout.count("went on") == 2, job.output
 
 
-def test_a_misspelt_replacement(pythons: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_misspelt_replacement(pythons, request, tmp_path):
     """It is an error, and no warning: the script would train on the backend that it asks for."""
     script, env = tmp_path / "script.py", {**os.environ, "UCCH_TORCH_REPLACE": "ncll"}
     script.write_text("import _ucc_hetero_autoload as a; a.register(); print('went on')")
@@ -174,7 +172,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_failed_gradient_and_barriers(crew) -> None:
+def test_a_failed_gradient_and_barriers(crew):
     """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
     crew(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120)
 
@@ -198,13 +196,13 @@ groups()
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun) -> None:
+def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun):
     job = mpirun(BOUND, 1)
     before, _, after = job.stderr.partition("no longer")
     assert "bound to one core" not in before and after.count("bound to one core") == 1, job.output
 
 
-def test_a_forked_child_ends_no_group(torchrun, tmp_path: Path) -> None:
+def test_a_forked_child_ends_no_group(torchrun, tmp_path):
     """It used to tell the other ranks that its parent had left."""
     script = tmp_path / "forks.py"
     script.write_text(
@@ -238,7 +236,7 @@ dist.destroy_process_group()
 """
 
 
-def test_processes_that_ranks_start_make_a_group(mpirun, tmp_path: Path) -> None:
+def test_processes_that_ranks_start_make_a_group(mpirun, tmp_path):
     """They are no ranks of MPI's, whatever is in their environment: torch saves checkpoints in such processes."""
     script = f"""
 import subprocess, sys
@@ -256,7 +254,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
-def test_messages_without_their_others_do_not_hold_the_end(crew, layout: str) -> None:
+def test_messages_without_their_others_do_not_hold_the_end(crew, layout):
     """They used to, for torch's half an hour: a receive of nothing, and a long send that no rank receives."""
     script = """
 import torch, torch.distributed as dist
@@ -273,7 +271,7 @@ except dist.DistBackendError as error:
 
 
 @pytest.mark.parametrize("layout", ["", "nvidia:2,amd:1"])
-def test_ranks_destroy_groups_in_different_orders(crew, layout: str) -> None:
+def test_ranks_destroy_groups_in_different_orders(crew, layout):
     """Each its left one first, and then its right one: in a circle they used to wait for the deadline, half an hour."""
     script = """
 import torch, torch.distributed as dist
@@ -293,7 +291,7 @@ print("right" if t[0] == size else t, flush=True)
 
 
 @pytest.mark.parametrize("how", ["dist.destroy_process_group()", "sys.exit()"], ids=["destroys", "exits"])
-def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how: str) -> None:
+def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how):
     """One that others wait for in a group used to wait for them in the one that is left before: till the deadline."""
     script = (
         SCRIPT.partition("t = ")[0]
@@ -313,7 +311,7 @@ os._exit(0)
     assert mpirun(script, 2, check=False).stdout.split() == ["right"]
 
 
-def test_groups_end_in_torchs_order(mpirun) -> None:
+def test_groups_end_in_torchs_order(mpirun):
     """The end of NCCL's groups waits for the other ranks', and there may be one between two of ours."""
     script = """
 import datetime, sys
@@ -338,12 +336,12 @@ dist.destroy_process_group()
     mpirun(script, 2)
 
 
-def test_torch_finds_the_backend_by_itself() -> None:
+def test_torch_finds_the_backend_by_itself():
     """Scripts that name it need no import of the package."""
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")
 
 
-def test_a_host_whose_name_cannot_be_looked_up(crew) -> None:
+def test_a_host_whose_name_cannot_be_looked_up(crew):
     """Its label is too long for the resolver: the store is made at the address of the way out."""
     script = """
 import socket

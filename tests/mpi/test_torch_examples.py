@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +13,18 @@ MIXED = "nvidia:1,amd:1"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
-def test_convolutional_network(crew) -> None:
+def test_convolutional_network(crew):
     job = crew("examples/train_cnn.py", 2, args=["--check", "--epochs", "2"], layout=MIXED, timeout=120)
     assert "identical on all 2 ranks: yes" in job.stdout
 
 
-def test_hybrid_sharding(crew) -> None:
+def test_hybrid_sharding(crew):
     args = ["--check", "--steps", "3", "--batch", "48"]
     job = crew("examples/train_hsdp.py", 4, args=args, layout="nvidia:2,amd:2", timeout=120)
     assert job.stdout.startswith("2 replicas of 2 shards") and "replicas agree: yes" in job.stdout
 
 
-def test_language_model(crew, tmp_path: Path) -> None:
+def test_language_model(crew, tmp_path):
     """A run that goes on from another one's checkpoint, with the work dealt out anew, comes to the same losses."""
     common = ["--size", "100k", "--steps", "4", "--length", "32", "--batch", "8", "--losses"]
     args = [*common, str(tmp_path / "whole"), "--save", str(tmp_path), "--save-every", "2"]
@@ -39,7 +38,7 @@ def test_language_model(crew, tmp_path: Path) -> None:
     assert len(whole) == 4 and rest == pytest.approx(whole[2:], rel=1e-5)
 
 
-def test_decoding(crew) -> None:
+def test_decoding(crew):
     job = crew("examples/decode_llm.py", 2, args=["--tokens", "12", "--check"], layout=MIXED, timeout=120)
     assert re.search(r"^called: [1-9]\d* tokens/s$", job.stdout, re.M) and job.stdout.count(": yes") == 2
 
@@ -47,7 +46,7 @@ def test_decoding(crew) -> None:
 SERVE = str(ROOT / "examples" / "serve_two_vendors.py")
 
 
-def test_serving_by_two_processes(pythons: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_serving_by_two_processes(pythons, request, tmp_path):
     command = [*pythons.of(request.path, {}), SERVE, "--cache", "float8", "--prompt", "83", "--seed", str(os.getpid())]
     job = subprocess.run(
         command, env=mpi_free(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
@@ -60,7 +59,7 @@ def test_serving_by_two_processes(pythons: Any, request: pytest.FixtureRequest, 
 
 
 @pytest.mark.parametrize("way", [[], ["--fixed"]], ids=["counted", "fixed"])
-def test_mixture_of_experts(crew, way: list[str]) -> None:
+def test_mixture_of_experts(crew, way):
     args = ["--check", "--steps", "5", "--experts", "4", *way]
     job = crew("examples/train_moe.py", 2, args=args, layout=MIXED, timeout=60)
     assert "difference of the loss from a single process" in job.stdout
@@ -69,12 +68,11 @@ def test_mixture_of_experts(crew, way: list[str]) -> None:
 @pytest.mark.parametrize(("page", "said"), [
     ("README.md", "tensor([4.])"), ("docs/torch.md", "tensor([2.])"), ("docs/tutorial.md", "tensor([2.])"),
 ])  # fmt: skip
-def test_code_of_the_documentation(crew, page: str, said: str) -> None:
+def test_code_of_the_documentation(crew, page, said):
     codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
     job = crew(next(code for code in codes if "import torch" in code), 2, layout=MIXED)
     assert job.stdout.count(said) == 2, job.output
 
 
-def mpi_free() -> dict[str, str]:
-    """The environment without this package's settings."""
+def mpi_free():
     return {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}

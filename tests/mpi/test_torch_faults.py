@@ -5,9 +5,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -55,21 +53,19 @@ dist.destroy_process_group()
 """
 
 
-def test_under_mpi(mpirun: Any, ulfm: list[str]) -> None:
+def test_under_mpi(mpirun, ulfm):
     """Two of four die, one after the other, the first rank among them."""
     job = mpirun(JOB, 4, args=["2,0"], env={"UCCH_EMULATE": "nvidia:2,amd:2"}, mpi_args=ulfm)
     assert job.stdout.count("right: ") == 2, job.output
 
 
 class Server(NamedTuple):
-    """A process that serves a store."""
-
     port: int
     pid: int
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port():
     """Where a store is served that outlives the ranks."""
     import torch.distributed as dist
 
@@ -78,8 +74,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A store of a process of its own."""
+def store(tmp_path, pythons, request):
     program = tmp_path / "store.py"
     program.write_text(
         "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
@@ -87,22 +82,18 @@ def store(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Itera
     )
     words = [*pythons.of(request.path, {}), str(program)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         yield Server(int(process.stdout.readline()), process.pid)
         process.kill()
 
 
-Launch = Callable[..., subprocess.Popen[bytes]]
-
-
 @pytest.fixture
-def launch(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iterator[Launch]:
+def launch(tmp_path, pythons, request):
     """Call as ``launch(script, layout, *words)``: a rank of a job without MPI. It ends with the test, and writes to
     the file ``said``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def start(script: str, layout: str, *words: object) -> subprocess.Popen[bytes]:
+    def start(script, layout, *words):
         path, own = tmp_path / "job.py", env | {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
         path.write_text(script)
         command = [*pythons.of(request.path, own), str(path), *map(str, words)]
@@ -115,12 +106,12 @@ def launch(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iter
         each.kill()
 
 
-def ends(ranks: list[subprocess.Popen[bytes]], room: int) -> list[int]:
+def ends(ranks, room):
     """How ranks have ended."""
     return [rank.wait(60 * room) for rank in ranks]
 
 
-def test_over_a_store(port: int, launch: Launch, tmp_path: Path, room: int) -> None:
+def test_over_a_store(port, launch, tmp_path, room):
     """The first rank is killed in a job without MPI; the ranks that live end well."""
     ranks = [launch(JOB, "nvidia:2,amd:1", 0, rank, 3, port) for rank in range(3)]
     ended, said = ends(ranks, room), (tmp_path / "said").read_text()
@@ -161,7 +152,7 @@ os._exit(0)  # groups cannot be left without their store
 """
 
 
-def test_the_store_is_gone(store: Server, launch: Launch, tmp_path: Path, room: int) -> None:
+def test_the_store_is_gone(store, launch, tmp_path, room):
     """Calls go on without it, and the death of a rank is named."""
     ranks = [launch(STORE_GONE, "nvidia:2,amd:1", rank, store.port, store.pid) for rank in range(3)]
     ended, said = ends(ranks, room), (tmp_path / "said").read_text()
@@ -276,11 +267,11 @@ os._exit(0)
 
 
 @pytest.fixture
-def come_back(launch: Launch, tmp_path: Path, room: int) -> Callable[[str, str, dict[int, int]], None]:
+def come_back(launch, tmp_path, room):
     """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. Those
     that are killed, in this order, are started again with another number in the place of 0, and then all end well."""
 
-    def run(script: str, word: str, killed: dict[int, int]) -> None:
+    def run(script, word, killed):
         start = functools.partial(launch, script, "nvidia:1,amd:2")
         ranks, said = [start(rank, 0, word) for rank in range(3)], tmp_path / "said"
         for rank, again in killed.items():
@@ -292,18 +283,18 @@ def come_back(launch: Launch, tmp_path: Path, room: int) -> Callable[[str, str, 
 
 
 @pytest.mark.parametrize("how", ["process_group", "torchft"])
-def test_ranks_that_are_started_again_join(port: int, come_back: Any, how: str) -> None:
+def test_ranks_that_are_started_again_join(port, come_back, how):
     """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
     if how == "torchft":
         pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})
 
 
-def test_libraries_that_are_not_closed_in_time(port: int, come_back: Any) -> None:
+def test_libraries_that_are_not_closed_in_time(port, come_back):
     come_back(LATE, str(port), {})
 
 
-def test_torchfts_manager(come_back: Any) -> None:
+def test_torchfts_manager(come_back):
     pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     from torchft.coordination import LighthouseServer
 

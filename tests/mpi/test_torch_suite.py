@@ -20,7 +20,7 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-def test_a_sample_of_torchs_own_tests(pythons, request: pytest.FixtureRequest) -> None:
+def test_a_sample_of_torchs_own_tests(pythons, request):
     names = random.sample(SAMPLE, 5)
     results = torch_suite.run_all(torch_suite.Way("ucch", "nvidia:2,amd:2"), names, 4, pythons.of(request.path, {}))
     assert {name: (each.outcome, each.text) for name, each in results.items()} == dict.fromkeys(names, ("passed", ""))

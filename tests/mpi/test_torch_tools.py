@@ -13,12 +13,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = "--ranks 4 --steps 3 --batch 8 --length 32 --jobs single,mixed,control --limit 300"
-#: Every way to train.
 WAYS = "ddp,replicate,zero,fsdp1,fsdp2,hsdp,tp,tp x dp,cp,gpipe,pp,pp x dp,interleaved x dp".split(",")
 
 
-def run(*words: str | Path) -> str:
-    """What a program prints that ends well."""
+def run(*words):
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=600, check=False)
@@ -26,7 +24,7 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_parity(tmp_path: Path) -> None:
+def test_parity(tmp_path):
     """Two vendors and a single process come to the same losses, in some ways of all; another seed does not."""
     ways, out = random.sample(WAYS, 2), tmp_path / "out.json"
     said = run(ROOT / "tools" / "torch_parity.py", *PARITY.split(), "--ways", ",".join(ways), "--json", out)

@@ -154,6 +154,6 @@ def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_shards_lie_inside_a_fabric(names: str, shards: list[list[int]]) -> None:
-    from ucc_hetero.torch import mesh
+    from ucc_hetero.torch import creation
 
-    assert mesh.shards(list(names)) == shards
+    assert creation.shards(list(names)) == shards

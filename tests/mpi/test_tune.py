@@ -1,9 +1,6 @@
 """``plan``, ``topo`` and ``tune`` on real ranks; tables reach every rank; local facts never make choices differ."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 MAIN = """
 import sys
@@ -44,7 +41,7 @@ with Communicator(world) as comm:
 """
 
 
-def test_tune_writes_what_later_jobs_follow(crew: Callable[..., Any], tmp_path: Path) -> None:
+def test_tune_writes_what_later_jobs_follow(crew, tmp_path):
     table, layout = tmp_path / "table.json", "nvidia:2,amd:2"
     commands = [
         "plan allreduce 64K --run",
@@ -66,7 +63,7 @@ def test_tune_writes_what_later_jobs_follow(crew: Callable[..., Any], tmp_path: 
     assert "bcast float32[300000] root=0: flat (measured)" in plans
 
 
-def test_a_missing_table_is_said_by_every_rank(crew: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_missing_table_is_said_by_every_rank(crew, tmp_path):
     script = "from ucc_hetero.__main__ import main\nassert main(['plan', 'bcast', '8']) != 0\n"
     said = crew(script, n=2, env={"UCCH_TUNE_FILE": str(tmp_path / "nothing.json")}).stderr
     assert "nothing.json cannot be read" in said and "python -m ucc_hetero tune" in said

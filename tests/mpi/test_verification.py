@@ -3,9 +3,7 @@
 import importlib.util
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,21 +16,21 @@ TLS = random.choice(["tcp,self", "all"])
 
 
 @pytest.fixture(scope="session")
-def flipping(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> str:
+def flipping(tmp_path_factory, compiled):
     """The library that flips bits."""
     made = tmp_path_factory.mktemp("flip") / "flip.so"
     return str(compiled(made, "-O1", "-shared", "-fPIC", HERE / "flip.c", "-ldl"))
 
 
 @pytest.fixture
-def flip() -> dict[str, str]:
+def flip():
     """Environment of a case: a bit, in eight bytes that no other data has, flips on its way to rank 0."""
     bit, magic = random.randrange(60), random.getrandbits(62) | 1 << 61
     return {"FLIP": f"{magic:x}", "FLIP_RANK": "0", "FLIP_BIT": str(bit)}
 
 
 @pytest.fixture
-def calls(crew: Any, flipping: str, flip: dict[str, str]) -> Callable[..., Any]:
+def calls(crew, flipping, flip):
     """Call as ``calls(case, form, ranks=3, **env)``: all calls of a crew on whose wire a bit flips are verified."""
     job = {"LD_PRELOAD": flipping, "UCX_TLS": TLS}
     return lambda case, form, ranks=3, **env: crew(
@@ -41,7 +39,7 @@ def calls(crew: Any, flipping: str, flip: dict[str, str]) -> Callable[..., Any]:
     )  # fmt: skip
 
 
-def test_first_used_by_one_rank(crew: Any) -> None:
+def test_first_used_by_one_rank(crew):
     crew("verification_cases:first_used_by_one_rank", 2, env={"UCCH_CHECK": "data:1", "UCCH_TIMEOUT": "30"})
 
 
@@ -49,7 +47,7 @@ FORMS = ("allreduce", "in place", "bcast", "allgather", "alltoall", "gatherv", "
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_bit_flips(calls: Any, form: str) -> None:
+def test_a_bit_flips(calls, form):
     """All ranks say who, which element, and which call."""
     job = calls("flipped", form)
     assert "flipped on rank 0" in job.stderr, job.output
@@ -64,14 +62,14 @@ def test_a_bit_flips(calls: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["allgather", "started", "dropped", "persistent"])
-def test_a_rank_that_is_ahead_takes_part(calls: Any, form: str) -> None:
+def test_a_rank_that_is_ahead_takes_part(calls, form):
     """A rank that waits in a later call, or in Free, before the others judge: all find the element together."""
     job = calls("ahead", form)
     told = re.findall(r"(?:dropped failed|says): rank (\d): .*element 12345 ", job.output)
     assert set(told) == set("012"), job.output
 
 
-def test_the_last_calls_are_written(calls: Any, tmp_path: Path) -> None:
+def test_the_last_calls_are_written(calls, tmp_path):
     """All ranks leave their records where the error says, with the call that went wrong."""
     job = calls("flipped", "allgather", UCCH_FLIGHT=str(tmp_path / "flight"))
     named = re.findall(r"rank (\d) says: .*the last calls are in (\S+\.flight) ", job.stdout)
@@ -83,7 +81,7 @@ def test_the_last_calls_are_written(calls: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["n", "data:1000000"])
-def test_nobody_knows_without(calls: Any, check: str) -> None:
+def test_nobody_knows_without(calls, check):
     """The bit really flips in the result; and with one call in many verified only those are."""
     job = calls("flipped", "unseen", 2, UCCH_CHECK=check)
     assert [job.said(word) for word in ("flipped", "right")] == [1, 2], job.output
@@ -91,7 +89,7 @@ def test_nobody_knows_without(calls: Any, check: str) -> None:
 
 
 @TORCH_NEEDED
-def test_through_torch(calls: Any) -> None:
+def test_through_torch(calls):
     asynchronous = random.choice([True, False])
     job = calls("torch_group", asynchronous, 2)
     said = re.findall(r"rank (\d) says: .*element 777 of the data from rank 1 to rank 0", job.stdout)
@@ -99,7 +97,7 @@ def test_through_torch(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_in_a_ring_of_devices(crew: Any, fake_environment: Any, flip: dict[str, str], streamed: bool) -> None:
+def test_in_a_ring_of_devices(crew, fake_environment, flip, streamed):
     """The bit flips in a copy that a device does, of a call that is queued in streams."""
     job, env = fake_environment("nvidia:1,amd:1"), flip | {"UCCH_CHECK": "data:1", "FAKEGPU_DELAY_US": "20"}
     job = crew("verification_cases:on_devices", 2, args=[streamed], job=job, env=env)
@@ -107,7 +105,7 @@ def test_in_a_ring_of_devices(crew: Any, fake_environment: Any, flip: dict[str, 
     assert len(re.findall(r"says: .*element 4321 of the data from rank 1 to rank 0", job.stdout)) == 2, job.output
 
 
-def test_right_data_passes(crew: Any) -> None:
+def test_right_data_passes(crew):
     """Random calls of all kinds, all of them verified: none is taken for wrong."""
     (ranks, layout), seed = random.choice([(3, ""), (4, "nvidia:2,amd:2")]), random.randrange(10**6)
     env = {"UCCH_CHECK": "data:1", "UCCH_LOG_LEVEL": "info", "UCCH_LOG_SUBSYS": "coll"}

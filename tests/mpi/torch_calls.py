@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ OPS = dist.ReduceOp
 
 
 @case
-def futures() -> None:
+def futures():
     tensor = data(R, (100_000,))
     want = sum(data(r, (100_000,)) for r in range(N))
     work = dist.all_reduce(tensor, async_op=True)
@@ -31,7 +30,7 @@ def futures() -> None:
     same(work.result()[0], want)
 
     # Callbacks that communicate themselves, several calls under way at once, each with its own delay on each rank.
-    def nested(f: Any) -> torch.Tensor:
+    def nested(f):
         time.sleep(0.002 * ((R * 7 + int(f.value()[0][0])) % 3))
         return dist.all_reduce(f.value()[0].clone(), async_op=True).get_future().wait()[0]
 
@@ -50,13 +49,13 @@ def futures() -> None:
         work = dist.all_reduce(each, async_op=True)
         early = work.get_future() if first else None
         work.wait()
-        ran: list[Any] = []
+        ran = []
         chain = (early or work.get_future()).then(lambda f, ran=ran: ran.append(f.value()[0]) or threading.get_ident())
         chain.then(lambda f, ran=ran: ran.append(f.value()))
         same(ran[0], each)
         assert ran[1] == threading.get_ident() and chain.done()
 
-    def fails(f: Any) -> None:
+    def fails(f):
         raise KeyError("mine")
 
     try:
@@ -67,7 +66,7 @@ def futures() -> None:
 
 
 @case
-def dropped_and_many() -> None:
+def dropped_and_many():
     tensors = [torch.full((50,), float(R + k)) for k in range(100)]
     for each in tensors:
         dist.all_reduce(each, async_op=True)
@@ -79,7 +78,7 @@ def dropped_and_many() -> None:
 
 
 @case
-def groups() -> None:
+def groups():
     evens = dist.new_group(list(range(0, N, 2)))
     if R % 2 == 0:
         t = torch.ones(1)
@@ -117,7 +116,7 @@ def groups() -> None:
 
 
 @case
-def messages_after_many_groups() -> None:
+def messages_after_many_groups():
     many = [dist.new_group() for _ in range(16)]
     for group in many:
         t = torch.ones(8)
@@ -138,14 +137,14 @@ def messages_after_many_groups() -> None:
 
 
 @case
-def sparse() -> None:
+def sparse():
     mine = torch.sparse_coo_tensor([[R, N]], [1.0, float(R)], (N + 1,))
     dist.all_reduce(mine)
     same(mine.to_dense(), torch.tensor([1.0] * N + [float(sum(range(N)))]))
 
 
 @case
-def functional() -> None:
+def functional():
     import torch.distributed._functional_collectives as fc
 
     same(fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 0, torch.full((3,), float(N)))
@@ -166,10 +165,10 @@ def functional() -> None:
 
 
 @case
-def compiled() -> None:
+def compiled():
     import torch.distributed._functional_collectives as fc
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x):
         y = fc.all_reduce(x * 2, "sum", dist.group.WORLD)
         return y + fc.all_gather_tensor(x, 0, dist.group.WORLD).sum()
 
@@ -177,7 +176,7 @@ def compiled() -> None:
     want = torch.full((2,), 4.0 * sum(range(N)))
     same(torch.compile(step, backend="aot_eager", fullgraph=True)(x), want)
 
-    def in_place(x: torch.Tensor) -> torch.Tensor:
+    def in_place(x):
         y = x + 1
         dist.all_reduce(y)
         return y
@@ -186,13 +185,13 @@ def compiled() -> None:
 
 
 @case
-def compiled_ddp() -> None:
+def compiled_ddp():
     model = torch.compile(torch.nn.parallel.DistributedDataParallel(fresh()), backend="eager")
     train(model, sgd(model.parameters()))
 
 
 @case
-def errors_before_anything_is_sent() -> None:
+def errors_before_anything_is_sent():
     for said, wrong in (
         (f"{R}", lambda: dist.all_gather_into_tensor(torch.empty(3), torch.empty(2))),
         (f"{R}", lambda: dist.all_gather([torch.empty(2)] * (N - 1), torch.empty(2))),
@@ -212,7 +211,7 @@ def errors_before_anything_is_sent() -> None:
 
 
 @case
-def waiting_has_a_limit() -> None:
+def waiting_has_a_limit():
     group = dist.new_group(list(range(N)))
     if R == 0:
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
@@ -227,7 +226,7 @@ def waiting_has_a_limit() -> None:
 
 
 @case
-def monitored_barrier() -> None:
+def monitored_barrier():
     group = dist.new_group()
     group.monitored_barrier(timedelta(seconds=200))
     if R > 1:
@@ -246,7 +245,7 @@ def monitored_barrier() -> None:
 
 
 @case
-def methods_that_look_for_a_backend_in_cpp() -> None:
+def methods_that_look_for_a_backend_in_cpp():
     """One of torch's ended the process."""
     group = dist.new_group()
     store = group.get_group_store()
@@ -263,7 +262,7 @@ def methods_that_look_for_a_backend_in_cpp() -> None:
 
 
 @case
-def failures() -> None:
+def failures():
     group = dist.new_group(list(range(N)))
     for _ in range(2):
         dist.all_reduce(torch.ones(2), group=group)
@@ -286,7 +285,7 @@ def failures() -> None:
 
 
 @case
-def groups_that_are_over() -> None:
+def groups_that_are_over():
     """Nothing keeps them but the last one, until the next is made."""
     refs = []
     for _ in range(3):
@@ -300,23 +299,26 @@ def groups_that_are_over() -> None:
 
 
 @case
-def mismatches() -> None:
+def mismatches():
     """Lengths, types and operations that differ between ranks: every rank learns who called what."""
     for mine in (
         lambda group: dist.all_reduce(torch.ones(2 + (R == 0)), group=group),
         lambda group: dist.all_reduce(torch.ones(2, dtype=torch.int32 if R == 0 else torch.float32), group=group),
         lambda group: dist.all_reduce(torch.ones(2), op=OPS.MAX if R == 0 else OPS.SUM, group=group),
         lambda group: dist.broadcast(torch.ones(2), int(R == 0), group=group),
-        lambda group: dist.all_gather([torch.ones(2)] * N, torch.ones(2), group=group) if R == 0
-        else dist.all_reduce(torch.ones(2), group=group),
-    ):  # fmt: skip
+        lambda group: (
+            dist.all_gather([torch.ones(2)] * N, torch.ones(2), group=group)
+            if R == 0
+            else dist.all_reduce(torch.ones(2), group=group)
+        ),
+    ):
         group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
         with pytest.raises(dist.DistBackendError, match="(?s)rank.*called"):
             mine(group)
 
 
 @case
-def abort() -> None:
+def abort():
     group = dist.new_group(list(range(N)))
     dist.all_reduce(torch.ones(2), group=group)
     if R == 0:

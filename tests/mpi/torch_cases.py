@@ -5,8 +5,6 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,17 +23,15 @@ if DEVICE != "cpu":
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)
 
-#: The cases of a job, in order.
-CASES: list[Callable[[], None]] = []
+CASES = []
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: part of the job."""
+def case(function):
     CASES.append(function)
     return function
 
 
-def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, scale: int = 5) -> torch.Tensor:
+def data(rank, shape, dtype=torch.float32, scale=5):
     """Contribution of ``rank``: small whole numbers, so that sums are exact in every type."""
     generator = torch.Generator("cpu").manual_seed(1000 + rank)
     whole = torch.randint(1, scale, tuple(shape), generator=generator, device="cpu").to(DEVICE)
@@ -46,8 +42,7 @@ def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, scale: int =
 _UNCOMPARABLE = {torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32}
 
 
-def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
-    """Equal in type, shape and every element."""
+def same(got, want, what=""):
     assert got.dtype == want.dtype and got.shape == want.shape, (
         f"{what}: {got.dtype}{got.shape} {want.dtype}{want.shape}"
     )
@@ -57,12 +52,11 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
     assert torch.equal(got, want), f"{what}: got {got.flatten()[:8]}, want {want.flatten()[:8]}"
 
 
-def close(got: float, want: float, tolerance: float, what: str) -> None:
-    """Equal within a relative tolerance."""
+def close(got, want, tolerance, what):
     assert abs(got - want) <= tolerance * max(abs(want), 1e-30), f"{what}: {got!r}, want {want!r}"
 
 
-def main(job: Callable[[], None] | None = None) -> None:
+def main(job=None):
     """Run the cases named on the command line, or all; rank 0 prints a line for each."""
     faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "560")), exit=True)
     warnings.simplefilter("ignore")
@@ -77,7 +71,7 @@ def main(job: Callable[[], None] | None = None) -> None:
             failure = traceback.format_exc()
             # At once: the other ranks may be waiting for this one, and the summary may never come.
             print(f"rank {dist.get_rank()}, {each.__name__}: {failure}", file=sys.stderr, flush=True)
-        failures: list[Any] = [None] * dist.get_world_size()
+        failures = [None] * dist.get_world_size()
         dist.all_gather_object(failures, failure)
         found = [f"rank {r}: {text}" for r, text in enumerate(failures) if text]
         bad += bool(found)

@@ -1,7 +1,6 @@
 """Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,11 @@ INTEGERS = [torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16]
 ODD = [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.complex32]
 
 
-def everyone(shape: Any, dtype: torch.dtype, scale: int = 3) -> list[torch.Tensor]:
+def everyone(shape, dtype, scale=3):
     return [data(r, shape, dtype, scale) for r in range(N)]
 
 
-def total(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
-    """The reference of a reduction."""
+def total(parts, op):
     dtype = parts[0].dtype
     wide = torch.stack(
         [p.to(torch.int64) if dtype == torch.bool or not dtype.is_floating_point else p.double() for p in parts]
@@ -44,7 +42,7 @@ def total(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
 
 
 @case
-def all_reduce() -> None:
+def all_reduce():
     arithmetic = [OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX]
     for dtype, op in itertools.chain(
         itertools.product(FLOATS, [*arithmetic, OPS.AVG]),
@@ -62,7 +60,7 @@ def all_reduce() -> None:
 
 
 @case
-def premul_sum() -> None:
+def premul_sum():
     for dtype, factor in itertools.product([torch.float32, torch.bfloat16], [0.5, torch.tensor(2.0)]):
         tensor = data(R, (7,), dtype)
         dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
@@ -70,7 +68,7 @@ def premul_sum() -> None:
 
 
 @case
-def layouts() -> None:
+def layouts():
     parts = everyone((8, 6), torch.float32)
     want = total(parts, OPS.SUM)
     for view in (lambda t: t.t(), lambda t: t[::2, 1:4], lambda t: t[3], lambda t: t[0, 0], lambda t: t[:0]):
@@ -89,7 +87,7 @@ def layouts() -> None:
 
 
 @case
-def movement() -> None:
+def movement():
     for dtype in [*FLOATS, torch.int64, *ODD]:
         parts = everyone((2, 3), dtype)
         mine = parts[R]
@@ -120,7 +118,7 @@ def movement() -> None:
 
 
 @case
-def uneven() -> None:
+def uneven():
     outputs = [torch.empty(r, 2) for r in range(N)]
     dist.all_gather(outputs, data(R, (R, 2)))
     for r, o in enumerate(outputs):
@@ -146,7 +144,7 @@ def uneven() -> None:
 
 
 @case
-def reductions_to_one_or_a_part() -> None:
+def reductions_to_one_or_a_part():
     for dtype, op in itertools.product([torch.float32, torch.bfloat16, torch.int32], [OPS.SUM, OPS.AVG, OPS.MAX]):
         parts = everyone((2 * N, 3), dtype)
         mine = parts[R].clone()
@@ -161,7 +159,7 @@ def reductions_to_one_or_a_part() -> None:
 
 
 @case
-def coalesced() -> None:
+def coalesced():
     tensors = [data(R, (n,)) for n in (1, 5, 3)]
     with dist._coalescing_manager(async_ops=True) as cm:
         for each in tensors:
@@ -187,7 +185,7 @@ def coalesced() -> None:
 
 
 @case
-def messages() -> None:
+def messages():
     right, left = (R + 1) % N, (R - 1) % N
     got = torch.empty(4)
     ops = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, data(R, (4,)), right)]
@@ -218,7 +216,7 @@ def messages() -> None:
         for work in works:
             work.wait()
         same(big, torch.full((size,), float(left)))
-    things: list[Any] = [None, None]
+    things = [None, None]
     if R == 0:
         dist.send_object_list([{"a": 1}, "b"], dst=1)
     elif R == 1:

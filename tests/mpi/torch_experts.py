@@ -2,7 +2,7 @@
 
 import re
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def seeded() -> torch.Generator:
+def seeded():
     """Fresh random numbers, the same on every rank."""
     seed = [torch.seed() % 2**32]
     dist.broadcast_object_list(seed)
@@ -27,10 +27,10 @@ def seeded() -> torch.Generator:
     return torch.Generator("cpu").manual_seed(seed[0])
 
 
-def on_host(function: Any) -> Any:
+def on_host(function):
     """Decorator: tensors are made on the host, whatever the job's device."""
 
-    def run(*arguments: Any, **named: Any) -> Any:
+    def run(*arguments, **named):
         with torch.device("cpu"):
             return function(*arguments, **named)
 
@@ -46,13 +46,13 @@ class Routing(NamedTuple):
     each: int
 
     @property
-    def experts(self) -> int:
+    def experts(self):
         return self.each * N
 
-    def mine(self) -> tuple[Any, Any, Any]:
+    def mine(self):
         return self.x[R].to(DEVICE), self.idx[R].to(DEVICE), self.weights[R].to(DEVICE)
 
-    def to(self, rank: int) -> list[tuple[int, int]]:
+    def to(self, rank):
         """(sender, token) of those that choose an expert of a rank, in order."""
         return [
             (s, t)
@@ -63,7 +63,7 @@ class Routing(NamedTuple):
 
 
 @on_host
-def routing(generator: torch.Generator, dtype: torch.dtype, each: int = 3, k: int = 2, hidden: int = 24) -> Routing:
+def routing(generator, dtype, each=3, k=2, hidden=24):
     """Random choices, some none and some twice the same; one rank has no tokens, and one expert nobody's."""
     counts = torch.randint(3, 20, (N,), generator=generator).tolist()
     counts[counts[0] % N] = 0
@@ -79,14 +79,14 @@ def routing(generator: torch.Generator, dtype: torch.dtype, each: int = 3, k: in
     return Routing(x, idx, [torch.rand(n, k, generator=generator) for n in counts], each)
 
 
-def close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+def close(got, want, what):
     assert got.dtype in TOLERANCE and got.shape == want.shape, (what, got.dtype, got.shape, want.shape)
     far = (got.detach().cpu().double() - want.double()).abs().max().item() if want.numel() else 0.0
     assert far <= TOLERANCE[got.dtype] * max(1.0, want.abs().max().item() if want.numel() else 0.0), (what, far)
 
 
 @on_host
-def one_process(given: Routing, scales: torch.Tensor) -> tuple[list[torch.Tensor], list[Any]]:
+def one_process(given, scales):
     """Outputs of a MoE, ``tanh(x * scale of the expert)``, and gradients of their weighted sum: token by token."""
     x = [each.double().requires_grad_() for each in given.x]
     weights = [each.double().requires_grad_() for each in given.weights]
@@ -103,19 +103,18 @@ def one_process(given: Routing, scales: torch.Tensor) -> tuple[list[torch.Tensor
     return [each.detach() for each in outputs], [grads[:N], grads[N : 2 * N], grads[-1]]
 
 
-def factors(x: torch.Tensor) -> torch.Tensor:
-    """Gradient of the outputs."""
+def factors(x):
     return torch.cos(torch.arange(x.numel(), dtype=torch.float64, device=x.device)).view(x.shape)
 
 
-def layout(experts: Experts, given: Routing, idx: Any) -> dict[str, Any]:
+def layout(experts, given, idx):
     """The arguments of a dispatch that a layout gives."""
     per_rank, _, per_expert, inside, _ = experts.get_dispatch_layout(idx, given.experts)
     return {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": inside}
 
 
 @case
-def tokens_go_and_come_back() -> None:
+def tokens_go_and_come_back():
     generator, experts = seeded(), Experts()
     for dtype in TYPES:
         given = routing(generator, dtype)
@@ -148,7 +147,7 @@ def tokens_go_and_come_back() -> None:
 
 
 @case
-def gradients_of_a_layer() -> None:
+def gradients_of_a_layer():
     generator = seeded()
     for dtype in TYPES:
         given = routing(generator, dtype)
@@ -162,14 +161,15 @@ def gradients_of_a_layer() -> None:
             out = layer(given, x, idx, weights, mine)
             (out * factors(out)).sum().backward()
             for got, want, what in (
-                (out, outputs[R], "output"), (x.grad, x_grads[R], "x"), (weights.grad, w_grads[R], "weights"),
-            ):  # fmt: skip
+                (out, outputs[R], "output"),
+                (x.grad, x_grads[R], "x"),
+                (weights.grad, w_grads[R], "weights"),
+            ):
                 close(got.to(dtype), want, f"{layer.__name__} {what} {dtype}")
             close(mine.grad.to(dtype), s_grads[own], f"{layer.__name__} scales")
 
 
-def counted(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
-    """The layer with counts that the host knows."""
+def counted(given, x, idx, weights, scales):
     experts = Experts()
     asked = layout(experts, given, idx)
     rows, index, factor, _, handle, _ = experts.dispatch(x, topk_idx=idx, topk_weights=weights, **asked)
@@ -177,8 +177,7 @@ def counted(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
     return experts.combine((made * factor.unsqueeze(2)).sum(1).to(x.dtype), handle)[0]
 
 
-def fixed(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
-    """The layer with sizes that are fixed."""
+def fixed(given, x, idx, weights, scales):
     experts = Experts()
     rows, counts, handle, event, hook = experts.low_latency_dispatch(
         x, idx, 20, given.experts, async_finish=True, return_recv_hook=False
@@ -191,7 +190,7 @@ def fixed(given: Routing, x: Any, idx: Any, weights: Any, scales: Any) -> Any:
 
 
 @case
-def rows_of_fixed_size() -> None:
+def rows_of_fixed_size():
     generator, experts = seeded(), Experts()
     for dtype in TYPES:
         given = routing(generator, dtype, each=2, k=3)
@@ -206,14 +205,14 @@ def rows_of_fixed_size() -> None:
 
 
 @case
-def mistakes_are_told_to_all() -> None:
+def mistakes_are_told_to_all():
     """Each on the last rank; its group ends, and others go on. Where all see it, by what they compare, it goes on."""
     generator, experts = seeded(), Experts()
     given = routing(generator, torch.float32)
     last = R == N - 1
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
 
-    def attempt(words: str, both: bool = False, **changed: Any) -> None:
+    def attempt(words, both=False, **changed):
         group = dist.group.WORLD if both else dist.new_group()
         its = Experts(group)
         arguments = {"x": x, "topk_idx": idx, **layout(its, given, idx)}
@@ -246,7 +245,7 @@ def mistakes_are_told_to_all() -> None:
 
 
 @case
-def mistakes_that_every_rank_makes() -> None:
+def mistakes_that_every_rank_makes():
     experts = Experts()
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="4 tokens are more than the maximum, 3"):
@@ -263,7 +262,7 @@ def mistakes_that_every_rank_makes() -> None:
 
 
 @case
-def wrong_indices_that_nobody_sees() -> None:
+def wrong_indices_that_nobody_sees():
     """On a device the host does not wait: such tokens are NaN, on their rank alone, and no others."""
     visible, module._visible = module._visible, lambda _: False
     try:
@@ -281,7 +280,7 @@ def wrong_indices_that_nobody_sees() -> None:
 
 
 @case
-def nobody_waits_for_a_mistaken_rank() -> None:
+def nobody_waits_for_a_mistaken_rank():
     """In calls of which the host exchanges nothing; their group ends, and others go on."""
     if DEVICE != "cpu":  # the others' streams have the call already: their group ends with words at its next call
         return

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
 
@@ -18,7 +17,7 @@ ucc_hetero.torch.replace(["gloo"])  # what UCCH_TORCH_REPLACE=gloo does; both as
 STEPS, SHARE, LENGTH = 3, 2, 16
 
 
-def fresh() -> LlamaForCausalLM:
+def fresh():
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -28,13 +27,12 @@ def fresh() -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-def rows(size: int) -> torch.Tensor:
+def rows(size):
     """All sequences, in order: SHARE for each rank and step."""
     return torch.randint(0, 64, (STEPS * SHARE * size, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def reference(size: int) -> list[float]:
-    """Losses of one process on the whole batches."""
+def reference(size):
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -48,7 +46,7 @@ def reference(size: int) -> list[float]:
 
 
 @case
-def accelerate() -> None:
+def accelerate():
     accelerator = Accelerator(cpu=True)
     size = accelerator.num_processes
     assert size == dist.get_world_size() > 1 and dist.group.WORLD.name() == "ucch"
@@ -69,12 +67,12 @@ def accelerate() -> None:
 class InOrder(Trainer):
     """Deals the sequences out as they come."""
 
-    def _get_train_sampler(self, *_: Any) -> Any:
+    def _get_train_sampler(self, *_):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
 @case
-def trainer() -> None:
+def trainer():
     size = dist.get_world_size()
     data = [{"input_ids": row, "labels": row} for row in rows(size)]
     with tempfile.TemporaryDirectory() as folder:

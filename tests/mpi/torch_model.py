@@ -1,8 +1,6 @@
 """Shared by the jobs that train: a model, its data, and what a single process comes to."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,45 +12,44 @@ STEPS, SHARE, WIDTH = 3, 4, 16  # the third step shows what an optimizer keeps
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x + self.down(torch.tanh(self.up(x)))
 
 
 class Model(nn.Module):
-    def __init__(self, blocks: int = 4) -> None:
+    def __init__(self, blocks=4):
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(WIDTH, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
 
 
-def fresh() -> Model:
+def fresh():
     torch.manual_seed(0)
     return Model()
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole batch of a step, equal on every rank."""
+def batch(step):
     generator = torch.Generator("cpu").manual_seed(step)
     x = torch.randn(SHARE * N, WIDTH, generator=generator, device="cpu")
     y = torch.randint(0, 3, (SHARE * N,), generator=generator, device="cpu")
     return x.to(DEVICE), y.to(DEVICE)
 
 
-def share(step: int, index: int = R, parts: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+def share(step, index=R, parts=N):
     x, y = batch(step)
     return x.chunk(parts)[index], y.chunk(parts)[index]
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters):
     # foreach, the default on GPUs, does not take plain tensors and DTensors together.
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
 
@@ -61,8 +58,7 @@ loss_of = nn.functional.cross_entropy
 
 
 @functools.cache
-def reference() -> tuple[float, ...]:
-    """Losses of one process on the whole batches."""
+def reference():
     model = fresh()
     optimizer = sgd(model.parameters())
     losses = []
@@ -76,22 +72,13 @@ def reference() -> tuple[float, ...]:
     return tuple(losses)
 
 
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    index: int = R,
-    parts: int = N,
-    tolerance: float = 1e-5,
-    after_backward: Callable[[], None] = lambda: None,
-) -> None:
+def train(model, optimizer, *, index=R, parts=N, tolerance=1e-5):
     """Train on this rank's share and compare the mean loss of all ranks with the reference at every step."""
     for step, want in enumerate(reference()):
         x, y = share(step, index, parts)
         loss = loss_of(model(x), y)
         optimizer.zero_grad()
         loss.backward()
-        after_backward()
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)

@@ -1,8 +1,6 @@
 """Cases of torch_api.py: the ranges of calls in the traces of torch's profilers."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,28 +11,27 @@ from torch_world import N, R
 HOST = torch.device("cpu")
 
 
-def filled(*shape: int) -> torch.Tensor:
+def filled(*shape):
     """A tensor of the host, whatever the default device is."""
     return torch.full(shape, float(R), device=HOST)
 
 
-def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> list[tuple[str, str, list[Any], Any]]:
-    """The dispatcher's name, the backend's, the inputs and the call itself."""
+def calls(t, outs, whole):
     group = dist.group.WORLD
     ring = {"dst": (R + 1) % N, "src": (R - 1) % N}
 
-    def exchange() -> None:
+    def exchange():
         work = dist.irecv(outs[0], ring["src"])
         dist.send(t, ring["dst"])
         work.wait()
 
-    def from_anyone() -> None:
+    def from_anyone():
         work = group.recv_anysource([outs[0]], 7)
         dist.send(t, ring["dst"], tag=7)
         work.wait()
         assert work._source_rank() == ring["src"]
 
-    rooted: dict[str, Any] = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
+    rooted = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
     return [
         ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t)),
         ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t, async_op=True).wait()),
@@ -51,27 +48,24 @@ def calls(t: torch.Tensor, outs: list[torch.Tensor], whole: torch.Tensor) -> lis
         ("_reduce_scatter_base_", "reduce_scatter", [whole], lambda: group.reduce_scatter_single(t, whole).wait()),
         ("alltoall_base_", "all_to_all", [whole], lambda: dist.all_to_all_single(whole.clone(), whole)),
         ("alltoall_", "all_to_all", outs, lambda: dist.all_to_all([torch.empty_like(o) for o in outs], outs)),
-        ("barrier", "barrier", [], dist.barrier),
-        ("send", "send", [t], exchange),
-        ("recv_", "recv", [t], exchange),
+        ("barrier", "barrier", [], dist.barrier), ("send", "send", [t], exchange), ("recv_", "recv", [t], exchange),
         ("recv_any_source_", "recvAnySource", [t], from_anyone),
     ]  # fmt: skip
 
 
-PROFILERS: list[Callable[[], Any]] = [
+PROFILERS = [
     lambda: torch.autograd.profiler.profile(record_shapes=True),
     lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True),
 ]
 
 
-def events(profiler: Any, name: str) -> list[Any]:
-    """A finished profiler's events of a name."""
+def events(profiler, name):
     every = profiler.events() if isinstance(profiler, torch.profiler.profile) else profiler.function_events
     return [event for event in every if event.name == name]
 
 
 @case
-def every_call_has_its_ranges() -> None:
+def every_call_has_its_ranges():
     t, outs, whole = filled(3, 2), [filled(3, 2) for _ in range(N)], filled(N * 3, 2)
     for operation, title, inputs, call in calls(t, outs, whole):
         with random.choice(PROFILERS)() as active:
@@ -83,7 +77,7 @@ def every_call_has_its_ranges() -> None:
 
 
 @case
-def a_range_lasts_as_long_as_its_call() -> None:
+def a_range_lasts_as_long_as_its_call():
     """It contains what its thread does until the peer sends, and has ended when the wait for it has."""
     for profiler in PROFILERS:
         t = filled(4)
@@ -108,7 +102,7 @@ def a_range_lasts_as_long_as_its_call() -> None:
 
 
 @case
-def calls_of_a_call_have_no_ranges() -> None:
+def calls_of_a_call_have_no_ranges():
     """Several tensors in one call are one range each; a call that fails ends its own."""
     outs = [filled(2) for _ in range(3)]
     with PROFILERS[1]() as active:
@@ -119,7 +113,7 @@ def calls_of_a_call_have_no_ranges() -> None:
 
 
 @case
-def futures_under_a_profiler() -> None:
+def futures_under_a_profiler():
     with PROFILERS[1]() as active:
         work = dist.all_reduce(filled(5), async_op=True)
         doubled = work.get_future().then(lambda done: done.value()[0] * 2)

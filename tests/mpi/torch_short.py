@@ -10,7 +10,7 @@ OPS = dist.ReduceOp
 
 
 @case
-def few_frames() -> None:
+def few_frames():
     """A call that was made before runs at most twelve of the package's Python functions."""
     dice = torch.Generator("cpu").manual_seed(int(torch.seed() % 2**31))
     for count in (3, 70_000):
@@ -23,7 +23,7 @@ def few_frames() -> None:
             "gather": lambda whole=whole, mine=mine: dist.all_gather_into_tensor(whole, mine),
             "reduce_scatter": lambda part=part, whole=whole: dist.reduce_scatter_tensor(part, whole),
         }
-        parts: list[torch.Tensor] = [torch.empty(0)] * N
+        parts = [torch.empty(0)] * N
         dist.all_gather_object(parts, mine.cpu())
         sums = torch.stack(parts).sum(0)
         wanted = {"all_reduce": sums, "mean": sums / N, "broadcast": parts[N - 1], "gather": torch.cat(parts)}
@@ -40,7 +40,7 @@ def few_frames() -> None:
 
 
 @case
-def alike_but_not_the_same() -> None:
+def alike_but_not_the_same():
     """What differs from an earlier call in more than its addresses is made in its own way."""
     parts = [data(r, (N, 6)) for r in range(N)]
     added = sum(parts)
@@ -68,7 +68,7 @@ def alike_but_not_the_same() -> None:
 
 
 @case
-def memory_in_common() -> None:
+def memory_in_common():
     """A part of one tensor is the other one of the same call, or is not, in turns."""
     whole = [data(r, (N * 4,)) for r in range(N)]
     for _ in range(3):

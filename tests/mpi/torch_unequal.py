@@ -1,12 +1,10 @@
 """A job for test_torch_strategies.py: ranks of unequal speed, and replicas that drift apart."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch_cases import case, main
 from torch_model import SHARE, batch, fresh, loss_of
@@ -24,15 +22,15 @@ class Clock:
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def measured() -> Share:
+def measured():
     """The shares that a profile of an artificially slow rank leads to."""
     model, clock = fresh(), Clock()
 
-    def step(n: int) -> None:
+    def step(n):
         x, y = batch(0)
         loss_of(model(x[:n]), y[:n]).backward()
         clock.now += 0.5 + SLOW * n
@@ -41,7 +39,7 @@ def measured() -> Share:
 
 
 @case
-def balanced_sampler() -> None:
+def balanced_sampler():
     """The global batches of an epoch are those of any other split."""
     share, length = measured(), 3 * SHARE * N + 1
     data = TensorDataset(torch.arange(length))
@@ -52,7 +50,7 @@ def balanced_sampler() -> None:
         sampler.set_epoch(2)
         mine = [rows.tolist() for (rows,) in DataLoader(data, batch_sampler=sampler)]
         assert len(mine) == len(sampler) == 3 and all(len(rows) == each.count for rows in mine)
-        everyone: list[Any] = [None] * N
+        everyone = [None] * N
         dist.all_gather_object(everyone, mine)
         batches[name] = [[i for rows in everyone for i in rows[step]] for step in range(3)]
     assert batches["measured"] == batches["equal"]
@@ -60,12 +58,11 @@ def balanced_sampler() -> None:
 
 
 @case
-def balanced_pipeline() -> None:
-    """Layers cut by what they take."""
+def balanced_pipeline():
     model, clock = fresh(), Clock()
 
-    def timed(block: nn.Module, rank: int = R) -> Any:
-        def run(x: torch.Tensor) -> torch.Tensor:
+    def timed(block, rank=R):
+        def run(x):
             clock.now += SLOW
             return block(x)
 
@@ -77,7 +74,7 @@ def balanced_pipeline() -> None:
     assert cuts[-1][1] - cuts[-1][0] == 1 and cuts[-1][1] == 4 and (N > 2 or cuts == [(0, 3), (3, 4)])
 
 
-def nudged(model: nn.Module) -> None:
+def nudged(model):
     """Effect of another vendor's optimizer kernel: one parameter of the last rank is off by one bit."""
     if R == N - 1:
         with torch.no_grad():
@@ -86,7 +83,7 @@ def nudged(model: nn.Module) -> None:
 
 
 @case
-def drift_is_seen_and_undone() -> None:
+def drift_is_seen_and_undone():
     model = fresh()
     optimizer = torch.optim.AdamW(model.parameters())
     replicas = Replicas(model, optimizer, every=2, policy="broadcast")
@@ -104,13 +101,13 @@ def drift_is_seen_and_undone() -> None:
     apart, together = replicas.history
     assert not apart.equal and 0 < apart.distance < 1e-5 and len(set(apart.checksums)) == 2
     assert together.equal and together.distance == 0
-    sums: list[Any] = [None] * N
+    sums = [None] * N
     dist.all_gather_object(sums, checksum(state["exp_avg"] for state in optimizer.state.values()))
     assert len(set(sums)) == 1
 
 
 @case
-def drift_may_be_an_error() -> None:
+def drift_may_be_an_error():
     model = fresh()
     watch = Replicas(model, every=1, policy="raise")
     assert watch.step().equal

@@ -1,7 +1,6 @@
 """A job for test_torch_vendors.py: four ranks of two vendors, whose pairs are served by torch's own groups."""
 
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,13 +15,12 @@ assert N == 4
 OWN = os.environ["OWN"]
 
 
-def owned(ranks: list[int]) -> bool:
+def owned(ranks):
     """True if torch's own group is due for these ranks."""
     return OWN == "all" or (OWN == "pairs" and len({rank // 2 for rank in ranks}) == 1)
 
 
-def check(group: Any, ranks: list[int]) -> None:
-    """The group is of the right kind, and its calls are right."""
+def check(group, ranks):
     ours = isinstance(group, ucc_hetero.torch.ProcessGroupUCCH)
     assert ours != owned(ranks) and (ours or type(group) is dist.ProcessGroup), (ranks, type(group))
     want = sum(data(rank, (5,)) for rank in ranks)
@@ -33,7 +31,7 @@ def check(group: Any, ranks: list[int]) -> None:
     dist.all_gather(gathered, data(R, (5,)), group=group)
     for rank, each in zip(ranks, gathered, strict=True):
         same(each, data(rank, (5,)), f"all_gather over {ranks}")
-    objects: list[Any] = [None] * len(ranks)
+    objects = [None] * len(ranks)
     dist.all_gather_object(objects, ("from", R), group=group)
     assert objects == [("from", rank) for rank in ranks]
     at = ranks.index(R)
@@ -50,13 +48,13 @@ def check(group: Any, ranks: list[int]) -> None:
 
 
 @case
-def world() -> None:
+def world():
     check(dist.group.WORLD, [0, 1, 2, 3])
     assert dist.get_backend() == "ucch"
 
 
 @case
-def groups() -> None:
+def groups():
     for ranks in ([0, 1], [2, 3], [0, 2], [1, 3], [0], [3], [1, 2, 3]):
         group = dist.new_group(ranks)
         if R in ranks:
@@ -66,7 +64,7 @@ def groups() -> None:
 
 
 @case
-def backends_per_device() -> None:
+def backends_per_device():
     pair = [0, 1] if R < 2 else [2, 3]
     for name in ("cpu:ucch,cuda:ucch", "cpu:ucch"):
         for ranks in ([0, 1], [2, 3], [0, 1, 2, 3]):
@@ -79,7 +77,7 @@ def backends_per_device() -> None:
 
 
 @case
-def hybrid_sharding() -> None:
+def hybrid_sharding():
     """Sharded inside a vendor, replicated across: a mesh's groups are of both kinds."""
     from torch.distributed.fsdp import fully_shard
 
@@ -94,7 +92,7 @@ def hybrid_sharding() -> None:
 
 
 @case
-def helpers() -> None:
+def helpers():
     from ucc_hetero.torch.experts import Experts
     from ucc_hetero.torch.replicas import Replicas
 

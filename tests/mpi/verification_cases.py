@@ -2,8 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any
 
 import collective_cases
 import numpy as np
@@ -19,25 +17,25 @@ N = 50_000
 class Sent:
     """What ranks send: on rank 1 the eight bytes that no other data has, of which a bit flips."""
 
-    def __init__(self, comm: u.Communicator) -> None:
+    def __init__(self, comm):
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
         self.magic = int(os.environ["FLIP"], 16)
         self.x = np.arange(N) * (comm.rank + 1)
         if comm.rank == 1:
             self.x[12_345] = self.magic
 
-    def all(self) -> np.ndarray:
+    def all(self):
         return np.empty((self.ranks, N), np.int64)
 
 
-def persistent(s: Sent) -> None:
+def persistent(s):
     request = s.comm.Allgather_init(s.x, s.all())
     request.Start()
     request.Wait()
     request.Free()
 
 
-def first_used_by_one_rank() -> None:
+def first_used_by_one_rank():
     """A message is no call of all ranks: who sends one first waits for none of them to use the communicator, too."""
     comm = u.Communicator()
     comm.Dup().Free()
@@ -52,28 +50,24 @@ def first_used_by_one_rank() -> None:
     comm.Free()
 
 
-def unseen(s: Sent) -> None:
+def unseen(s):
     s.comm.Allgather(s.x, y := s.all())
     if s.rank == 0:
         print("flipped" if y[1, 12_345] != s.magic else "right")
 
 
-#: How a call is made.
-FORMS: dict[str, Callable[[Sent], Any]] = {
+FORMS = {
     "allreduce": lambda s: s.comm.Allreduce(s.x, np.empty_like(s.x)),
-    "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()),
-    "bcast": lambda s: s.comm.Bcast(s.x.copy(), 1),
+    "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()), "bcast": lambda s: s.comm.Bcast(s.x.copy(), 1),
     "allgather": lambda s: s.comm.Allgather(s.x, s.all()),
     "alltoall": lambda s: s.comm.Alltoall(np.tile(s.x, s.ranks), s.all()),
     "gatherv": lambda s: s.comm.Gatherv(s.x, [s.all().ravel(), [N] * s.ranks] if s.rank == 0 else None, 0),
     "started": lambda s: s.comm.Iallgather(s.x, s.all()).Wait(),
-    "dropped": lambda s: s.comm.Iallgather(s.x, s.all()).Free(),
-    "persistent": persistent,
-    "unseen": unseen,
-}
+    "dropped": lambda s: s.comm.Iallgather(s.x, s.all()).Free(), "persistent": persistent, "unseen": unseen,
+}  # fmt: skip
 
 
-def until_told(rank: int, call: Callable[[], Any], end: Callable[[], Any]) -> None:
+def until_told(rank, call, end):
     """Make a call until its error comes out, at the latest at the end, and say it."""
     said = ""
     try:
@@ -85,17 +79,16 @@ def until_told(rank: int, call: Callable[[], Any], end: Callable[[], Any]) -> No
     print(f"rank {rank} says: {said}", flush=True)
 
 
-def flipped(form: str) -> None:
-    """A call in one of its forms."""
+def flipped(form):
     sent = Sent(comm := u.Communicator())
     until_told(sent.rank, lambda: FORMS[form](sent), comm.Free)
 
 
-def ahead(form: str, rank: int = 2) -> None:
+def ahead(form, rank=2):
     """As `flipped`; one rank waits in a later call, or in Free, before the others judge."""
     finish = verification._Sample.finish
 
-    def late(*given: Any) -> None:
+    def late(*given):
         time.sleep(0.3)
         finish(*given)
 
@@ -107,7 +100,7 @@ def ahead(form: str, rank: int = 2) -> None:
         flipped(form)
 
 
-def torch_group(asynchronous: bool) -> None:
+def torch_group(asynchronous):
     import torch
     import torch.distributed as dist
 
@@ -119,7 +112,7 @@ def torch_group(asynchronous: bool) -> None:
     if rank == 1:
         sent[777] = int(os.environ["FLIP"], 16)
 
-    def call() -> None:
+    def call():
         work = dist.all_gather_into_tensor(torch.empty(60_000, dtype=torch.int64), sent, async_op=asynchronous)
         if work is not None:
             work.wait()
@@ -127,7 +120,7 @@ def torch_group(asynchronous: bool) -> None:
     until_told(rank, call, dist.destroy_process_group)
 
 
-def on_devices(streamed: bool) -> None:
+def on_devices(streamed):
     from arrays import Array, runtime
 
     comm, n, gpu = u.Communicator(), 30_000, runtime()
@@ -139,7 +132,7 @@ def on_devices(streamed: bool) -> None:
     until_told(comm.rank, lambda: comm.Allgather(x, y.set(-1), stream=stream), comm.Free)
 
 
-def right(seed: int) -> None:
+def right(seed):
     """Random calls, of which the log says how many were verified."""
     log.configure()  # by this case's variables
     collective_cases.main(seed, "7")

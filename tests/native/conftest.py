@@ -1,26 +1,23 @@
 """Runtimes over the fake GPU libraries, and ranks that use them; helper modules beside the tests can be imported."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from crews import of_case_and_job, vendors
 
-from ucc_hetero.device import DeviceRuntime, registry, runtime_of
+from ucc_hetero.device import registry, runtime_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-#: vendor -> the variable that names its library
 LIBRARIES = {"nvidia": "UCCH_CUDA_LIB", "amd": "UCCH_HIP_LIB"}
 
 
 @pytest.fixture
-def load(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DeviceRuntime]]:
+def load(fakegpu, monkeypatch):
     """Start the runtime of one vendor over its fake library, in this environment; the other vendor has none."""
 
-    def start(vendor: str = "amd", **environ: str) -> DeviceRuntime:
+    def start(vendor="amd", **environ):
         for name, variable in LIBRARIES.items():
             monkeypatch.setenv(variable, str(fakegpu[name]) if name == vendor else "none")
         for name, value in environ.items():
@@ -35,7 +32,7 @@ def load(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture(params=["nvidia", "amd", "HIP 5", "HIP 7"])
-def runtime(request: pytest.FixtureRequest, load: Callable[..., DeviceRuntime]) -> DeviceRuntime:
+def runtime(request, load):
     """The runtime of one vendor, with device 1 in use."""
     vendor, _, version = request.param.partition(" ")
     found = load("amd", FAKEGPU_HIP=version) if version else load(vendor)
@@ -48,23 +45,23 @@ POOL = "nvidia:3,amd:3,host:3"
 
 
 @pytest.fixture
-def fakes(mpirun: Callable[..., Any], fake_environment: Callable[[str], dict[str, str]]) -> Callable[..., Any]:
+def fakes(mpirun, fake_environment):
     """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``.
 
     ``mpi``: more arguments of ``mpirun``.
     """
 
-    def run(script: str, layout: str, timeout: float = 120, mpi: Mapping[str, Any] | None = None, **env: str) -> Any:
+    def run(script, layout, timeout=120, mpi=None, **env):
         return mpirun(script, len(vendors(layout)), env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
 
     return run
 
 
 @pytest.fixture
-def fake_crew(crew: Callable[..., Any], fake_environment: Callable[[str], dict[str, str]]) -> Callable[..., Any]:
+def fake_crew(crew, fake_environment):
     """As `fakes`, for scripts that end well, on ranks that stay for the next one."""
 
-    def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
+    def run(script, layout, timeout=120, **env):
         pool = layout if of_case_and_job(env)[1] else POOL
         case, job = of_case_and_job(fake_environment(layout) | env)
         return crew(script, layout=layout, env=case, job=job, pool=pool, timeout=timeout)

@@ -1,7 +1,5 @@
 """The kernels' AMD branch, compiled by clang without a GPU or ROCm; registers and waits in the assembly."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -26,7 +24,7 @@ STUBS = Path(__file__).parent / "amd_stubs.h"
 CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 
 
-def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
+def fused(op, dtype):
     return lib.UCCH_FUSED, OPS[op].code, CODES[dtype], 0
 
 
@@ -48,8 +46,6 @@ OTHERS = {
 
 
 class Kernel(NamedTuple):
-    """One kernel's assembly and what it takes of a device."""
-
     text: str
     registers: int
     scalars: int
@@ -58,7 +54,7 @@ class Kernel(NamedTuple):
     wave: int
 
     @classmethod
-    def of(cls, text: str) -> Kernel:
+    def of(cls, text):
         found = {what: int(n) for what, n in re.findall(r"^; (\w+): (\d+)", text, re.M)}
         registers = max(found["NumVgprs"], found.get("TotalNumVgprs", 0))
         wave = 32 if re.search(r"amdhsa_wavefront_size32 1", text) else 64
@@ -70,7 +66,7 @@ OPTIONS = ("-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-S", "-
 
 
 @cache
-def known(clang: str) -> frozenset[str]:
+def known(clang):
     """The targets that a clang can compile for: it compiles nothing for them."""
     empty = (clang, *OPTIONS, "-o", os.devnull, os.devnull)
     done = {target: subprocess.run([*empty, f"--offload-arch={target}"], capture_output=True) for target in TARGETS}
@@ -78,7 +74,7 @@ def known(clang: str) -> frozenset[str]:
 
 
 @pytest.fixture(scope="module")
-def clang() -> str:
+def clang():
     """The first clang that knows all targets, else the one that knows most."""
     found = [path for name in CLANGS if (path := shutil.which(name))]
     best = max(found, key=lambda path: len(known(path) & TARGETS.keys()), default="")
@@ -87,9 +83,7 @@ def clang() -> str:
     return best
 
 
-def compiled(
-    clang: str, target: str, cases: dict[str, tuple[int, int, int, int]], folder: Path
-) -> tuple[dict[str, Kernel], int]:
+def compiled(clang, target, cases, folder):
     """Assembly as hipRTC would have it made, by kernel; and how many there have to be.
 
     All are in one text, each in a namespace of its own as they define the same helpers.
@@ -110,7 +104,7 @@ def compiled(
     return {kernel[1]: Kernel.of(kernel[0]) for kernel in found}, len(texts)
 
 
-def barriers_wait_for_stores(name: str, text: str) -> None:
+def barriers_wait_for_stores(name, text):
     """Before one thread tells others, each wave has waited for what it stored itself."""
     before, _, after = text.partition(";;#ASMSTART")
     wait, _, after = after.partition(";;#ASMEND")
@@ -119,7 +113,7 @@ def barriers_wait_for_stores(name: str, text: str) -> None:
     assert "_store_" not in after[: after.index("s_barrier")], f"{name}: stores after it has waited"
 
 
-def looks_empty_no_caches(name: str, text: str) -> None:
+def looks_empty_no_caches(name, text):
     """Whoever looks at a word again and again leaves others on the device their caches."""
     # From the label before a nap to the branch behind it: compilers put the look before that, or between the two.
     loops = re.findall(r"^\.LBB\w+:(?:(?!^\.LBB).)*?^\ts_sleep .*?^\ts_c?branch", text, re.M | re.S)
@@ -129,7 +123,7 @@ def looks_empty_no_caches(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("targets", [("gfx90a", "gfx942"), ("gfx1100", "gfx1201")], ids=["CDNA", "RDNA"])
-def test_waiting_kernels(clang: str, targets: tuple[str, str], tmp_path: Path) -> None:
+def test_waiting_kernels(clang, targets, tmp_path):
     """They let as many waves run at a time as there is room for, and use no memory of the device."""
     target = random.choice(targets)
     kernels, n = compiled(clang, target, WAITING, tmp_path)
@@ -147,7 +141,7 @@ def test_waiting_kernels(clang: str, targets: tuple[str, str], tmp_path: Path) -
             assert re.search(loads, each.text, re.S), f"{name}: its loads wait for each other"
 
 
-def test_arithmetic(clang: str, tmp_path: Path) -> None:
+def test_arithmetic(clang, tmp_path):
     """Everything that the engine may ask for compiles, and no element goes by way of memory."""
     kernels, n = compiled(clang, "gfx942", OTHERS, tmp_path)
     assert len(kernels) == n > 100

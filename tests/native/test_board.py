@@ -5,9 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from processes import until
@@ -21,7 +19,7 @@ REFUSED, ANY, RING = int(lib.UCCH_REFUSED_CALL), int(lib.UCCH_ANY_CALL), 64
 
 
 @contextmanager
-def new_boards() -> Iterator[list[Any]]:
+def new_boards():
     """Three ranks' boards on one page, as if each were a process of its own."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(len(RANKS))))
     made = [lib.ucch_board_new(ffi.from_buffer(page), len(RANKS), slot, ffi.new("int[]", RANKS), 1) for slot in SLOTS]
@@ -31,20 +29,20 @@ def new_boards() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def boards() -> Iterator[list[Any]]:
+def boards():
     with new_boards() as made:
         yield made
 
 
-def words(text: str = "") -> Any:
+def words(text=""):
     return ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]", text.encode())
 
 
-def publish(board: Any, signature: int, text: str) -> int:
+def publish(board, signature, text):
     return int(lib.ucch_board_publish(board, signature, words(text)))
 
 
-def refusal_of(board: Any) -> tuple[int, int, str] | None:
+def refusal_of(board):
     """(rank, call, text) of the refusal that has ended the communicator."""
     found = ffi.new("ucch_refusal *")
     if not lib.ucch_board_refusal(board, found):
@@ -55,22 +53,22 @@ def refusal_of(board: Any) -> tuple[int, int, str] | None:
 class Model:
     """What ranks have done, and what they are to see of it. Every call's text is its rank's slot and its number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = [0 for _ in SLOTS]
-        self.signatures: list[dict[int, int]] = [{} for _ in SLOTS]
-        self.end: tuple[int, int] | None = None
-        self.left, self.revoked = set[int](), False
+        self.signatures = [{} for _ in SLOTS]
+        self.end = None
+        self.left, self.revoked = set(), False
 
-    def seen(self, slot: int, call: int) -> int | None:
+    def seen(self, slot, call):
         """The signature of a call that is still on the page."""
         return None if call + RING in self.signatures[slot] else self.signatures[slot].get(call)
 
-    def finish(self, slot: int, call: int) -> None:
+    def finish(self, slot, call):
         """A rank has refused what another one makes; of several such calls the first one counts."""
         if not self.end or call < self.end[1]:
             self.end = slot, call
 
-    def enter(self, slot: int, signature: int, call: int) -> None:
+    def enter(self, slot, signature, call):
         """A call, or what is said of it before; what it takes the place of must not have been refused by some only."""
         old = call - RING
         if self.seen(slot, old) == REFUSED and any(
@@ -83,14 +81,14 @@ class Model:
         ):
             self.finish(slot, call)
 
-    def mismatch(self, slot: int, call: int) -> int:
-        def differs(theirs: int | None) -> bool:
+    def mismatch(self, slot, call):
+        def differs(theirs):
             pair = {self.seen(slot, call), theirs}
             return None not in pair and len(pair) == 2 and (ANY not in pair or REFUSED in pair)
 
         return next((other for other in SLOTS if differs(self.seen(other, call))), -1)
 
-    def verdict(self, slot: int, call: int) -> tuple[int, int]:
+    def verdict(self, slot, call):
         if self.revoked:
             return int(lib.UCCH_FAIL_REVOKED), -1
         peer = self.mismatch(slot, call)
@@ -100,12 +98,11 @@ class Model:
             return int(lib.UCCH_FAIL_REFUSED), self.end[0]
         return (0 if peer < 0 else int(lib.UCCH_FAIL_MISMATCH)), peer
 
-    def gone(self, slot: int, call: int) -> int:
+    def gone(self, slot, call):
         return next((i for i in SLOTS if i != slot and i in self.left and self.calls[i] < call), -1)
 
 
-def act(draw: random.Random, model: Model, boards: list[Any]) -> str:
-    """Something that a rank does, most often one that is behind: what it was, for people."""
+def act(draw, model, boards):
     behind = [1 + 4 * (max(model.calls) - calls) for calls in model.calls]
     slot = draw.choices(SLOTS, behind if draw.random() < 0.9 else None)[0]
     kinds = {"call": 75, "refuse": 10, "all refuse": 5, "announce": 5, "run": 3, "leave": 1, "revoke": 1}
@@ -133,7 +130,7 @@ def act(draw: random.Random, model: Model, boards: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("steps", [5, 20, 80])
-def test_what_ranks_see_of_each_other(steps: int) -> None:
+def test_what_ranks_see_of_each_other(steps):
     """Whatever they have done: who differs, who has refused which call, and what ends there, on all of them."""
     peer, label = ffi.new("int *"), words()
     for seed in range(random.randrange(10**6), 10**7, 10**5):
@@ -160,7 +157,7 @@ def test_what_ranks_see_of_each_other(steps: int) -> None:
 
 
 @pytest.mark.parametrize("has_board", [True, False])
-def test_a_dead_process_is_gone(has_board: bool) -> None:
+def test_a_dead_process_is_gone(has_board):
     """Also before it has its board, and though nobody has asked for its status."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
@@ -179,7 +176,7 @@ def test_a_dead_process_is_gone(has_board: bool) -> None:
     lib.ucch_board_free(ours)
 
 
-def test_a_page_is_cleared_for_its_next_communicator() -> None:
+def test_a_page_is_cleared_for_its_next_communicator():
     """Calls, refusals and the end of all; what a rank that has left says is not undone by those who expect it."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1], 1) for slot in (0, 1)]
@@ -195,7 +192,7 @@ def test_a_page_is_cleared_for_its_next_communicator() -> None:
     assert not any(page[:])
 
 
-def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once() -> None:
+def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
     """The rank has left the communicator of that use, and not the next one; a call of another rank finds that out."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
@@ -237,8 +234,8 @@ assert lib.ucch_process_ended(second.pid)
 """
 
 
-def test_a_number_that_another_process_has_got() -> None:
-    def unshared(script: str) -> "subprocess.CompletedProcess[str]":
+def test_a_number_that_another_process_has_got():
+    def unshared(script):
         words = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", script]
         return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
@@ -248,7 +245,7 @@ def test_a_number_that_another_process_has_got() -> None:
     assert job.returncode == 0, job.stderr
 
 
-def test_without_a_page_calls_are_still_counted() -> None:
+def test_without_a_page_calls_are_still_counted():
     board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [os.getpid() % 7]), 1)
     assert publish(board, 1, "a") == 1
     assert publish(board, 1, "a") == 2
@@ -257,7 +254,7 @@ def test_without_a_page_calls_are_still_counted() -> None:
     lib.ucch_board_free(board)
 
 
-def test_a_call_that_has_failed_elsewhere(boards: list[Any]) -> None:
+def test_a_call_that_has_failed_elsewhere(boards):
     """It may still end well here, but not long after; so may none that comes later."""
     for call in (1, 2, 3):
         assert [publish(board, 7, "bcast") for board in boards] == [call] * len(SLOTS)
@@ -269,7 +266,7 @@ def test_a_call_that_has_failed_elsewhere(boards: list[Any]) -> None:
     assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
 
 
-def test_reasons_are_whole_and_the_first_one_stays(boards: list[Any]) -> None:
+def test_reasons_are_whole_and_the_first_one_stays(boards):
     text = bytes(random.choices(b"abcdefgh", k=int(lib.UCCH_REFUSAL_BYTES) - 1))
     publish(boards[0], 7, "bcast")
     lib.ucch_board_refuse(boards[1], text)

@@ -6,7 +6,6 @@ import random
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
 
 import pytest
 from processes import LONG, until
@@ -21,7 +20,7 @@ OPINIONS, ENDS, WAITING = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.U
 class Rank:
     """Rank 0 of two hosts, in this process; the test is the last rank, alone on the other host."""
 
-    def __init__(self, silence: float, slots: int) -> None:
+    def __init__(self, silence, slots):
         ours, self.far = socket.socketpair()
         self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
         self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)), 1)
@@ -30,13 +29,13 @@ class Rank:
         assert self.link >= 0
         self.circle = lib.ucch_circle_new(self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots])
 
-    def call(self, signature: int, label: str) -> int:
+    def call(self, signature, label):
         return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
 
-    def say(self, kind: int, data: bytes, key: int = KEY) -> None:
+    def say(self, kind, data, key=KEY):
         self.far.sendall(struct.pack("<IIQ", len(data), kind, key) + data)
 
-    def hear(self, *kinds: int) -> bytes:
+    def hear(self, *kinds):
         """The data of the next word of some kinds."""
         self.far.settimeout(LONG)
         while True:
@@ -45,16 +44,15 @@ class Rank:
             if found in kinds:
                 return data
 
-    def opinion(self) -> tuple[int, int, int, bytes]:
-        """(call, rank, signature, words) of the next opinion."""
+    def opinion(self):
         call, rank, signature, text = struct.unpack(OPINIONS, self.hear(OPINION))
         return call, rank, signature, text.rstrip(b"\0")
 
-    def say_calls(self, *hashes: int) -> None:
+    def say_calls(self, *hashes):
         """The test's own calls, from the first."""
         self.say(CALLS, struct.pack(f"<QQ{len(hashes)}I", 1, len(hashes), *hashes))
 
-    def _exactly(self, count: int) -> bytes:
+    def _exactly(self, count):
         parts = b""
         while len(parts) < count:
             parts += self.far.recv(count - len(parts))
@@ -62,15 +60,15 @@ class Rank:
 
     calls = 0
 
-    def fate(self) -> int:
+    def fate(self):
         return int(lib.ucch_board_fate(self.board, -2 - 1))
 
 
 @pytest.fixture
-def rank() -> Iterator[Callable[[float], Rank]]:
-    made: list[Rank] = []
+def rank():
+    made = []
 
-    def make(silence: float = 0.0, slots: int = 1) -> Rank:
+    def make(silence=0.0, slots=1):
         made.append(Rank(silence, slots))
         return made[-1]
 
@@ -82,7 +80,7 @@ def rank() -> Iterator[Callable[[float], Rank]]:
         lib.ucch_board_free(each.board)
 
 
-def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) -> None:
+def test_calls_that_differ_are_known_on_both_sides(rank):
     here = rank()
     signatures = [7 << 32 | 9, 11, 13]
     for number, signature in enumerate(signatures):
@@ -98,7 +96,7 @@ def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) ->
     assert lib.ucch_board_differs(here.board, whose, text) == 2 and (whose[0], ffi.string(text)) == (1, b"another")
 
 
-def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -> None:
+def test_a_call_is_compared_that_others_made_before(rank):
     here = rank()
     here.say_calls(1, 3, 5)
     until(lambda: lib.ucch_board_behind(here.board, 0, 4) == 1)
@@ -108,7 +106,7 @@ def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -
     assert here.opinion()[0] == 2
 
 
-def test_a_rank_says_in_which_call_it_waits(rank: Callable[..., Rank]) -> None:
+def test_a_rank_says_in_which_call_it_waits(rank):
     """And that it does so no more; one that has failed in it need not say so, as others then ask why."""
     here = rank()
     for fails in (False, True):
@@ -122,16 +120,16 @@ def test_a_rank_says_in_which_call_it_waits(rank: Callable[..., Rank]) -> None:
         assert struct.unpack_from("<Q", here.hear(WAITS, GONE))[0] == (call if fails else 0)
 
 
-def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) -> None:
+def test_a_rank_of_another_host_that_waits_elsewhere(rank):
     """Known to all of this host, until this rank comes to that call, or the other one waits no more."""
     here = rank(slots=2)
     beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
 
-    def waits(call: int, since: float = 7.0) -> None:
+    def waits(call, since=7.0):
         here.say(WAITS, struct.pack(WAITING, call, since, f"call {call}".encode()))
 
-    def known() -> int:
+    def known():
         return int(lib.ucch_board_waiter(beside, 2, label, seconds))
 
     waits(1)
@@ -149,7 +147,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) 
     until(lambda: lib.ucch_link_ask(here.link) != lib.UCCH_THERE)
 
 
-def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> None:
+def test_a_refused_call_that_another_host_makes(rank):
     """Each side tells the other which call it was; who has refused it says why, and all know then."""
     here = rank()
     lib.ucch_board_refuse(here.board, b"no")
@@ -161,7 +159,7 @@ def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> No
     assert lib.ucch_board_mismatch(here.board, 1) == -1
 
 
-def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None:
+def test_a_call_that_another_host_has_refused(rank):
     """Heard before this rank comes to it."""
     here = rank()
     here.say(OPINION, struct.pack(OPINIONS, 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
@@ -176,7 +174,7 @@ def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None
     assert lib.ucch_board_broken(here.board)
 
 
-def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank]) -> None:
+def test_who_leaves_over_a_refused_call_says_that_first(rank):
     """One that had not come to the call would be taken for dead, before the one that refused it has said so."""
     here = rank(slots=2)
     beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
@@ -190,7 +188,7 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank
     lib.ucch_board_free(beside)
 
 
-def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:
+def test_a_call_that_is_refused_after_it_was_announced(rank):
     """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
     here = rank()
     here.say_calls(8)
@@ -202,7 +200,7 @@ def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]
     until(lambda: lib.ucch_board_broken(here.board))
 
 
-def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
+def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(rank):
     broken, short, patient = rank(), rank(1.0), rank(0.0)
     broken.far.close()
     until(lambda: broken.fate() == lib.UCCH_DIED and short.fate() == lib.UCCH_SILENT)
@@ -210,7 +208,7 @@ def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(ra
     assert struct.unpack(ENDS, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
 
 
-def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
+def test_who_left_is_gone_for_later_calls(rank):
     here = rank()
     here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
@@ -219,7 +217,7 @@ def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
 
 
-def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> None:
+def test_a_call_that_has_failed_on_another_host(rank):
     """A rank that has made it, too, would not be missed in it."""
     here = rank()
     here.say(GONE, struct.pack(ENDS, 7, 3, 1, lib.UCCH_LEFT))
@@ -228,7 +226,7 @@ def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> No
     assert lib.ucch_board_given_up(here.board, -3) == 3
 
 
-def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> None:
+def test_who_leaves_and_hears_no_more_is_heard(rank):
     here = rank()
     here.call(8, "made")
     lib.ucch_board_failed(here.board, 1)
@@ -239,12 +237,12 @@ def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> Non
     assert struct.unpack(ENDS, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
-def test_a_link_that_is_cut_ends_what_waits_for_long(rank: Callable[..., Rank]) -> None:
+def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     """As the rank at its other end tells: what waits for that one's host, or for all ranks."""
     here = rank(slots=2)
     assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
 
-    def cut(waited: float, peer: int) -> tuple[int, int]:
+    def cut(waited, peer):
         found = ffi.new("int *", peer)
         return int(lib.ucch_board_cut(here.board, waited, found)), found[0]
 
@@ -273,13 +271,13 @@ HUGE = 0, 2**31, 2**32 - 1, 2**63, 2**64 - 1
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-def test_nonsense_ends_the_connection(rank: Callable[..., Rank], what: str) -> None:
+def test_nonsense_ends_the_connection(rank, what):
     here = rank()
     here.far.sendall(NONSENSE[what])
     until(lambda: here.fate() == lib.UCCH_DIED)
 
 
-def test_anything_may_come(rank: Callable[..., Rank]) -> None:
+def test_anything_may_come(rank):
     seed = int(os.environ.get("UCCH_TEST_SEED") or random.randrange(1 << 30))
     print("seed", seed)
     rng = random.Random(seed)
@@ -311,7 +309,7 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
         here.circle = ffi.NULL
 
 
-def test_what_cannot_be_served_is_closed() -> None:
+def test_what_cannot_be_served_is_closed():
     """A connection is the engine's from then on, also where it cannot wait for it."""
     with tempfile.TemporaryFile() as file:
         given = os.dup(file.fileno())

@@ -3,26 +3,22 @@
 import ctypes
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from processes import python
 
 from ucc_hetero import device
-from ucc_hetero.device import DeviceRuntime, registry
+from ucc_hetero.device import registry
 from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine import vendors as table
 from ucc_hetero.native.libraries import ffi, lib
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
 
-Load = Callable[..., DeviceRuntime]
 
-
-def test_what_a_runtime_says_of_itself(runtime: DeviceRuntime) -> None:
+def test_what_a_runtime_says_of_itself(runtime):
     assert runtime.count() == 4
     assert runtime.version() in {"nvidia": ["12.8"], "amd": ["5.0", "6.0", "7.0"]}[runtime.vendor]
     assert runtime.current() == 1
@@ -31,7 +27,7 @@ def test_what_a_runtime_says_of_itself(runtime: DeviceRuntime) -> None:
     assert "4 device(s)" in device.report(runtime.vendor)
 
 
-def test_pointers(runtime: DeviceRuntime) -> None:
+def test_pointers(runtime):
     host = np.zeros(4)
     with runtime.alloc(64) as memory, runtime.alloc(64, pinned=True) as pinned:
         assert runtime.pointer(memory.handle) == runtime.pointer(memory.handle + 60) == ("device", 1)
@@ -45,7 +41,7 @@ def test_pointers(runtime: DeviceRuntime) -> None:
         device.pointer_vendor(freed)
 
 
-def test_mistakes_are_named(runtime: DeviceRuntime) -> None:
+def test_mistakes_are_named(runtime):
     with pytest.raises(DeviceError, match=f"device 9 does not exist: the {runtime.vendor} runtime sees 4"):
         runtime.use(9)
     with pytest.raises(DeviceError, match=r"bytes of device memory: .*OUT_OF_MEMORY \(2\)"):
@@ -54,7 +50,7 @@ def test_mistakes_are_named(runtime: DeviceRuntime) -> None:
         device.stream_handle("s")
 
 
-def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_runtime(monkeypatch, tmp_path):
     monkeypatch.setenv("UCCH_CUDA_LIB", str(tmp_path / "libcuda.so.1"))
     monkeypatch.setenv("UCCH_HIP_LIB", "none")
     device.registry.forget()
@@ -68,7 +64,7 @@ def test_no_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device.registry.forget()
 
 
-def test_a_library_that_is_no_runtime(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_no_runtime(fakegpu, monkeypatch):
     monkeypatch.setenv("UCCH_CUDA_LIB", str(fakegpu["amd"]))
     device.registry.forget()
     assert device.runtime_of("nvidia") is None
@@ -76,7 +72,7 @@ def test_a_library_that_is_no_runtime(fakegpu: dict[str, Path], monkeypatch: pyt
     device.registry.forget()
 
 
-def test_place_of_a_rank(runtime: DeviceRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_of_a_rank(runtime, monkeypatch):
     assert device.place_of() == (runtime.vendor, 1)  # what the thread has chosen
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "6")
@@ -87,7 +83,7 @@ def test_place_of_a_rank(runtime: DeviceRuntime, monkeypatch: pytest.MonkeyPatch
     assert device.place_of("nvidia" if runtime.vendor == "amd" else "amd").device == 0
 
 
-def test_streams_of_other_libraries() -> None:
+def test_streams_of_other_libraries():
     assert device.stream_handle(0) == 0
     assert device.stream_handle(type("S", (), {"cuda_stream": 7})()) == 7
     assert device.stream_handle(type("S", (), {"ptr": 8})()) == 8
@@ -95,12 +91,10 @@ def test_streams_of_other_libraries() -> None:
     assert device.stream_handle(type("S", (), {"handle": ctypes.c_void_p(None)})()) == 0
 
 
-# --- several threads --------------------------------------------------------------------------------------------------
-
 SHARED = "-Wall", "-Werror", "-O1", "-shared", "-fPIC"
 
 
-def test_threads_get_words_of_their_own(runtime: DeviceRuntime, compiled: Callable[..., Path], tmp_path: Path) -> None:
+def test_threads_get_words_of_their_own(runtime, compiled, tmp_path):
     """Two streams that wait for one word pass each other's waits; a word behind its page is somebody's memory."""
     threads, each = 2, 100_000 if runtime.vendor == "nvidia" else 2_000  # HIP's are an allocation each, of a page
     racing = ctypes.CDLL(str(compiled(tmp_path / "racing.so", *SHARED, HERE / "racing.c", "-lpthread")))
@@ -113,10 +107,10 @@ def test_threads_get_words_of_their_own(runtime: DeviceRuntime, compiled: Callab
     assert "unknown" not in kinds
 
 
-def test_reasons_of_failures_are_those_of_the_thread(tmp_path: Path) -> None:
+def test_reasons_of_failures_are_those_of_the_thread(tmp_path):
     """Another thread's failure, which may be of no interest, must not be taken for the reason of this one's."""
 
-    def fail(name: str) -> None:
+    def fail(name):
         assert lib.ucch_device_load(b"cuda", str(tmp_path / name).encode()) == lib.UCCH_FAIL_DEVICE
 
     fail("mine")
@@ -165,24 +159,21 @@ assert lib.ucch_pool_take(0, 1 << 20, ffi.NULL, 0) == made[0]
 """
 
 
-def test_an_allocation_keeps_nobody_from_the_pool(compiled: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_allocation_keeps_nobody_from_the_pool(compiled, tmp_path):
     include = f"-I{ROOT / 'cffi_build'}", f"-I{ROOT / 'examples'}"
     library = compiled(tmp_path / "libsim.so", *SHARED, *include, HERE / "slow_vendor.c", "-lpthread")
     python(POOL, library, env={"UCCH_SIM_LIB": str(library)})
 
 
-# --- HIP --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])
-def test_a_number_is_read_as_hip_does(load: Load, text: str, eager: bool) -> None:
+def test_a_number_is_read_as_hip_does(load, text, eager):
     """Of kernels that are loaded early; streams are held there, where the user says so."""
     found = load(HIP_ENABLE_DEFERRED_LOADING=text)
     assert (found.eager, found.holds) == (eager, False)
     assert load(UCCH_HOLD="y").holds is eager
 
 
-def test_streams_wait_for_signal_memory_only(load: Load) -> None:
+def test_streams_wait_for_signal_memory_only(load):
     runtime = load()
     runtime.use(0)
     stream = runtime.stream()
@@ -194,7 +185,7 @@ def test_streams_wait_for_signal_memory_only(load: Load) -> None:
         stream.synchronize()
 
 
-def test_settings_that_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_come_too_late(monkeypatch):
     early = [setting for setting in table.VENDORS["amd"].settings if setting.read in ("load", "start")]
     assert {setting.name for setting in early if setting.read == "start"} >= {"GPU_MAX_HW_QUEUES"}
     monkeypatch.setattr(registry, "mapped", lambda name: "/opt/rocm/lib/libamdhip64.so.6")
@@ -202,7 +193,7 @@ def test_settings_that_come_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environ and not any(setting.name in environ for setting in early), "HIP has not read them"
 
 
-def test_a_word_is_used_up_before_its_numbers_wrap(compiled: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_word_is_used_up_before_its_numbers_wrap(compiled, tmp_path):
     """HIP's streams compare without wrapping: what waits for a small number behind a large one would go on at once."""
     source = Path(__file__).with_name("gate_wraps.c")
     folders = [f"-I{ROOT / each}" for each in ("cffi_build", "ucc_hetero/device")]
@@ -230,5 +221,5 @@ with Communicator() as comm:
 
 
 @pytest.mark.mpi
-def test_images_of_kernels_are_kept(fakes: Callable[..., Any]) -> None:
+def test_images_of_kernels_are_kept(fakes):
     fakes(IMAGES, "nvidia:1,amd:1")

@@ -3,9 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import device_scripts as calls
 import lane_scripts as lanes
@@ -19,16 +17,13 @@ FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
 
 pytestmark = pytest.mark.mpi
 
-Env = Mapping[str, str]
 
 BY_HOSTS = {"UCCH_CHANNELS": "n"}
-#: For one vendor, for two, and by way of host memory.
-WAYS: list[tuple[str, Env]] = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
+WAYS = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
 #: By pinned memory. A job that waits for the deadline of calls is killed before that.
 STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", "UCCH_TIMEOUT": "1000"}
 #: Where libucp decides, and streams do not hand each other messages.
 PLAIN = {**STAGED, "UCCH_STAGING": "auto", **BY_HOSTS}
-#: Handed from stream to stream.
 LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
 #: Of lists of thousands of pieces each is a copy of its own.
 SOON = {"FAKEGPU_DELAY_US": "20"}
@@ -107,7 +102,7 @@ with Communicator() as comm:
 INSTALLED = os.pathsep.join([str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 #: A case by its name; its script, its layout, its environment, and queues to draw from.
-CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
+CASES = [
     *(("random mistakes", calls.MISTAKES, layout, {"UCCH_TIMEOUT": "300", **env}, OWN) for layout, env in WAYS),
     # Streams are held in any order there, by threads that use a communicator each.
     *(("streams", calls.STREAMS, layout, env, OWN) for layout, env in WAYS),
@@ -168,14 +163,7 @@ FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER
 @pytest.mark.parametrize(
     ("script", "layout", "env", "queues"), [each[1:] for each in CASES], ids=[f"{each[0]}, {each[2]}" for each in CASES]
 )
-def test_every_rank_is_right(
-    fakes: Callable[..., Any],
-    fake_crew: Callable[..., Any],
-    script: str,
-    layout: str,
-    env: Env,
-    queues: tuple[Env, ...],
-) -> None:
+def test_every_rank_is_right(fakes, fake_crew, script, layout, env, queues):
     env = {**env, **random.choice(queues or ({},))}
     job = (fakes if script in FRESH else fake_crew)(script, layout, **env)
     assert script not in SAID or job.said(SAID[script]) == 1, (env, job.output)
@@ -183,13 +171,11 @@ def test_every_rank_is_right(
 
 
 @pytest.mark.parametrize("layout, env", [
-    ("nvidia:2", calls.OWN_QUEUES),
-    ("amd:1,nvidia:2,amd:1", {}),
-    ("nvidia:1,host:2,amd:1", {}),
+    ("nvidia:2", calls.OWN_QUEUES), ("amd:1,nvidia:2,amd:1", {}), ("nvidia:1,host:2,amd:1", {}),
     ("nvidia:1,amd:2", {**BY_HOSTS, **calls.FEW_QUEUES}),
     ("nvidia:1,amd:2", {"FAKEGPU_DEVICES": "1", **calls.FEW_QUEUES}),  # two ranks of one vendor share it
 ])  # fmt: skip
-def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+def test_collectives(fake_crew, layout, env):
     """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
     result = fake_crew(calls.COLLECTIVES, layout, **env)
     by_hosts = "host" in layout or {"UCCH_CHANNELS", "FAKEGPU_DEVICES"} & env.keys()
@@ -197,7 +183,7 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
-def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> None:
+def test_a_setting_that_is_about_messages_says_so(fakes, fake_crew):
     script = """
 import arrays
 from ucc_hetero import Communicator
@@ -209,7 +195,7 @@ with Communicator() as comm, Communicator(comm) as other:
     assert "messages alone" not in fake_crew(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
-def test_tuning_measures_on_devices(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
+def test_tuning_measures_on_devices(fake_crew, tmp_path):
     table = tmp_path / "table.json"
     script = f"""
 import arrays
@@ -224,10 +210,10 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--s
 
 
 @pytest.fixture
-def dying(fakes: Callable[..., Any], recovery: list[str]) -> Callable[..., Any]:
+def dying(fakes, recovery):
     """Run a script of two vendors' ranks of which one dies; skip where no other rank can tell."""
 
-    def run(script: str, layout: str, words: str, **env: str) -> Any:
+    def run(script, layout, words, **env):
         job = fakes(script, layout, mpi={"check": False, "mpi_args": recovery}, UCCH_TIMEOUT="200", **env)
         if not recovery and words not in job.stdout:
             pytest.skip("this launcher ends every rank when one dies")
@@ -237,14 +223,14 @@ def dying(fakes: Callable[..., Any], recovery: list[str]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_sender_that_dies(dying: Callable[..., Any], before: bool) -> None:
+def test_a_sender_that_dies(dying, before):
     env = {name: value for name, value in STAGED.items() if name != "UCCH_TIMEOUT"}
     job = dying(f"WAIT = {before}\n" + messages.DEATH, "nvidia:1,amd:1", "Error", **env)
     said = [line for line in job.stdout.splitlines() if line in ("whole", "PeerError", "CollectiveError")]
     assert said[1:] == ["PeerError"] and said[0] in ("PeerError", "" if before else "whole"), job.output
 
 
-def test_a_sender_in_a_lane_that_dies(dying: Callable[..., Any]) -> None:
+def test_a_sender_in_a_lane_that_dies(dying):
     job = dying(lanes.DEATH, "nvidia:1,amd:1", "PeerError", **OWN_QUEUES)
     assert "PeerError" in job.stdout and "went on" in job.stdout, job.output
 
@@ -257,7 +243,7 @@ MPI.COMM_WORLD = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 3)
 
 
 @pytest.mark.parametrize("script", [rma.DEATH, rma.far(rma.DEATH)], ids=["on one host", "by wires"])
-def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], script: str) -> None:
+def test_a_dead_peer_fails_its_transfers_alone(fakes, script):
     layout, mpi = "nvidia:1,amd:2,nvidia:3,host:3", {"check": False, "mpi_args": ("--continuous",)}
     done = fakes(IN_THREES + script, layout, mpi=mpi)
     assert done.said("right") == 6, done.output

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import LONG, python, until
@@ -19,7 +17,7 @@ from ucc_hetero.launch.doctor import amd
 MINE = "UCCH_TEST_DOCTOR"
 
 
-def environ_of(fakegpu: Mapping[str, Path], **more: str) -> dict[str, str]:
+def environ_of(fakegpu, **more):
     path = str(fakegpu["amd"])
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UCCH_", "HIP_", "FAKEGPU_"))}
     mine = {"UCCH_HIP_LIB": path, "UCCH_RTC_LIB": path, "UCCH_CUDA_LIB": "none"}
@@ -27,7 +25,7 @@ def environ_of(fakegpu: Mapping[str, Path], **more: str) -> dict[str, str]:
     return {**kept, **mine, "FAKEGPU_DEVICES": "2", "FAKEGPU_DELAY_US": "50", "FAKEGPU_XGMI": "1", **more}
 
 
-def answers(fakegpu: Mapping[str, Path], names: str, **more: str) -> dict[str, dict[str, Any]]:
+def answers(fakegpu, names, **more):
     environ = environ_of(fakegpu, **more)
     return {each.name: amd.ask(each, environ) for each in amd.QUESTIONS if each.name in names.split()}
 
@@ -35,7 +33,7 @@ def answers(fakegpu: Mapping[str, Path], names: str, **more: str) -> dict[str, d
 HEALTHY = "devices copies compiler kernel-waits stream-waits queues"
 
 
-def test_healthy(fakegpu: dict[str, Path]) -> None:
+def test_healthy(fakegpu):
     """Every answer is one of this very run: what it measured is there."""
     found = answers(fakegpu, HEALTHY, GPU_MAX_HW_QUEUES="16", FAKEGPU_CONNECTIONS="0")
     assert {name: each["verdict"] for name, each in found.items()} == dict.fromkeys(HEALTHY.split(), "yes"), found
@@ -47,7 +45,7 @@ def test_healthy(fakegpu: dict[str, Path]) -> None:
 
 
 #: Fault of a device -> the questions that show it, and a word of the answer.
-UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
+UNHEALTHY = [
     ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
     ({"UCCH_RTC_LIB": "none"}, {"compiler": "no run-time compiler", "kernel-waits": "no run-time compiler"}),
     ({"FAKEGPU_CONNECTIONS": "4", "PROBE_ROOM": "1"}, {"queues": "3 streams"}),
@@ -56,14 +54,14 @@ UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("wrong", "told"), UNHEALTHY, ids=["-".join(told) for _, told in UNHEALTHY])
-def test_unhealthy(fakegpu: dict[str, Path], wrong: dict[str, str], told: dict[str, str]) -> None:
+def test_unhealthy(fakegpu, wrong, told):
     found = answers(fakegpu, " ".join(told), **wrong)
     assert {name: each["verdict"] for name, each in found.items()} == dict.fromkeys(told, "no")
     for name, word in told.items():
         assert word in found[name]["text"]
 
 
-def processes(mark: str) -> list[str]:
+def processes(mark):
     """Processes with the mark in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -75,7 +73,7 @@ def processes(mark: str) -> list[str]:
     return found
 
 
-def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+def test_hangs_leave_nothing(fakegpu, tmp_path):
     """A question that does not end is answered by that, and its processes are gone."""
     mark = f"{MINE}={tmp_path}"
     environ = environ_of(fakegpu, FAKEGPU_DELAY_US="100000000", **{MINE: str(tmp_path)})
@@ -85,12 +83,12 @@ def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     until(lambda: not processes(mark))
 
 
-def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(environ, folder, *words):
     command = [sys.executable, "-m", "ucc_hetero.launch.doctor", "amd", *words]
     return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=LONG, check=False)
 
 
-def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
+def test_a_report(fakegpu, tmp_path):
     """It has every answer, this host and its settings, and not its name."""
     environ = environ_of(fakegpu, HSA_XNACK="1", FAKEGPU_NO_FLAGS="1")
     done = run(environ, tmp_path, "--only", "host", "copies", "stream-waits", "--output", "r.json")
@@ -120,12 +118,12 @@ sys.exit(amd.main(["--only", "copies", "--output", "r.json"]))
 """
 
 
-def listening() -> None:
+def listening():
     """Have a child hear Ctrl-C, also where all of this runs in the background of a shell."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_ended_during_a_question(tmp_path: Path) -> None:
+def test_ended_during_a_question(tmp_path):
     """Its process is ended, and the report has the answers before it."""
     shell = tmp_path / "shell"
     shell.write_text(SHELL)
@@ -137,12 +135,12 @@ def test_ended_during_a_question(tmp_path: Path) -> None:
     until(lambda: not processes(f"{MINE}={tmp_path}"))
 
 
-def test_no_device(tmp_path: Path) -> None:
+def test_no_device(tmp_path):
     done = run({**os.environ, "UCCH_HIP_LIB": "none", "UCCH_CUDA_LIB": "none"}, tmp_path)
     assert done.returncode == 1 and "No AMD GPU can be asked" in done.stdout and not list(tmp_path.iterdir())
 
 
-def test_a_runtime_that_ends_the_process(tmp_path: Path, compiled: Callable[..., Path]) -> None:
+def test_a_runtime_that_ends_the_process(tmp_path, compiled):
     """As HIP does with kernels that have no code for a device, while a library is loaded."""
     source = tmp_path / "dies.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void load(void) { abort(); }\n")
@@ -155,7 +153,7 @@ def test_a_runtime_that_ends_the_process(tmp_path: Path, compiled: Callable[...,
     (["--only", "quenes"], "invalid choice: 'quenes'"),
     (["--output", "/nowhere/r"], "no file can be written there"),
 ])  # fmt: skip
-def test_words_that_cannot_be(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_cannot_be(words, told, capsys):
     with pytest.raises(SystemExit):
         amd.main(words)
     assert told in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The native rings of operations and of events: order, wrapping, what failures and signals write, what kills leave."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -63,7 +64,6 @@ def read(path: Path) -> Dump:
 
 
 def written(script: str, folder: Path, runs: int = 3) -> Dump:
-    """What it has left, which is one file."""
     run(script, folder, runs)
     assert [path.name for path in folder.iterdir()] == ["x.flight"]
     return read(folder / "x.flight")
@@ -290,6 +290,38 @@ print(numbers)
     assert printed == "[1, 2, 2504]\n" and {1, 2, 2504, 5003} <= set(dump.comms) and len(dump.comms) < 600
     assert dump.comms[2].time == 1 and dump.comms[2504].ranks == (3,)
     assert dump.records["comm"].tolist() == [2] and "in <module>" in dump.stack
+
+
+def test_communicators_that_threads_make_and_free(tmp_path: Path) -> None:
+    """Those that live are kept, also in what is written meanwhile."""
+    script = """
+import threading
+lib.ucch_flight_stop()
+from ucc_hetero.trace import flight
+flight.begin(3, "x", "host")
+sys.setswitchinterval(1e-6)
+live = [[], []]
+def works(mine):
+    for k in range(4000):
+        number = flight.comm(board, 7, k, [3, 4], 0)
+        if k % 100:
+            flight.forget(number)
+        else:
+            mine.append(number)
+threads = [threading.Thread(target=works, args=(mine,)) for mine in live]
+for each in threads:
+    each.start()
+k = 0
+while any(each.is_alive() for each in threads):
+    flight.dump(f"{sys.argv[2]}/{k}.flight")
+    k = (k + 1) % 30
+flight.dump(sys.argv[2] + "/last.flight")
+print(json.dumps(live))
+"""
+    live = json.loads(run(script, tmp_path, 0))
+    dumps = {path.stem: read(path) for path in tmp_path.iterdir()}
+    numbers = {*live[0], *live[1]}
+    assert len(numbers) == 80 and numbers <= {*dumps["last"].comms} and len(dumps) > 1
 
 
 def test_transfers(tmp_path: Path) -> None:

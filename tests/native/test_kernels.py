@@ -5,12 +5,9 @@ import random
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +24,7 @@ N = 4000
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 #: Kernels by name: what the engine asks for. Of each of these the host has the same.
-ARITHMETIC: dict[str, tuple[int, int, int, int]] = {
+ARITHMETIC = {
     **{f"{op}_{name}": (lib.UCCH_COMBINE, OPS[op].code, code, 0) for op in OPS for name, code in CODES.items()},
     **{f"scale_{name}": (lib.UCCH_SCALE, 0, code, 0) for name, code in CODES.items()},
     **{
@@ -46,12 +43,12 @@ SIZES = {code: dtype.itemsize for code, dtype in BY_CODE.items()}
 
 
 @pytest.fixture(scope="module")
-def library(fake_library: Callable[..., Path]) -> ctypes.CDLL:
+def library(fake_library):
     """All kernels, as one vendor's compiler has them: a fake library, which runs them."""
     return ctypes.CDLL(str(fake_library(random.choice(["nvidia", "amd"]), {**COMPILED, **ARITHMETIC, **FUSED})))
 
 
-def run(library: ctypes.CDLL, name: str, blocks: int, *arguments: Any) -> None:
+def run(library, name, blocks, *arguments):
     """Run a kernel to its end, with a struct of layout.h, or with the four arguments of elements' kernels."""
     pointers = (ctypes.c_void_p * len(arguments))(*(int(ffi.cast("uintptr_t", each)) for each in arguments))
     assert library.fakegpu_run(name.encode(), blocks, 512, pointers, random.getrandbits(32)) == 0
@@ -67,13 +64,12 @@ KNOWN = {"int": 10, "uint": 10, "float": 4, "complex": 2}
 EDGES = np.array([65504, 65519.996, 65520, 2**-24, 2**-25, 2**-25 * 1.0001, 6.1e-5, 0, -0.0, np.inf], np.float32)
 
 
-def numpy_type(code: int) -> np.dtype[Any]:
+def numpy_type(code):
     name = BY_CODE[code].name
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def elements(code: int, rng: np.random.Generator) -> np.ndarray:
-    """Random elements of a UCC datatype: integers and halves of any bits, others of all magnitudes, NaN among them."""
+def elements(code, rng):
     dtype = numpy_type(code)
     if dtype.kind in "iu" or dtype.itemsize == 2:
         return rng.integers(0, 256, N * dtype.itemsize, np.uint8).view(dtype)
@@ -83,21 +79,19 @@ def elements(code: int, rng: np.random.Generator) -> np.ndarray:
     return (parts[0] + 1j * parts[1] if dtype.kind == "c" else parts[0]).astype(dtype)
 
 
-def to_be_rounded(code: int, rng: np.random.Generator) -> np.ndarray:
+def to_be_rounded(code, rng):
     """Every half, or floats of any bits."""
     if BY_CODE[code].itemsize == 2:
         return np.arange(1 << 16, dtype=np.uint16).view(numpy_type(code))
     return np.concatenate([rng.integers(0, 2**32, 200_000, np.uint32).view(np.float32), EDGES, -EDGES])
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Equal, but for which NaN it is."""
+def same(one, other):
     with np.errstate(invalid="ignore"):
         return np.array_equal(one, other, equal_nan=True)
 
 
-def numpys(kind: int, op: str, src: np.ndarray, dst: np.ndarray, by: int) -> np.ndarray:
-    """What numpy makes of it."""
+def numpys(kind, op, src, dst, by):
     with np.errstate(all="ignore"):
         if kind == lib.UCCH_CAST:
             return src.astype(dst.dtype)
@@ -109,7 +103,7 @@ def numpys(kind: int, op: str, src: np.ndarray, dst: np.ndarray, by: int) -> np.
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)
-def test_arithmetic(library: ctypes.CDLL, name: str) -> None:
+def test_arithmetic(library, name):
     """The engine's is numpy's, wherever elements begin, and the kernel's is the engine's; or neither has any."""
     kind, op, code, to = ARITHMETIC[name]
     rng, text, by = np.random.default_rng(), sources.source(*ARITHMETIC[name]), 3
@@ -144,11 +138,11 @@ def test_arithmetic(library: ctypes.CDLL, name: str) -> None:
     assert same(dst, ours[1])
 
 
-def test_nothing_is_ready_without_a_device() -> None:
+def test_nothing_is_ready_without_a_device():
     assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
 
 
-def beside(*sides: Callable[[], None]) -> None:
+def beside(*sides):
     """Have kernels run beside each other, as those of two ranks do."""
     with ThreadPoolExecutor(len(sides)) as pool:
         for each in [pool.submit(side) for side in sides]:
@@ -156,7 +150,7 @@ def beside(*sides: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
-def test_fused_calls(library: ctypes.CDLL, dtype: str) -> None:
+def test_fused_calls(library, dtype):
     """Two kernels, whose moves each wait for that before, also past the word's wrapping.
 
     A word is written when all blocks have been there, whoever comes last, and what they have written is there, too.
@@ -191,7 +185,7 @@ def test_fused_calls(library: ctypes.CDLL, dtype: str) -> None:
 class Flagged:
     """A channel whose words have flags, in graphs: one rank's kernels send by it, the other's receive."""
 
-    def __init__(self, library: ctypes.CDLL, begun: int) -> None:
+    def __init__(self, library, begun):
         self.library, self.room = library, 4096
         ring = np.full(8 * (64 + 2 * self.room) + 128, 0, np.uint8)
         self.ring = ring[-ring.ctypes.data % 64 :]
@@ -201,9 +195,7 @@ class Flagged:
         self.counts = {comes: ffi.new("ucch_replayed *") for comes in (False, True)}
         self.arrived = {comes: ffi.new("unsigned[40]") for comes in (False, True)}
 
-    def run(
-        self, comes: bool, data: np.ndarray, count: int, hash_: int, blocks: int, kind: int = 0, own: int = 0
-    ) -> None:
+    def run(self, comes, data, count, hash_, blocks, kind=0, own=0):
         """A side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
         slots, there = ffi.cast("char *", self.ring.ctypes.data) + 64, ffi.cast("char *", data.ctypes.data)
         move = {
@@ -220,7 +212,7 @@ class Flagged:
         }  # fmt: skip
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
 
-    def slot(self, number: int) -> np.ndarray:
+    def slot(self, number):
         """The words of a piece's slot, of which the first four are its head."""
         at = 32 + number % 8 * (64 + 2 * self.room)
         return self.ring[at : at + 32 + 2 * self.room].view(np.uint64)
@@ -228,7 +220,7 @@ class Flagged:
 
 @pytest.mark.parametrize("blocks", [1, 2, 7])
 @pytest.mark.parametrize("begun", [0, 2**32 - 9])
-def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None:
+def test_words_with_flags(library, blocks, begun):
     """Messages of any length and alignment through slots that others have used, until the numbers wrap around."""
     rng, channel, messages = np.random.default_rng(), Flagged(library, begun), []
     for _ in range(40):
@@ -236,19 +228,19 @@ def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None
         shift, where, hash_ = int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(1 << 63))
         messages.append((rng.integers(0, 256, count + 9, np.uint8)[shift:], where, count, hash_))
 
-    def counted(comes: bool, turn: int) -> None:
+    def counted(comes, turn):
         replays = channel.replays[comes]
         assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
         assert channel.steps[comes].pieces == channel.words[comes] == (begun + turn + 1) % 2**32
         assert not channel.counts[comes].running and not any(channel.arrived[comes])
 
-    def send() -> None:
+    def send():
         for turn, (sent, _, count, hash_) in enumerate(messages):
             channel.run(False, sent, count, hash_, blocks)
             counted(False, turn)
             assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it looks once a round
 
-    def receive() -> None:
+    def receive():
         for turn, (sent, where, count, hash_) in enumerate(messages):
             into = np.full(count + 30, 77, np.uint8)
             channel.run(True, into[where:], count, hash_, blocks)
@@ -260,7 +252,7 @@ def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_sums_of_what_comes(library: ctypes.CDLL, blocks: int) -> None:
+def test_sums_of_what_comes(library, blocks):
     """What comes is the second operand or the first, and the result lies over the other or elsewhere."""
     rng, channel = np.random.default_rng(), Flagged(library, 0)
     for turn in range(30):
@@ -276,7 +268,7 @@ def test_sums_of_what_comes(library: ctypes.CDLL, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["another call", "shorter", "longer"])
-def test_words_of_another_call(library: ctypes.CDLL, way: str) -> None:
+def test_words_of_another_call(library, way):
     """A receiver says that what has come is not what it waits for, though some of that may never come."""
     channel, data = Flagged(library, 0), np.zeros(4096, np.uint8)
     channel.run(False, data, {"another call": 1000, "shorter": 8, "longer": 3000}[way], 5, 1)
@@ -287,7 +279,7 @@ def test_words_of_another_call(library: ctypes.CDLL, way: str) -> None:
 
 @pytest.mark.parametrize("begun", [0, 2**32 - 1])
 @pytest.mark.parametrize("older", [0, 7 << 32])
-def test_each_word_is_waited_for(library: ctypes.CDLL, begun: int, older: int) -> None:
+def test_each_word_is_waited_for(library, begun, older):
     """Words come in any order, behind older ones of the slot, or where none were: the receiver sees all of them."""
     rng, count = np.random.default_rng(), 2000
     for last in (0, 3, 4, 503, int(rng.integers(504))):
@@ -313,7 +305,7 @@ def test_each_word_is_waited_for(library: ctypes.CDLL, begun: int, older: int) -
 class Lane:
     """The rings of a lane, and kernels of either side."""
 
-    def __init__(self, library: ctypes.CDLL, slot: int) -> None:
+    def __init__(self, library, slot):
         self.library, self.slot, self.stride = library, slot, slot + 64
         self.rings = [np.zeros(8 * stride, np.uint8) for stride in (65536 + 64, self.stride)]
         self.words = ffi.new("unsigned[64]")
@@ -321,7 +313,7 @@ class Lane:
         self.arrived = {receives: ffi.new("unsigned[16]") for receives in (False, True)}
         self.posted = {False: 0, True: 0}
 
-    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: int, base: int = 0) -> Any:
+    def run(self, receives, data, room, tag, blocks, base=0):
         """A side's kernel, behind `base` pieces: how the message ended."""
         self.posted[receives] += 1
         number, lines = self.posted[receives], self.sides[receives]
@@ -341,7 +333,7 @@ class Lane:
 
 @pytest.mark.parametrize("slot", [524288, 2097152])
 @pytest.mark.parametrize("blocks", [1, 3, 8])
-def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) -> None:
+def test_both_sides_of_messages(library, slot, blocks):
     """One side's blocks fill the rings, the other's empty them, and pass over a message that does not fit."""
     rng, lane, messages = np.random.default_rng(), Lane(library, slot), []
     longest = 5_000_000 + int(rng.integers(4096))  # more than a ring holds
@@ -350,14 +342,14 @@ def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) ->
         tag, wrong = (int(rng.integers(n)) for n in (5, 4))
         messages.append((rng.integers(0, 256, nbytes + 1, np.uint8), nbytes, tag, wrong))
 
-    def send() -> None:
+    def send():
         base = 0
         for sent, nbytes, tag, _ in messages:
             lane.run(False, sent, nbytes, tag, blocks, base)
             piece = min(max(-(-(nbytes // 4) // 4096) * 4096, 262144), slot)
             base += -(-nbytes // piece) if nbytes > 65536 else 0
 
-    def receive() -> None:
+    def receive():
         for sent, nbytes, tag, wrong in messages:
             wanted = (1 << 32) - 1 if wrong == 3 else tag + (wrong == 2)
             room = nbytes - 1 if wrong == 1 and nbytes else nbytes + 3
@@ -373,7 +365,7 @@ def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) ->
 
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_pieces(library: ctypes.CDLL, name: str, blocks: int) -> None:
+def test_pieces(library, name, blocks):
     """Pieces of any length are gathered from rows in groups, as numpy has it, and converted as by the host."""
     rng = np.random.default_rng()
     _, _, one, other = PIECES[name]
@@ -401,7 +393,7 @@ def test_pieces(library: ctypes.CDLL, name: str, blocks: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 3, 4])
 @pytest.mark.parametrize("before", [0, 5, 2**32 - 3])
-def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -> None:
+def test_messages_through_rings(library, width, before):
     """Two ranks' kernels exchange messages by two rings each way, one ring with two messages; words may wrap around."""
     rng, stride = np.random.default_rng(), 4096 + 64
     lengths = [int(rng.integers(1, 4 * 4096)), int(rng.integers(1, 8 * 4096)), int(rng.integers(1, 4 * 4096 + 1))]
@@ -435,7 +427,7 @@ def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
+def test_plain_pieces(library, blocks):
     """Pieces of bytes, from anywhere to anywhere, of which some are empty and some take several slices."""
     rng = np.random.default_rng()
     source, out = rng.integers(0, 256, 400_000, np.uint8), np.full(400_000, 77, np.uint8)
@@ -456,7 +448,7 @@ def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])
-def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
+def test_blocks_that_run_at_a_time(arch, blocks):
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")

@@ -38,7 +38,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_fields_are_where_the_headers_have_them(name: str) -> None:
+def test_fields_are_where_the_headers_have_them(name):
     size, fields = LAYOUTS[name]
     assert ffi.sizeof(name) >= size, "libraries copy this many bytes"
     offsets = dict(field.split(":") for field in fields.split())

@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from ucc_hetero.machine.discover import host_cores
 from ucc_hetero.native.libraries import ffi, lib, owned
 
 
-def test_a_child_can_take_a_lock_that_was_held() -> None:
+def test_a_child_can_take_a_lock_that_was_held():
     """A worker of a data loader collects requests that it has inherited, while the parent's thread makes progress."""
     python(f"""
 import os, signal, threading
@@ -45,7 +44,7 @@ assert status == 0, status
 """)
 
 
-def test_what_is_collected_under_the_lock_may_take_it() -> None:
+def test_what_is_collected_under_the_lock_may_take_it():
     """Python holds the engine's lock around calls of libucc, and collects garbage where it likes."""
     python(f"""
 import signal
@@ -63,7 +62,7 @@ lib.ucch_message_free(message)
 """)
 
 
-def context_of_ucx() -> ucx.Context:
+def context_of_ucx():
     try:
         return ucx.Context()
     except LibraryNotFound as error:
@@ -71,7 +70,7 @@ def context_of_ucx() -> ucx.Context:
 
 
 @pytest.fixture
-def loop() -> Any:
+def loop():
     """A UCX worker, and a connection to itself."""
     with context_of_ucx() as context:
         worker = context.worker()
@@ -81,7 +80,7 @@ def loop() -> Any:
         worker.close()
 
 
-def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
+def test_a_dropped_receive_keeps_its_memory(loop):
     worker, connection = loop
     rng = np.random.default_rng()
     into, data = np.full(100_000, 7, np.uint8), rng.integers(0, 255, 100_000, np.uint8)
@@ -98,7 +97,7 @@ def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
     assert alive() is None
 
 
-def test_a_dropped_send_arrives(loop: Any) -> None:
+def test_a_dropped_send_arrives(loop):
     worker, connection = loop
     data = np.random.default_rng().integers(0, 255, 3_000_000, np.uint8)
     want = data.copy()
@@ -110,7 +109,7 @@ def test_a_dropped_send_arrives(loop: Any) -> None:
     assert (into == want).all()
 
 
-def test_a_receive_ends_with_its_worker() -> None:
+def test_a_receive_ends_with_its_worker():
     """It must not be taken back at its deadline, from a worker that is gone."""
     with context_of_ucx() as context:
         worker = context.worker()
@@ -121,15 +120,15 @@ def test_a_receive_ends_with_its_worker() -> None:
             until(message.test)
 
 
-def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
+def test_a_native_object_is_freed_behind_what_asks_for_it():
     """Of a cycle Python calls finalizers in any order; that of an older object usually first."""
-    order: list[str] = []
+    order = []
 
     class Asks:
-        def __init__(self, native: Any) -> None:
+        def __init__(self, native):
             self.native, self.itself = native, self
 
-        def __del__(self) -> None:
+        def __del__(self):
             order.append("asked")
 
     native = owned(ffi.new("int *"), lambda _: order.append("freed"))
@@ -140,11 +139,11 @@ def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
     assert order == ["asked", "freed"]
 
 
-def test_whoever_sleeps_is_woken() -> None:
+def test_whoever_sleeps_is_woken():
     """Also by a ring before the sleep; nobody sleeps longer than asked, and what has ended rings nothing."""
     known, woken = lib.ucch_doorbell_count(), threading.Event()
 
-    def sleep() -> None:
+    def sleep():
         lib.ucch_doorbell_wait(known, LONG)
         woken.set()
 
@@ -175,5 +174,5 @@ lib.ucch_progress_thread(0)
 
 
 @pytest.mark.skipif(len(host_cores()) < 2, reason="needs two cores")
-def test_the_progress_thread_leaves_the_core_that_its_process_is_bound_to() -> None:
+def test_the_progress_thread_leaves_the_core_that_its_process_is_bound_to():
     python(BOUND, min(host_cores()), env={"OPENBLAS_NUM_THREADS": "1"})

@@ -5,10 +5,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,19 +26,19 @@ MANY = 20_000
 class Watched:
     """The extension's functions, some of them replaced; those of libucc and libucp want the lock to be held."""
 
-    def __init__(self, **replaced: Any) -> None:
+    def __init__(self, **replaced):
         self.depth = 0
-        self.called: set[str] = set()
+        self.called = set()
         self._replaced = replaced
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         function = self._replaced.get(name) or getattr(lib, name)
         change = {"ucch_lock": 1, "ucch_unlock": -1}.get(name.removesuffix("_noted"), 0)
         guarded = name.startswith(("ucc_", "ucp_")) and "version" not in name.replace("init_version", "")
         if not change and not guarded:
             return function
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments):
             assert self.depth or not guarded, f"{name} without the lock"
             self.depth += change
             self.called.add(name)
@@ -51,8 +48,8 @@ class Watched:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def begin(**replaced: Any) -> Watched:
+def watch(monkeypatch):
+    def begin(**replaced):
         watched = Watched(**replaced)
         for module in (handle, oob, ucc_module, ucx_module):
             monkeypatch.setattr(module, "lib", watched, raising=False)
@@ -70,20 +67,20 @@ class Alone:
 
     rank, size = 0, 1
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched):
         self.watched, self.looks = watched, 0
 
-    def begin(self, src: memoryview, dst: memoryview) -> "Alone":
+    def begin(self, src, dst):
         dst[:] = src
         return self
 
-    def test(self) -> bool:
+    def test(self):
         assert self.watched.depth == 0, "other threads cannot do what the other ranks wait for"
         self.looks += 1
         return self.looks % 2 == 0
 
 
-def test_calls_into_libucc_hold_the_lock(watch: Any) -> None:
+def test_calls_into_libucc_hold_the_lock(watch):
     watched = watch()
     with ucc.Lib("UCC") as library:
         assert library.attributes()["collectives"]
@@ -92,7 +89,7 @@ def test_calls_into_libucc_hold_the_lock(watch: Any) -> None:
             assert context.addresses("ucp") in (True, False)
             with context.team([0]) as team:
                 mine, out = np.random.default_rng().random(100), np.full(100, np.nan)
-                wanted: dict[str, Any] = {"src": mine, "dst": out, "dtype": DTYPES["float64"], "op": OPS["SUM"]}
+                wanted = {"src": mine, "dst": out, "dtype": DTYPES["float64"], "op": OPS["SUM"]}
                 with team.collective(ucc.Coll.ALLREDUCE, **wanted) as request:
                     request.post()
                     request.wait(30)
@@ -101,7 +98,7 @@ def test_calls_into_libucc_hold_the_lock(watch: Any) -> None:
     assert {"ucc_init_version", "ucc_context_create", "ucc_team_destroy", "ucc_context_destroy"} <= watched.called
 
 
-def test_calls_into_libucp_hold_the_lock(watch: Any) -> None:
+def test_calls_into_libucp_hold_the_lock(watch):
     watched = watch()
     with ucx.Context() as context:
         assert "host" in context.memory_types()
@@ -116,7 +113,7 @@ def test_calls_into_libucp_hold_the_lock(watch: Any) -> None:
     assert wanted <= watched.called
 
 
-def test_while_ranks_make_a_context_others_have_the_lock(watch: Any) -> None:
+def test_while_ranks_make_a_context_others_have_the_lock(watch):
     """libucc asks for the other ranks' addresses again and again while its caller holds the lock."""
     watched = watch()
     exchange = Alone(watched)
@@ -125,7 +122,7 @@ def test_while_ranks_make_a_context_others_have_the_lock(watch: Any) -> None:
     key, record = oob.oob_of(exchange, calls)
     mine, everyone, request = ffi.new("char[]", b"me"), ffi.new("char[3]"), ffi.new("void **")
 
-    def ask() -> int:
+    def ask():
         assert watched.depth == 1
         return int(calls.req_test(request[0]))
 
@@ -138,9 +135,6 @@ def test_while_ranks_make_a_context_others_have_the_lock(watch: Any) -> None:
     assert record.failure is None
 
 
-# --- teams that do not come to be, or do not end ----------------------------------------------------------------------
-
-
 class Half:
     """A context as far as a team has to do with it."""
 
@@ -148,15 +142,15 @@ class Half:
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def maps(monkeypatch):
     """Weak references to the maps of teams, to which libucc keeps pointers."""
-    seen: list[Any] = []
+    seen = []
 
     class Noted:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(ffi, name)
 
-        def new(self, kind: str, *more: Any) -> Any:
+        def new(self, kind, *more):
             made = ffi.new(kind, *more)
             if kind == "uint64_t[]":
                 seen.append(weakref.ref(made))
@@ -166,20 +160,20 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def post(contexts: Any, count: int, params: Any, out: Any) -> int:
+def post(contexts, count, params, out):
     out[0] = ffi.cast("ucc_team_h", 1)
     return 0
 
 
 #: Functions that make a team at once, without libucc.
-TEAM: dict[str, Any] = {
+TEAM = {
     "ucc_team_create_post": post, "ucc_team_create_test": lambda *_: 0, "ucc_context_progress": lambda *_: 0,
     "ucch_team_new": lambda *_: ffi.NULL, "ucch_team_free": lambda *_: None,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("status, error", [(1, CollectiveTimeout), (-1, LibraryError), (0, None)])
-def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch: Any, maps: list[Any], status: int, error: Any) -> None:
+def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch, maps, status, error):
     """As that of a failed first call, and any team that its user does not close."""
     watch(**{**TEAM, "ucc_team_create_test": lambda *_: status})
     with pytest.raises(error, match=r"team|UCC") if error else nullcontext():
@@ -189,18 +183,18 @@ def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch: Any, maps: list
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bool) -> None:
+def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch, ends):
     """It ends once another thread has had the lock, or never, and then within its time."""
     had, looks = threading.Event(), [0]
 
-    def other() -> None:
+    def other():
         lib.ucch_lock()
         lib.ucch_unlock()
         had.set()
 
     thread = threading.Thread(target=other)
 
-    def destroy(team: Any) -> int:
+    def destroy(team):
         looks[0] += 1
         if looks[0] == 1:
             thread.start()
@@ -218,8 +212,6 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bo
     thread.join(30)
     assert had.is_set()
 
-
-# --- the guard of ucp_request_cancel and ucp_request_free -------------------------------------------------------------
 
 #: It misuses both (cffi_build/abi/guard.c).
 PLUGIN = """
@@ -246,7 +238,7 @@ print(lib.ucch_endpoint_errors())
 
 
 @pytest.mark.parametrize("linked", ["lazy", "now"])
-def test_what_is_no_request_is_left_alone(compiled: Callable[..., Path], tmp_path: Path, linked: str) -> None:
+def test_what_is_no_request_is_left_alone(compiled, tmp_path, linked):
     """Also where the dynamic linker has closed what it wrote (``now``)."""
     source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
     source.write_text(PLUGIN)

@@ -4,7 +4,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> Path:
-    """The adapter, as its first lines say that it is made."""
     words = "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}", ROOT / "examples/own_vendor.c"
     return compiled(tmp_path_factory.mktemp("sim") / "libsim.so", *words, "-lpthread")
 
@@ -47,6 +48,21 @@ def test_a_library_brings_its_adapter(library: Path, monkeypatch: pytest.MonkeyP
         assert device.whose(memory.handle) == ("sim", 1)
     with pytest.raises(ValueError, match="vendor 'more': vendor 'sim' has this adapter already"):
         device.register(Vendor(name="more", adapter="sim"))
+
+
+@pytest.mark.usefixtures("tables")
+def test_threads_that_ask_for_a_runtime_at_once_have_the_same(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCCH_SIM_LIB", str(library))
+    device.register(Vendor(name="sim", adapter="sim", setting="SIM_LIB"))
+    for _ in range(200):
+        registry.forget()
+        together = Barrier(3)
+        with ThreadPoolExecutor(3) as threads:
+            asked = [
+                threads.submit(lambda together=together: together.wait() >= 0 and device.runtime_of("sim"))
+                for _ in range(3)
+            ]
+        assert {*map(id, (each.result() for each in asked))} == {id(device.runtime_of("sim"))}
 
 
 @pytest.mark.usefixtures("tables")

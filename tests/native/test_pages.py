@@ -1,11 +1,7 @@
 """Pages of KV caches on their way between two workers of one process: layouts, types, heads, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,19 +16,17 @@ LAYERS, SIZE, DIM = 3, 4, 8
 
 
 class Two:
-    """Two workers that know each other."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.here, self.there = rma.Worker(), rma.Worker()
         self.to, self.back = self.here.connect(self.there.address), self.there.connect(self.here.address)
 
-    def ways(self, mine: rma.PageTable, theirs: rma.PageTable) -> tuple[rma.PageTarget, rma.PageTarget]:
+    def ways(self, mine, theirs):
         """(theirs as the sender has it, ours as the receiver has it)."""
         return mine.open(self.to, theirs.descriptor), theirs.open(self.back, mine.descriptor)
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Two]:
+def two():
     found = Two()
     yield found
     found.here.close()
@@ -43,12 +37,12 @@ def two() -> Iterator[Two]:
 FORMS = ("KBNHD", "KBHND", "BKNHD", "BKHND", "BNHD", "THD", "BHND", "KBHND turned")
 
 
-def caches(form: str, heads: int, dtype: Any, blocks: int) -> tuple[list[Any], list[np.ndarray]]:
+def caches(form, heads, dtype, blocks):
     """(arrays as an engine has them, each layer as [K, B, N, H, D] to look at and to write to)."""
     rng = np.random.default_rng()
     order, _, turned = form.partition(" ")
     sizes = {"K": 2, "B": blocks, "N": SIZE, "H": heads, "D": DIM, "T": blocks * SIZE}
-    arrays: list[Any] = []
+    arrays = []
     seen = []
     for _ in range(LAYERS):
         pair = []
@@ -68,12 +62,10 @@ def caches(form: str, heads: int, dtype: Any, blocks: int) -> tuple[list[Any], l
 
 
 @pytest.fixture
-def table() -> Callable[..., tuple[rma.PageTable, Any]]:
+def table():
     """Make a table, and its layers to look at: ``heads`` are the first, how many are here, and all."""
 
-    def make(
-        worker: rma.Worker, form: str, blocks: int, dtype: Any = np.uint16, heads: tuple[int, int, int] = (0, 4, 4)
-    ) -> tuple[rma.PageTable, Any]:
+    def make(worker, form, blocks, dtype=np.uint16, heads=(0, 4, 4)):
         first, here, total = heads
         arrays, seen = caches(form, here, dtype, blocks)
         axes = "KBNHD" if "turned" in form else form
@@ -83,19 +75,18 @@ def table() -> Callable[..., tuple[rma.PageTable, Any]]:
     return make
 
 
-def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+def bits(layers):
     return [[part.copy().view(f"u{part.itemsize}") for part in layer] for layer in layers]
 
 
-def hold(target: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> bool:
-    """True if all layers have these bits."""
+def hold(target, wanted):
     pairs = zip(bits(target), wanted, strict=True)
     return all((a == b).all() for one, other in pairs for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("there", FORMS)
 @pytest.mark.parametrize("here", FORMS)
-def test_layouts(two: Two, table: Any, here: str, there: str) -> None:
+def test_layouts(two, table, here, there):
     """Every page is where it belongs, and nothing else has changed."""
     rng = np.random.default_rng()
     mine, source = table(two.here, here, 9)
@@ -119,13 +110,13 @@ def test_layouts(two: Two, table: Any, here: str, there: str) -> None:
 CASES = [*itertools.permutations(("float16", "bfloat16", "float32"), 2), ("float8_e4m3fn", "float8_e4m3fnuz")]
 
 
-def numpy_of(name: str) -> np.dtype[Any]:
+def numpy_of(name):
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBNHD", "BKHND"), ("THD", "KBHND")])
 @pytest.mark.parametrize("types", [*CASES, ("float8_e4m3fnuz", "float8_e4m3fn")])
-def test_types(two: Two, table: Any, types: tuple[str, str], forms: tuple[str, str]) -> None:
+def test_types(two, table, types, forms):
     """Numbers are what ml_dtypes makes of them, to the bit but for which NaN it is; float8 with its scale."""
     mine, source = table(two.here, forms[0], 40, numpy_of(types[0]))
     theirs, target = table(two.there, forms[1], 40, numpy_of(types[1]))
@@ -146,7 +137,7 @@ def test_types(two: Two, table: Any, types: tuple[str, str], forms: tuple[str, s
             assert same.all()
 
 
-def test_float8_by_its_rules() -> None:
+def test_float8_by_its_rules():
     """All 256 of each: minus zero becomes plus zero, NaN stays one, 240 the largest number, all else as it is."""
     every = np.arange(256, dtype=np.uint8)
     fnuz, back = np.empty_like(every), np.empty_like(every)
@@ -161,7 +152,7 @@ def test_float8_by_its_rules() -> None:
 
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBHND", "KBHND"), ("KBNHD", "KBHND"), ("KBHND", "BNHD")])
 @pytest.mark.parametrize("degrees", [(1, 2), (2, 1), (4, 2), (2, 4), (4, 4)])
-def test_degrees_of_tensor_parallelism(two: Two, table: Any, degrees: tuple[int, int], forms: tuple[str, str]) -> None:
+def test_degrees_of_tensor_parallelism(two, table, degrees, forms):
     """Each receiver has its heads of all senders that have some."""
     senders, receivers = ([(r * 4 // n, 4 // n, 4) for r in range(n)] for n in degrees)
     mine = [table(two.here, forms[0], 5, heads=each) for each in senders]
@@ -179,7 +170,7 @@ def test_degrees_of_tensor_parallelism(two: Two, table: Any, degrees: tuple[int,
                 assert (layer[k][[1, 0, 4]] == wanted[k][[2, 3, 0]][:, :, first : first + here]).all()
 
 
-def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
+def test_latent_attention_and_bytes_and_asyncio(two):
     """One array a layer without heads; float8 in arrays of bytes; what is awaited."""
     source = [np.random.default_rng().integers(0, 256, (9, SIZE, 24), np.uint8) for _ in range(2)]
     target = [np.zeros((36, 1, 24), np.uint8) for _ in range(2)]
@@ -188,10 +179,10 @@ def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
     send, receive = two.ways(mine, theirs)
     assert repr(send) == "<PageTarget: ND float8_e4m3fn to NHD float8_e4m3fn, as it is>"
 
-    async def waited(each: Any) -> None:
+    async def waited(each):
         await each
 
-    async def both() -> None:
+    async def both():
         receipt = theirs.recv_pages(range(8), receive)
         await asyncio.gather(waited(send.send_pages(range(1, 9), receipt.ticket)), waited(receipt))
 
@@ -206,7 +197,7 @@ def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
     theirs.close()
 
 
-def test_many_receipts_give_their_counters_back(two: Two, table: Any) -> None:
+def test_many_receipts_give_their_counters_back(two, table):
     mine, source = table(two.here, "KBNHD", 4)
     theirs, target = table(two.there, "KBNHD", 4)
     send, receive = two.ways(mine, theirs)
@@ -223,7 +214,7 @@ def test_many_receipts_give_their_counters_back(two: Two, table: Any) -> None:
     assert not after.Test(), "a ticket that is over counts for the next one"
 
 
-def test_a_receipt_that_is_closed_lets_nothing_in(two: Two, table: Any) -> None:
+def test_a_receipt_that_is_closed_lets_nothing_in(two, table):
     """All that passes slots, as converted pages do, is refused at the door: the pages may be others' by then."""
     mine, _ = table(two.here, "KBNHD", 4, np.float16)
     theirs, target = table(two.there, "KBNHD", 4, np.float32)
@@ -249,19 +240,19 @@ BAD = [
 ]  # fmt: skip
 
 
-def table_of(worker: rma.Worker, axes: str = "KBNHD", **more: Any) -> rma.PageTable:
+def table_of(worker, axes="KBNHD", **more):
     return rma.PageTable(worker, [np.zeros((2, 3, 4, 2, 8))], axes, **more)
 
 
 @pytest.mark.parametrize("case", BAD, ids=[case[1] for case in BAD])
-def test_caches_that_are_none(two: Two, case: tuple[type[Exception], str, Callable[..., Any]]) -> None:
+def test_caches_that_are_none(two, case):
     known = len(two.here.regions)
     with pytest.raises(case[0], match=case[1]):
         case[2](two.here)
     assert len(two.here.regions) == known
 
 
-def test_unlike_tables(two: Two, table: Any) -> None:
+def test_unlike_tables(two, table):
     mine, _ = table(two.here, "KBNHD", 4)
     for what, arrays, more in (
         ("layers: 3 here and 2 there", [np.zeros((2, 4, SIZE, 4, DIM), np.uint16)] * 2, {}),
@@ -278,7 +269,7 @@ def test_unlike_tables(two: Two, table: Any) -> None:
         mine.open(two.to, mine.descriptor)
 
 
-def test_pages_that_are_none(two: Two, table: Any) -> None:
+def test_pages_that_are_none(two, table):
     """The side that is wrong is told, and the other one is as it was."""
     mine, _ = table(two.here, "KBNHD", 4)
     theirs, target = table(two.there, "KBHND", 3)
@@ -315,7 +306,7 @@ def test_pages_that_are_none(two: Two, table: Any) -> None:
         send.send_pages([0, 1], good.ticket).Wait()
 
 
-def test_heads_that_nobody_has(two: Two, table: Any) -> None:
+def test_heads_that_nobody_has(two, table):
     mine, _ = table(two.here, "KBNHD", 4, heads=(0, 2, 4))
     theirs, _ = table(two.there, "KBNHD", 4, heads=(2, 2, 4))
     send, receive = two.ways(mine, theirs)
@@ -328,7 +319,7 @@ def test_heads_that_nobody_has(two: Two, table: Any) -> None:
         whole.recv_pages([0], [whole.open(two.back, mine.descriptor)] * 2)
 
 
-def test_a_sender_that_dies_ends_the_wait(table: Any) -> None:
+def test_a_sender_that_dies_ends_the_wait(table):
     two = Two()
     mine, _ = table(two.here, "KBNHD", 4)
     theirs, _ = table(two.there, "KBNHD", 4)
@@ -340,7 +331,7 @@ def test_a_sender_that_dies_ends_the_wait(table: Any) -> None:
     mine.worker.close()
 
 
-def test_damage_is_noticed(two: Two, table: Any) -> None:
+def test_damage_is_noticed(two, table):
     """Every byte of a table and of a ticket is under the checksum; what contradicts itself is refused behind it."""
     mine, _ = table(two.here, "KBNHD", 4)
     found = Table.unpack(mine.descriptor)

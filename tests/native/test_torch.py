@@ -1,9 +1,7 @@
 """Collectives and messages of a torch group on device memory, over the fake GPU library."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch_scripts
@@ -14,7 +12,7 @@ JOB = Path(__file__).parents[1] / "fakegpu" / "torch_calls_job.py"
 
 pytestmark = pytest.mark.usefixtures("with_torch")
 PAIR, BY_HOSTS = "nvidia:1,amd:1", {"UCCH_CHANNELS": "n"}
-CASES: list[tuple[str, str | Path, str, dict[str, str]]] = [
+CASES = [
     ("collectives, queued", JOB, "nvidia:1,amd:2", {"QUEUED": "y", **OWN_QUEUES}),
     ("collectives, one vendor", JOB, "nvidia:2", OWN_QUEUES),
     ("collectives, by hosts", JOB, PAIR, {**BY_HOSTS, **FEW_QUEUES}),
@@ -37,9 +35,7 @@ OF_ITS_OWN = JOB, torch_scripts.NESTED, torch_scripts.FABRIC
 
 
 @pytest.mark.parametrize(("script", "layout", "env"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
-def test_every_rank_is_right(
-    fakes: Callable[..., Any], fake_crew: Callable[..., Any], script: str | Path, layout: str, env: dict[str, str]
-) -> None:
+def test_every_rank_is_right(fakes, fake_crew, script, layout, env):
     env = {"DICE": str(random.randrange(1000)), **env}
     if script in OF_ITS_OWN:
         job = fakes(script, layout, mpi={"check": script is not JOB}, **env)

@@ -1,8 +1,6 @@
 """The connector for vLLM: engines that are started separately, on two (fake) vendors, give the tokens of one engine;
 they abort, die, come back and refuse each other. With vLLM installed its scheduler runs as well."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util
@@ -14,10 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace as Facts
-from typing import Any
 
 import pytest
 from processes import until
@@ -42,24 +37,20 @@ SCHEDULERS = [
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> str:
+def secret(tmp_path):
     path = tmp_path / "secret"
     path.write_bytes(os.urandom(32))
     return str(path)
 
 
 @pytest.fixture
-def start(
-    secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[str, str]], pythons: Any,
-    request: pytest.FixtureRequest,
-) -> Iterator[Any]:  # fmt: skip
-    """Start an engine: ``start(role, port, **what is told)``."""
-    engines: list[Engine] = []
+def start(secret, tmp_path, fake_environment, pythons, request):
+    engines = []
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **vllm_engine.SHAPE})
     )
 
-    def run(role: str, port: int = 0, extra: Any = (), **told: Any) -> Engine:
+    def run(role, port=0, extra=(), **told):
         usual = {**USUAL, "folder": str(tmp_path)}
         own = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20, "lease": 60, **dict(extra)}
         env = fake_environment(f"{told.get('vendor') or 'host'}:1") if told.get("vendor") else {}
@@ -76,7 +67,7 @@ def start(
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_aborted_requests_leave_nothing(start: Any, scheduler: str) -> None:
+def test_aborted_requests_leave_nothing(start, scheduler):
     port = free_port()
     prefill = start("kv_producer", port, scheduler=scheduler)
     decode = start("kv_consumer", scheduler=scheduler)
@@ -95,7 +86,7 @@ def test_aborted_requests_leave_nothing(start: Any, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_prefill_that_is_gone_is_computed_again(start: Any, scheduler: str) -> None:
+def test_prefill_that_is_gone_is_computed_again(start, scheduler):
     """Killed before anybody asked, and asked by an engine that is connected; it comes back; it is stopped."""
     asked, port = prompts(110, 110), free_port()
     right = one_engine(start, asked, 6)
@@ -104,7 +95,7 @@ def test_prefill_that_is_gone_is_computed_again(start: Any, scheduler: str) -> N
     decode = start("kv_consumer", scheduler=scheduler, extra={"timeout": 3})
     before = decode.free(0)["free"]
 
-    def check(name: str, params: Any, loaded: bool) -> None:
+    def check(name, params, loaded):
         decode.add(f"d{name}", asked[name], 6, params)
         said = decode.done(f"d{name}")
         assert said["tokens"] == right[name]
@@ -126,7 +117,7 @@ def test_prefill_that_is_gone_is_computed_again(start: Any, scheduler: str) -> N
     decode.free(before)
 
 
-def test_blocks_that_nobody_wants_are_freed(start: Any) -> None:
+def test_blocks_that_nobody_wants_are_freed(start):
     """After the lease, and at once when the engine that wanted them dies."""
     port = free_port()
     prefill = start("kv_producer", port, extra={"lease": 2})
@@ -143,8 +134,8 @@ def test_blocks_that_nobody_wants_are_freed(start: Any) -> None:
     prefill.free(before)
 
 
-def contract(**other: Any) -> Contract:
-    usual: dict[str, Any] = {"model": "m", "layers": ["a", "b"], "block": 16, "heads": 8, "backend": "TRITON_ATTN"}
+def contract(**other):
+    usual = {"model": "m", "layers": ["a", "b"], "block": 16, "heads": 8, "backend": "TRITON_ATTN"}
     return Contract(**{**usual, "elements": "float16", "scales": [], "vllm": "1", **other})
 
 
@@ -155,13 +146,13 @@ def contract(**other: Any) -> Contract:
     ({"heads": 4}, "heads of keys and values"), ({"backend": "FLASH_ATTN"}, "attention backends"),
     ({"elements": "float8_e4m3fn", "scales": [1.0] * 4}, "--kv-cache-dtype: float16 here and float8_e4m3fn"),
 ])  # fmt: skip
-def test_differences_have_words(other: dict[str, Any], words: str) -> None:
+def test_differences_have_words(other, words):
     found = "; ".join(contract().differences(contract(**other)))
     assert bool(found) == bool(words)
     assert not words or re.search(words, found)
 
 
-def test_scales_of_two_float8_have_to_differ_by_two() -> None:
+def test_scales_of_two_float8_have_to_differ_by_two():
     mine, other = {"elements": "float8_e4m3fnuz"}, {"elements": "float8_e4m3fn"}
     decode = contract(**mine, scales=[1.0, 0.5])
     assert not decode.differences(contract(**other, scales=[0.5, 0.25]))
@@ -170,7 +161,7 @@ def test_scales_of_two_float8_have_to_differ_by_two() -> None:
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"protocol": 2}, {"protocol": 1, "model": 5}])
-def test_contracts_that_are_none(said: Any) -> None:
+def test_contracts_that_are_none(said):
     with pytest.raises(ContractError):
         Contract.heard(said)
     assert Contract.heard(json.loads(json.dumps(contract().told()))) == contract()
@@ -179,7 +170,7 @@ def test_contracts_that_are_none(said: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), [
     ("remote_port", "80"), ("remote_port", 0), ("tp_size", 10**9), ("remote_host", None), ("remote_num_tokens", -1),
 ])  # fmt: skip
-def test_parameters_of_requests_are_not_trusted(name: str, value: Any) -> None:
+def test_parameters_of_requests_are_not_trusted(name, value):
     params = Remote("r", "e", "host", 1, 1, 5).params()
     assert Remote.of(params).addresses == ["tcp://host:1"]
     with pytest.raises(ValueError, match="kv_transfer_params"):
@@ -189,7 +180,7 @@ def test_parameters_of_requests_are_not_trusted(name: str, value: Any) -> None:
 class Workers:
     """The workers of an engine with tensor parallelism, in this process."""
 
-    def __init__(self, role: str, port: int, ranks: int, heads: int, layout: str, secret: str) -> None:
+    def __init__(self, role, port, ranks, heads, layout, secret):
         self.each, self.caches = [], []
         for rank in range(ranks):
             extra = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20}
@@ -204,7 +195,7 @@ class Workers:
             self.each.append(UccHeteroConnector(config, KVConnectorRole.WORKER))
             self.each[-1].register_kv_caches({f"layer{i}": view for i, view in enumerate(views)})
 
-    def step(self, step: Step) -> list[tuple[set[str], set[str], set[int]]]:
+    def step(self, step):
         out = []
         for worker in self.each:
             worker.bind_connector_metadata(step)
@@ -213,11 +204,11 @@ class Workers:
             out.append((sent or set(), come or set(), worker.get_block_ids_with_load_errors()))
         return out
 
-    def until(self, which: int, name: str) -> set[int]:
+    def until(self, which, name):
         """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
-        said, failed = [0] * len(self.each), set[int]()
+        said, failed = [0] * len(self.each), set()
 
-        def all_have() -> bool:
+        def all_have():
             for i, found in enumerate(self.step(Step())):
                 said[i] += name in found[which]
                 failed.update(found[2])
@@ -229,11 +220,11 @@ class Workers:
 
 
 @pytest.fixture
-def workers(secret: str) -> Iterator[Callable[..., Workers]]:
+def workers(secret):
     """Make workers: ``workers(role, port, ranks, heads, layout)``."""
-    made: list[Workers] = []
+    made = []
 
-    def make(role: str, port: int = 0, ranks: int = 1, heads: int = 2, layout: str = "NH") -> Workers:
+    def make(role, port=0, ranks=1, heads=2, layout="NH"):
         made.append(Workers(role, port, ranks, heads, layout, secret))
         return made[-1]
 
@@ -243,16 +234,14 @@ def workers(secret: str) -> Iterator[Callable[..., Workers]]:
 
 
 @pytest.fixture
-def two(workers: Callable[..., Workers]) -> tuple[Workers, Workers, int]:
+def two(workers):
     """A worker each that sends and receives, and the first one's port."""
     port = free_port()
     return workers("kv_producer", port), workers("kv_consumer"), port
 
 
 @pytest.mark.parametrize(("sends", "receives", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 2), (2, 4, 2)])
-def test_degrees_of_tensor_parallelism_may_differ(
-    workers: Callable[..., Workers], sends: int, receives: int, heads: int
-) -> None:
+def test_degrees_of_tensor_parallelism_may_differ(workers, sends, receives, heads):
     while True:  # ports that follow each other
         port = free_port()
         with contextlib.suppress(ValueError):
@@ -279,7 +268,7 @@ def test_degrees_of_tensor_parallelism_may_differ(
     assert all(map(torch.equal, before, [layer for cache in decode.caches for layer in cache]))
 
 
-def test_garbage_of_a_peer_ends_its_link_alone(two: tuple[Workers, Workers, int]) -> None:
+def test_garbage_of_a_peer_ends_its_link_alone(two):
     prefill, decode, port = two
     agent = decode.each[0].worker.links.agent
     good = {"request": "p", "engine": "kv_producer", "first": 0, "ticket": "", "ranks": 1, "to": "d"}
@@ -296,7 +285,7 @@ def test_garbage_of_a_peer_ends_its_link_alone(two: tuple[Workers, Workers, int]
     prefill.until(0, "p")
 
 
-def test_requests_of_one_prefill_fail_each_for_itself(two: tuple[Workers, Workers, int]) -> None:
+def test_requests_of_one_prefill_fail_each_for_itself(two):
     """As those of one prompt with n answers: what is refused to one, or given up by it, is the other's."""
     (prefill, decode, port), worker = two, two[1].each[0]
     remote, receiver = Remote("p", "kv_producer", "127.0.0.1", port, 1, 48), worker.worker.receiver
@@ -304,9 +293,9 @@ def test_requests_of_one_prefill_fail_each_for_itself(two: tuple[Workers, Worker
     worker.start_load_kv(None)
     prefill.step(Step(offers={"p": [1, 3, 5]}))  # of which "bad" wants a fourth one
     until(lambda: receiver._loading["bad"].why)
-    come, failed = set[str](), set[int]()
+    come, failed = set(), set()
 
-    def both_ended() -> bool:
+    def both_ended():
         for _, names, blocks in decode.step(Step()):
             come.update(names)
             failed.update(blocks)
@@ -319,7 +308,7 @@ def test_requests_of_one_prefill_fail_each_for_itself(two: tuple[Workers, Worker
 
 
 @pytest.mark.parametrize("side", ["asks", "sends"])
-def test_a_connection_for_data_that_breaks_is_made_anew(two: tuple[Workers, Workers, int], side: str) -> None:
+def test_a_connection_for_data_that_breaks_is_made_anew(two, side):
     """As libucp reports it of one side, while messages go on: requests that come later are loaded."""
     prefill, decode, port = two
     link = decode.each[0].worker.links.to(f"tcp://127.0.0.1:{port}").result()
@@ -333,15 +322,13 @@ def test_a_connection_for_data_that_breaks_is_made_anew(two: tuple[Workers, Work
     assert not decode.until(1, "d"), "the block has not come"
 
 
-def test_a_host_that_does_not_answer_keeps_nobody_from_others(
-    two: tuple[Workers, Workers, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_does_not_answer_keeps_nobody_from_others(two, monkeypatch):
     """It is called once for all that wait for it, and they all hear of that call's end."""
     (prefill, decode, port), called, over = two, [], threading.Event()
     agent, remote = decode.each[0].worker.links.agent, Remote("p", "kv_producer", "127.0.0.1", port, 1, 16)
     connect = agent.connect
 
-    def silent(place: str, timeout: float) -> Any:
+    def silent(place, timeout):
         if place != "tcp://192.0.2.1:7":
             return connect(place, timeout)
         called.append(timeout)
@@ -360,11 +347,11 @@ def test_a_host_that_does_not_answer_keeps_nobody_from_others(
     assert called == [5.0]
 
 
-def settings(role: str, **extra: Any) -> Settings:
+def settings(role, **extra):
     return Settings(vllm_engine.facts({"role": role, "port": 1, "extra": extra}))
 
 
-def test_addresses_that_engines_announce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_that_engines_announce(monkeypatch):
     """One that others reach is wanted of a producer: an address, a name, or an interface."""
     monkeypatch.setattr(nics, "addresses", lambda: (("10.10.0.1", "x"), ("192.0.2.7", "y")))
     for host in (None, "0.0.0.0", "::"):
@@ -384,9 +371,7 @@ def test_addresses_that_engines_announce(monkeypatch: pytest.MonkeyPatch) -> Non
     ({"extra": {"speed": 1}}, r"\['speed'\] are not among"), ({"extra": {"secret_file": ""}}, "secret_file"),
     ({"extra": {"prefill": ["here"]}}, "prefill"), ({"role": "kv_both"}, '"host"'),
 ])  # fmt: skip
-def test_engines_that_do_not_fit_are_refused_at_start(
-    workers: Callable[..., Workers], told: dict[str, Any], words: str, secret: str
-) -> None:
+def test_engines_that_do_not_fit_are_refused_at_start(workers, told, words, secret):
     workers("kv_producer", port := free_port(), heads=vllm_engine.HEADS)
     extra = {"secret_file": secret, "prefill": [f"127.0.0.1:{port}"], **told.pop("extra", {})}
     config = vllm_engine.facts({"role": "kv_consumer", "port": 0, "extra": extra, **told})
@@ -395,7 +380,7 @@ def test_engines_that_do_not_fit_are_refused_at_start(
         UccHeteroConnector(config, KVConnectorRole.WORKER).register_kv_caches(caches)
 
 
-def test_methods_of_vllm() -> None:
+def test_methods_of_vllm():
     base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base", reason="needs vLLM")
     assert issubclass(UccHeteroConnector, base.KVConnectorBase_V1)
     assert not UccHeteroConnector.__abstractmethods__

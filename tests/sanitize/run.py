@@ -75,8 +75,7 @@ class Way(NamedTuple):
     tests: tuple[str, ...]
 
     @property
-    def folder(self) -> Path:
-        """Where the engine is built."""
+    def folder(self):
         return OUT / self.sanitizers.partition(",")[0]
 
 
@@ -105,7 +104,7 @@ THREADS = Way(
 )  # fmt: skip
 
 
-def runtime(way: Way) -> Path | None:
+def runtime(way):
     """The compiler's library of the sanitizer, which a process has to load before anything else."""
     compiler = os.environ.get("CC", "gcc")
     if shutil.which(compiler) is None:
@@ -115,7 +114,7 @@ def runtime(way: Way) -> Path | None:
     return path.resolve() if path.is_absolute() else None
 
 
-def build(way: Way) -> None:
+def build(way):
     """The extension with sanitizers, and the memory of numpy's arrays; by one run at a time."""
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "lock").open("w") as lock:
@@ -129,7 +128,7 @@ def build(way: Way) -> None:
         made.replace(OUT / "blocks.so")
 
 
-def environment(way: Way, library: Path) -> dict[str, str]:
+def environment(way, library):
     """Environment in which every Python of the tests is a sanitized one, and its findings are files."""
     shutil.rmtree(FINDINGS, ignore_errors=True)
     FINDINGS.mkdir(parents=True)
@@ -143,8 +142,7 @@ def environment(way: Way, library: Path) -> dict[str, str]:
     }
 
 
-def blind(way: Way, sanitized: dict[str, str]) -> list[str]:
-    """Known faults that were not found."""
+def blind(way, sanitized):
     missed = []
     for words, program in way.known:
         command = [sys.executable, "-c", program]
@@ -157,7 +155,7 @@ def blind(way: Way, sanitized: dict[str, str]) -> list[str]:
     return missed
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     way = THREADS if arguments[:1] == ["--threads"] else MEMORY
     arguments = arguments[way is THREADS :]
     library = runtime(way)

@@ -6,9 +6,6 @@ import random
 import sys
 import types
 import unittest
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from mpi4py import MPI
 
@@ -24,16 +21,16 @@ class _Either(type):
     ours: type
     theirs: type
 
-    def __call__(cls, *args: Any) -> Any:
+    def __call__(cls, *args):
         return cls.ours(*args)
 
-    def __instancecheck__(cls, instance: object) -> bool:
+    def __instancecheck__(cls, instance):
         return isinstance(instance, (cls.ours, cls.theirs))
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name):
         ours, theirs = getattr(cls.ours, name), getattr(cls.theirs, name)
 
-        def method(requests: Sequence[Any], *args: Any) -> Any:
+        def method(requests, *args):
             # Messages of pickled objects are MPI's, and so are their requests.
             own = any(isinstance(request, ucc_hetero.Request) for request in requests)
             return (ours if own else theirs)(requests, *args)
@@ -52,10 +49,10 @@ class Prequest(metaclass=_Either):
 class _Messages(type):
     """The class of matched messages, and of those that hold pickled objects."""
 
-    def __instancecheck__(cls, instance: object) -> bool:
+    def __instancecheck__(cls, instance):
         return isinstance(instance, (ucc_hetero.Message, MPI.Message))
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name):
         return getattr(ucc_hetero.Message, name)
 
 
@@ -66,20 +63,20 @@ class Message(metaclass=_Messages):
 class StandIn(types.ModuleType):
     """``mpi4py.MPI`` but for what this package has of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("MPI")
         self.renew()
         self.Request, self.Prequest, self.Message = Request, Prequest, Message
 
-    def renew(self) -> None:
+    def renew(self):
         """Make the communicators anew; collective."""
         self.COMM_WORLD, self.COMM_SELF = map(ucc_hetero.Communicator, (MPI.COMM_WORLD, MPI.COMM_SELF))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(MPI, name)
 
 
-def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[unittest.TestCase], Callable[[], None]]:
+def load(folder, names, standin):
     """The test cases of some of mpi4py's test files; and what gives them new communicators, collectively."""
     sys.path.insert(0, str(folder))  # arrayimpl and mpiunittest come from there and use MPI itself
     _within_reach()
@@ -87,7 +84,7 @@ def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[uni
     loader = unittest.TestLoader()
     cases = [case for module in modules for group in loader.loadTestsFromModule(module) for case in group]
 
-    def renew() -> None:
+    def renew():
         old = {id(standin.COMM_WORLD): "COMM_WORLD", id(standin.COMM_SELF): "COMM_SELF"}
         places = [
             (kind, attribute, old[id(value)])
@@ -104,7 +101,7 @@ def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[uni
     return cases, renew
 
 
-def _within_reach() -> None:
+def _within_reach():
     """Leave out what every test tries and this package does not have (docs/support.md): long double, and host memory
     that is exported as a device's, of which no GPU runtime knows.
 
@@ -125,10 +122,10 @@ def _within_reach() -> None:
             backend.TypeMap = {code: backend.TypeMap[code] for code in drawn}
 
 
-def _module(path: Path, standin: StandIn) -> types.ModuleType:
+def _module(path, standin):
     """A module in which ``from mpi4py import MPI`` gives the stand-in."""
 
-    def imports(name: str, scope: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
+    def imports(name, scope=None, local=None, names=(), level=0):
         if name == "mpi4py" and names and "MPI" in names:
             return types.SimpleNamespace(MPI=standin)
         return builtins.__import__(name, scope, local, names, level)

@@ -13,7 +13,6 @@ import unittest
 import warnings
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mpi4py import MPI
@@ -23,12 +22,11 @@ from mpi4py_adapter import StandIn, load
 class Outcome(unittest.TestResult):
     """The result of one test on one rank; the first failure ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.failfast = True
 
-    def summary(self) -> tuple[str, str]:
-        """(passed, skipped or failed; why)."""
+    def summary(self):
         if self.errors or self.failures:
             return "failed", (self.errors + self.failures)[0][1]
         if self.skipped:
@@ -36,17 +34,16 @@ class Outcome(unittest.TestResult):
         return "passed", ""
 
 
-def wanted(cases: list[unittest.TestCase], leave: list[str]) -> list[unittest.TestCase]:
-    """The cases to run."""
+def wanted(cases, leave):
     only = os.environ.get("UCCH_SUITE_ONLY", "*").split()
 
-    def among(name: str, patterns: list[str]) -> bool:
+    def among(name, patterns):
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     return [case for case in cases if among(case.id(), only) and not among(case.id(), leave)]
 
 
-def agreed(results: list[tuple[str, str]]) -> tuple[str, str]:
+def agreed(results):
     """One result from those of all ranks: of several failures one that is not a rank's waiting for another."""
     for kind in ("failed", "skipped"):
         found = [(len(text), rank, text) for rank, (what, text) in enumerate(results) if what == kind]
@@ -57,14 +54,13 @@ def agreed(results: list[tuple[str, str]]) -> tuple[str, str]:
     return "passed", ""
 
 
-def main() -> None:
-    """Run the tests."""
+def main():
     folder, out, skip, limit, *files = sys.argv[1:]
     control = MPI.COMM_WORLD.Dup()
     cases, renew = load(Path(folder), files, StandIn())
     warnings.simplefilter("ignore")
 
-    def note(**facts: Any) -> None:
+    def note(**facts):
         if control.rank == 0:
             with Path(out).open("a") as lines:
                 print(json.dumps(facts), file=lines)

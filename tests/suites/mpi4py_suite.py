@@ -16,10 +16,9 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -47,7 +46,7 @@ class SourceMissing(RuntimeError):
     """The source distribution is neither in the cache nor to be had from the package index."""
 
 
-def test_folder() -> Path:
+def test_folder():
     """The ``test`` folder of the installed version's source distribution; fetched once, then found in ``CACHE``."""
     version = importlib.metadata.version("mpi4py")
     folder = CACHE / f"mpi4py-{version}" / "test"
@@ -63,7 +62,7 @@ def test_folder() -> Path:
     return folder
 
 
-def _unpacked(version: str, into: Path) -> Path:
+def _unpacked(version, into):
     # Without isolation and with what is installed, pip prepares the metadata; nothing is compiled.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "--no-binary", "mpi4py", f"mpi4py=={version}", "--dest", str(into)]
@@ -77,8 +76,7 @@ def _unpacked(version: str, into: Path) -> Path:
     return into / archives[0].name.removesuffix(".tar.gz")
 
 
-def among(name: str, patterns: Iterable[str]) -> bool:
-    """True if a name is like one of the patterns."""
+def among(name, patterns):
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -91,7 +89,7 @@ class Refusal(NamedTuple):
     layouts: tuple[str, ...] = ("*",)
     hangs: bool = False
 
-    def matches(self, layout: str, test: str) -> bool:
+    def matches(self, layout, test):
         """True if it is about a test on a layout."""
         return among(layout, self.layouts) and among(test, self.tests)
 
@@ -108,13 +106,11 @@ class Verdict(NamedTuple):
     """The results of a layout against the list of refusals."""
 
     counts: Counter[str]
-    #: Faults, in words.
     wrong: list[str]
-    #: Refusals that a test failed by.
     used: set[Refusal]
 
 
-def refusals() -> list[Refusal]:
+def refusals():
     """The committed list."""
     return [
         Refusal(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
@@ -122,8 +118,7 @@ def refusals() -> list[Refusal]:
     ]
 
 
-def judge(layout: str, results: Mapping[str, Result], listed: Sequence[Refusal]) -> Verdict:
-    """Compare results with the list."""
+def judge(layout, results, listed):
     verdict = Verdict(Counter(), [], set())
     for test, result in results.items():
         about = [each for each in listed if each.matches(layout, test) and not each.hangs]
@@ -139,9 +134,7 @@ def judge(layout: str, results: Mapping[str, Result], listed: Sequence[Refusal])
     return verdict
 
 
-def run(
-    layout: str, listed: Sequence[Refusal], only: Sequence[str] = ("*",), call: float = CALL, types: str = ""
-) -> dict[str, Result]:
+def run(layout, listed, only=("*",), call=CALL, types=""):
     """The results of the tests on a layout, on some types by the seed ``types``; ``OSError`` without an mpirun."""
     mpirun = find_mpirun()
     if mpirun is None:
@@ -151,7 +144,7 @@ def run(
     files = sorted({path.stem for pattern in FILES for path in folder.glob(pattern)})
     environment = mpi_environment(mpirun) | {"UCCH_TIMEOUT": str(call), "UCCH_SUITE_ONLY": " ".join(only)}
     environment |= {"UCCH_EMULATE": vendors, "UCCH_SUITE_TYPES": types}
-    results: dict[str, Result] = {}
+    results = {}
     leave = [pattern for each in listed if each.hangs and among(layout, each.layouts) for pattern in each.tests]
     with tempfile.TemporaryDirectory() as temporary:
         out, skip = Path(temporary) / "results", Path(temporary) / "skip"
@@ -166,11 +159,11 @@ def run(
     raise RuntimeError(f"{layout}: more than {JOBS} tests ended their jobs: {results}")
 
 
-def _read(out: Path, results: dict[str, Result], end: str) -> bool:
+def _read(out, results, end):
     """Take the results of a job; whether it came to its end. If not, the test that was under way has failed."""
     begun = ""
     for line in out.read_text().splitlines():
-        facts: dict[str, Any] = json.loads(line)
+        facts = json.loads(line)
         if "test" in facts:
             results[facts["test"]] = Result(facts["result"], facts["why"], facts["seconds"])
             begun = ""
@@ -183,7 +176,7 @@ def _read(out: Path, results: dict[str, Result], end: str) -> bool:
     return False
 
 
-def table(listed: Sequence[Refusal]) -> str:
+def table(listed):
     """The refusals as docs/conformance.md shows them."""
     rows = []
     for each in listed:
@@ -193,7 +186,7 @@ def table(listed: Sequence[Refusal]) -> str:
     return "\n".join(["| tests | why |", "|---|---|", *rows])
 
 
-def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:
+def counts_table(counts):
     """The counts as docs/conformance.md shows them."""
     rows = [
         f"| {layout} | {c['passed'] + c['refused']} | {c['passed']} | {c['refused']} | {c['skipped']} |"
@@ -202,14 +195,12 @@ def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:
     return "\n".join(["| ranks | run | passed | refused | skipped by mpi4py |", "|---|---|---|---|---|", *rows])
 
 
-def write(name: str, text: str) -> None:
-    """Put a table into docs/conformance.md."""
+def write(name, text):
     pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.S)
     PAGE.write_text(pattern.sub(lambda found: f"{found[1]}{text}{found[2]}", PAGE.read_text()))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the layouts; 1 when something is wrong."""
+def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="a layout of ranks; all by default")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names such as 'test_p2p_buf.*testProbe'")

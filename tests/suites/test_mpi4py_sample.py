@@ -19,7 +19,7 @@ SAMPLE = (
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("hooked")
-def test_sample() -> None:
+def test_sample():
     layout, listed, seed = "3 of two vendors", refusals(), str(random.randrange(10**6))
     try:
         results = mpi4py_suite.run(layout, listed, random.sample(SAMPLE, 4), call=60, types=seed)

@@ -15,11 +15,9 @@ import traceback
 import types
 import unittest
 from collections import ChainMap
-from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 #: Seconds that ranks wait for each other between methods: a busy machine may stop one of them for long.
@@ -31,32 +29,32 @@ MOMENT = 5
 class BackendName(str):
     """The name of our backend, which the tests' gates ("only gloo", "only MPI") and branches take for one they know."""
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash("gloo")  # it is found in sets of names that have this one
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return other == "gloo" or str.__eq__(self, other)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other):
         return other not in ("gloo", "mpi") and str.__ne__(self, other)
 
 
-def load(backend: str) -> Any:
+def load(backend):
     """torch's module of tests for ``backend``, as if torch knew it."""
     if find_spec("expecttest") is None:  # torch.testing derives from its class, and these tests use nothing of it
-        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
+        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)
     from torch.testing._internal import common_distributed
 
     cases = common_distributed.DistTestCases
     if backend == "ucch":
         cases.backend_feature["plugin"].add(backend)
     name = BackendName(backend) if backend == "ucch" else backend
-    with mock.patch.object(os, "environ", ChainMap({"BACKEND": name}, os.environ)):  # type: ignore[arg-type]
+    with mock.patch.object(os, "environ", ChainMap({"BACKEND": name}, os.environ)):
         from torch.testing._internal.distributed import distributed_test as tests
     return tests
 
 
-def adapt(tests: Any, backend: str) -> type:
+def adapt(tests, backend):
     """The class of test methods; for our backend without the gates that name others, and with its profiler events."""
     stock = tests.Barrier.sync.__func__
     tests.Barrier.sync = classmethod(lambda cls, wait_for=None, timeout=PATIENCE: stock(cls, wait_for, PATIENCE))
@@ -68,40 +66,38 @@ def adapt(tests: Any, backend: str) -> type:
         ):
             known.append(backend)
 
-    class Methods(tests.TestDistBackend, tests.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+    class Methods(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
         pass
 
     return Methods
 
 
-def news(folder: Path, rank: int) -> list[tuple[str, str, str, float]]:
+def news(folder, rank):
     """Notes of a rank so far: method, outcome, text, time."""
     file = folder / f"rank{rank}"
     lines = file.read_text().splitlines() if file.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
 
 
-def methods_of(kind: type) -> list[str]:
-    """All test methods, in alphabetic order."""
+def methods_of(kind):
     return sorted(name for name in dir(kind) if name.startswith("test_") and callable(getattr(kind, name)))
 
 
 class Rank:
     """This process: runs methods and writes a line for each into a file of its own."""
 
-    def __init__(self, tests: Any, kind: type, backend: str, folder: Path, rank: int, size: int) -> None:
+    def __init__(self, tests, kind, backend, folder, rank, size):
         self.tests, self.kind, self.backend, self.folder, self.rank, self.size = (
             tests, kind, backend, folder, rank, size,
         )  # fmt: skip
         self._file = (folder / f"rank{rank}").open("w")
 
-    def note(self, method: str, outcome: str, text: str = "") -> None:
+    def note(self, method, outcome, text=""):
         """Tell the suite how far this rank is."""
         self._file.write(json.dumps([method, outcome, text, time.time()]) + "\n")
         self._file.flush()
 
-    def run(self, method: str) -> bool:
-        """Run one method; False where this process and its peers are of no more use."""
+    def run(self, method):
         self.note(method, "begun")
         function = getattr(self.kind, method)
         try:
@@ -114,7 +110,7 @@ class Rank:
         self.note(method, outcome, text)
         return outcome != "failed" or self._refused(method)
 
-    def _refused(self, method: str) -> bool:
+    def _refused(self, method):
         """True if a method has failed on all ranks by the same error: nothing is under way, and other calls can
         follow."""
         import torch.distributed as dist
@@ -130,7 +126,7 @@ class Rank:
             time.sleep(0.1)
         return False
 
-    def _outcome(self, method: str) -> tuple[str, str]:
+    def _outcome(self, method):
         import torch.distributed as dist
         from torch.testing._internal import common_utils
 
@@ -151,7 +147,7 @@ class Rank:
         return ("skipped", skipped) if skipped else ("passed", "")
 
     @staticmethod
-    def _body(method: Callable[[], object]) -> str:
+    def _body(method):
         """Run a method; why it skips, or ""."""
         from torch.testing._internal.common_distributed import TEST_SKIPS
 
@@ -167,8 +163,7 @@ class Rank:
         return ""
 
 
-def main() -> None:
-    """Run the methods named in ``<folder>/methods``, one a line; list all into ``<folder>/all``."""
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("backend")
     parser.add_argument("folder", type=Path)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,11 +40,10 @@ class Way(NamedTuple):
     emulate: str = ""
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Variables of its ranks' environment."""
+    def environment(self):
         return {"UCCH_EMULATE": self.emulate} if self.emulate else {}
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.backend} on {self.emulate}" if self.emulate else self.backend
 
 
@@ -57,7 +55,7 @@ class Result:
     text: str = ""
 
 
-def exceptions(page: str) -> dict[str, str]:
+def exceptions(page):
     """Method -> reason, from the table of the page."""
     return dict(re.findall(r"^\| `(test_\w+)` \| (.+?) \|$", page, re.MULTILINE))
 
@@ -65,7 +63,7 @@ def exceptions(page: str) -> dict[str, str]:
 class Job:
     """Ranks that run methods one after the other, until all are done or one has failed."""
 
-    def __init__(self, way: Way, methods: Sequence[str], ranks: int, folder: Path, python: Sequence[str]) -> None:
+    def __init__(self, way, methods, ranks, folder, python):
         self.methods, self.ranks, self.folder = methods, ranks, folder
         (folder / "barrier").mkdir()
         (folder / "test_dir").mkdir()
@@ -80,10 +78,10 @@ class Job:
             env=mpi_environment(program) | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | way.environment,
         )  # fmt: skip
 
-    def _news(self) -> list[tuple[str, str, str, float]]:
+    def _news(self):
         return [line for rank in range(self.ranks) for line in news(self.folder, rank)]
 
-    def run(self) -> bool:
+    def run(self):
         """Wait for the end; False where the job stood still and was killed."""
         seen, since = 0, time.monotonic()
         while self._process.poll() is None:
@@ -96,14 +94,13 @@ class Job:
         self._end()
         return True
 
-    def _end(self) -> None:
+    def _end(self):
         kill_session(self._process.pid)
         self._process.wait()
         self._output.close()
 
-    def results(self, ended: bool) -> dict[str, Result]:
-        """Results of the methods that were begun."""
-        found: dict[str, Result] = {}
+    def results(self, ended):
+        found = {}
         noted = sorted(self._news(), key=lambda line: line[3])
         for method in self.methods:
             lines = [line for line in noted if line[0] == method]
@@ -122,11 +119,9 @@ class Job:
         return found
 
 
-def run_all(
-    way: Way, methods: Sequence[str], ranks: int, python: Sequence[str] = (sys.executable,)
-) -> dict[str, Result]:
+def run_all(way, methods, ranks, python=(sys.executable,)):
     """Every method's result, in as many jobs as it takes. ``python``: words that start it."""
-    found: dict[str, Result] = {}
+    found = {}
     left = list(methods)
     for _ in range(MOST_JOBS):
         if not left:
@@ -144,13 +139,12 @@ def run_all(
     sys.exit(f"{way}: {MOST_JOBS} methods failed; {len(left)} were not run")
 
 
-def last_line(text: str) -> str:
+def last_line(text):
     """The line of a traceback that says what happened."""
     return (text.strip().splitlines() or [""])[-1]
 
 
-def all_methods() -> list[str]:
-    """The methods of the installed torch's DistributedTest."""
+def all_methods():
     code = "import torch_ranks as t; m = t.load('gloo'); print(*t.methods_of(t.adapt(m, 'gloo')))"
     environment = os.environ | {"WORLD_SIZE": "4", "RANK": "0", "PYTHONPATH": str(HERE)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
@@ -159,7 +153,7 @@ def all_methods() -> list[str]:
     return done.stdout.split()
 
 
-def judge(ours: dict[str, Result], gloo: dict[str, Result], listed: dict[str, str]) -> list[str]:
+def judge(ours, gloo, listed):
     """Differences from gloo that the page does not list, and listed ones that are gone."""
     wrong = []
     for method, result in ours.items():
@@ -172,13 +166,12 @@ def judge(ours: dict[str, Result], gloo: dict[str, Result], listed: dict[str, st
     return wrong
 
 
-def count(results: dict[str, Result]) -> str:
-    """The counts of a run in a line."""
+def count(results):
     got = Counter(result.outcome for result in results.values())
     return f"{got['passed']} passed, {got['failed']} failed, {got['skipped']} skipped"
 
 
-def main() -> int:
+def main():
     """Run the suite; 0 where all is as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", help="only these methods")

@@ -23,7 +23,7 @@ C_TYPES = {
 
 
 @pytest.mark.parametrize(("name", "expected"), [(n, e) for names, e in C_TYPES.items() for n in names.split()])
-def test_predefined_datatypes(name: str, expected: str) -> None:
+def test_predefined_datatypes(name, expected):
     datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
     if datatype == MPI.DATATYPE_NULL or datatype.size == 0:
         pytest.skip(f"this MPI has no {name}")
@@ -34,13 +34,13 @@ def test_predefined_datatypes(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SHORT_INT", "DATATYPE_NULL"])
-def test_datatypes_refused_by_name(name: str) -> None:
+def test_datatypes_refused_by_name(name):
     with pytest.raises(TypeError, match=f"recvbuf on rank 2: .*{name.split('_')[0]}"):
         recv([bytearray(64), getattr(MPI, name)])
 
 
 @pytest.mark.parametrize("name", ["LONG_DOUBLE", "C_LONG_DOUBLE_COMPLEX", "WCHAR", "FLOAT_INT", "TWOINT"])
-def test_datatypes_that_nothing_computes_with_move_as_bytes(name: str) -> None:
+def test_datatypes_that_nothing_computes_with_move_as_bytes(name):
     datatype = getattr(MPI, name)
     x = np.zeros(4 * datatype.size, np.uint8)
     for buffer in (recv([x, datatype]), recv([x, 4, datatype]), recv([x, 2, datatype], blocks=2)):
@@ -50,7 +50,7 @@ def test_datatypes_that_nothing_computes_with_move_as_bytes(name: str) -> None:
     assert all(reduction(BYTES, op) is None for op in OPS.values())
 
 
-def test_constants() -> None:
+def test_constants():
     assert is_in_place(MPI.IN_PLACE) and is_in_place(None)
     assert not is_in_place(MPI.BOTTOM) and not is_in_place(-1) and not is_in_place(np.zeros(1))
     spec: object
@@ -64,13 +64,13 @@ def test_constants() -> None:
     assert recv([None, 0, MPI.INT]).count == 0
 
 
-def test_memory_of_mpi4py() -> None:
+def test_memory_of_mpi4py():
     memory = MPI.Alloc_mem(16)
     assert recv([memory, MPI.DOUBLE]).count == 2 and recv(memory).dtype.name == "uint8"
     MPI.Free_mem(memory)
 
 
-def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) -> None:
+def check_against_mpi(datatype, entries, room=4096):
     run = datatype.Create_contiguous(entries)
     whole = run.Create_resized(0, room).Commit()  # MPI_Pack takes as many as fit: one
     try:
@@ -99,7 +99,7 @@ def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) ->
 
 @settings(max_examples=150)
 @given(st.data())
-def test_nested_types(data: st.DataObject) -> None:
+def test_nested_types(data):
     made = [MPI.FLOAT.Dup()]
     for _ in range(data.draw(st.integers(1, 3))):
         count, block, gap = (data.draw(st.integers(1, 3)) for _ in range(3))
@@ -124,7 +124,7 @@ def test_nested_types(data: st.DataObject) -> None:
             datatype.Free()
 
 
-def test_columns_of_a_matrix() -> None:
+def test_columns_of_a_matrix():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     column = MPI.FLOAT.Create_vector(3, 1, 4)
     buffer = recv([x, 1, column])
@@ -145,7 +145,7 @@ def test_columns_of_a_matrix() -> None:
     column.Free()
 
 
-def test_contiguous_types_in_vector_forms() -> None:
+def test_contiguous_types_in_vector_forms():
     pair = MPI.FLOAT.Create_contiguous(2)
     v = recv_v([np.zeros(12, np.float32), ([1, 2], [3, 0]), pair], 2)
     assert (v.counts, v.displs, v.buffer.dtype.name) == ((2, 4), (6, 0), "float32")
@@ -154,7 +154,7 @@ def test_contiguous_types_in_vector_forms() -> None:
 
 
 @pytest.mark.parametrize("entries", [0, 1, 3])
-def test_structures_move_as_bytes(entries: int) -> None:
+def test_structures_move_as_bytes(entries):
     """With gaps, fields in any order, a field that is a vector, and a structure within a structure."""
     vector = MPI.SHORT.Create_vector(2, 1, 3)
     inner = MPI.Datatype.Create_struct([1, 2, 1], [16, 0, 24], [MPI.DOUBLE, MPI.INT, vector])
@@ -166,7 +166,7 @@ def test_structures_move_as_bytes(entries: int) -> None:
         made.Free()
 
 
-def test_an_address_with_a_datatype_vouches_for_itself() -> None:
+def test_an_address_with_a_datatype_vouches_for_itself():
     """As Heat passes arrays: MPI's memory of no bytes, a count and a datatype."""
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     bare = MPI.memory.fromaddress(x.ctypes.data, 0)
@@ -188,14 +188,14 @@ def test_an_address_with_a_datatype_vouches_for_itself() -> None:
     asked = recv([bare, 24, MPI.FLOAT], pointer_vendor=lambda address: ("nvidia", 1))
     assert (asked.vendor, asked.device) == ("nvidia", 1)
 
-    def unknown(address: int) -> tuple[str, int]:
+    def unknown(address):
         raise BufferError("no memory of nvidia")
 
     assert recv([bare, 24, MPI.FLOAT], pointer_vendor=unknown).vendor == "host"
     column.Free()
 
 
-def test_kinds_of_derived_types_that_are_refused() -> None:
+def test_kinds_of_derived_types_that_are_refused():
     datatype = MPI.INT.Create_darray(1, 0, [4], [MPI.DISTRIBUTE_BLOCK], [MPI.DISTRIBUTE_DFLT_DARG], [1])
     with pytest.raises(TypeError, match=r"recvbuf on rank 2"):
         recv([bytearray(64), 1, datatype])

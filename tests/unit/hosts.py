@@ -4,16 +4,12 @@ Nobody recorded these: PCI addresses and wiring follow the block diagrams that v
 machines that were recorded (``tests/data/h200x4.json``). ``-> path`` is a link.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from ucc_hetero.machine.discover import replay
 
-Files = dict[str, str]
 NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
-def device(pci: str, vendor: str, kind: str, numa: int, way: str = "", **more: str) -> Files:
+def device(pci, vendor, kind, numa, way="", **more):
     """A PCI device, below the bridges ``way``."""
     at = f"sys/bus/pci/devices/{pci}"
     facts = {"vendor": vendor, "class": kind, "device": "0x1234", "numa_node": str(numa), **more}
@@ -21,15 +17,14 @@ def device(pci: str, vendor: str, kind: str, numa: int, way: str = "", **more: s
     return link | {f"{at}/{name}": text for name, text in facts.items()}
 
 
-def nvidia(pci: str, numa: int, way: str = "", minor: int = 0, **more: str) -> Files:
-    """An H200."""
+def nvidia(pci, numa, way="", minor=0, **more):
     about = f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}"
     files = device(pci, "0x10de", "0x030200", numa, way, **more)
     files[f"proc/driver/nvidia/gpus/{pci}/information"] = about
     return files
 
 
-def amd(node: int, pci: str, numa: int, way: str = "", peers: Sequence[int] = (), **more: str) -> Files:
+def amd(node, pci, numa, way="", peers=(), **more):
     """An MI300X, number ``node`` of the kernel's topology, and who it reaches over xGMI."""
     bus, slot, at = int(pci[5:7], 16), int(pci[8:10], 16), f"{NODES}/{node}"
     about = f"simd_count 1216\nlocation_id {bus << 8 | slot << 3}\ndomain 0\ndrm_render_minor {127 + node}"
@@ -40,7 +35,7 @@ def amd(node: int, pci: str, numa: int, way: str = "", peers: Sequence[int] = ()
     return files
 
 
-def infiniband(name: str, pci: str, numa: int, way: str, rate: str = "400 Gb/sec (4X NDR)") -> Files:
+def infiniband(name, pci, numa, way, rate="400 Gb/sec (4X NDR)"):
     """A network card with one active port."""
     at = f"sys/class/infiniband/{name}"
     files = device(pci, "0x15b3", "0x020700", numa, way) | rdma(name, "InfiniBand")
@@ -48,7 +43,7 @@ def infiniband(name: str, pci: str, numa: int, way: str, rate: str = "400 Gb/sec
     return files | {f"{at}/ports/1/rate": rate}
 
 
-def rdma(name: str, layer: str, state: str = "4: ACTIVE", **more: str) -> Files:
+def rdma(name, layer, state="4: ACTIVE", **more):
     """A port of one card, as its driver shows it: ``layer`` is InfiniBand, Ethernet or EFA; ``more`` of the card."""
     at = f"sys/class/infiniband/{name}"
     files = {f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer.replace("EFA", "Unspecified")}
@@ -56,23 +51,21 @@ def rdma(name: str, layer: str, state: str = "4: ACTIVE", **more: str) -> Files:
     return files | driver | {f"{at}/{name}": text for name, text in more.items()}
 
 
-def virtual(name: str, speed: int) -> Files:
-    """A network interface without a card."""
+def virtual(name, speed):
     at = f"sys/class/net/{name}"
     return {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": "up"}
 
 
-def ethernet(name: str, speed: int, pci: str, way: str) -> Files:
-    """A network card of a desktop."""
+def ethernet(name, speed, pci, way):
     link = {f"sys/class/net/{name}/device": f"-> ../../../devices/{way}/{pci}"}
     return device(pci, "0x8086", "0x020000", -1, way) | link | virtual(name, speed)
 
 
-def processors(*lists: str) -> Files:
+def processors(*lists):
     return {f"sys/devices/system/node/node{i}/cpulist": text for i, text in enumerate(lists)}
 
 
-def dgx_h200() -> Files:
+def dgx_h200():
     """Eight H200 behind NVSwitch, a 400 Gbit/s card beside each GPU below one PCIe switch."""
     buses = {"1b": "18", "43": "40", "52": "4f", "61": "5e", "9d": "9a", "c3": "c0", "d1": "ce", "df": "dc"}
     gpus = [f"0000:{bus}:00.0" for bus in buses]
@@ -84,7 +77,7 @@ def dgx_h200() -> Files:
     return files
 
 
-def mi300x() -> Files:
+def mi300x():
     """Eight MI300X, every one joined to every other by xGMI, a 400 Gbit/s card beside each."""
     files, nodes = processors("0-95", "96-191"), range(2, 10)  # 0 and 1 are the processors
     for number in (0, 1):
@@ -99,7 +92,7 @@ def mi300x() -> Files:
 CPUS = "0-7", "8-15"
 
 
-def nvidia_host(root: Path, gpus: int = 2) -> Path:
+def nvidia_host(root, gpus=2):
     """A host of up to four H200 under the open driver, half of them on each of two NUMA nodes of eight processors."""
     files, regions = processors(*CPUS), "0x0000 0x0fff 0x40200\n0x4000000000 0x7fffffffff 0x14220c"
     for i, pci in enumerate(("0000:18:00.0", "0000:2a:00.0", "0000:9a:00.0", "0000:ba:00.0")[:gpus]):
@@ -111,7 +104,7 @@ def nvidia_host(root: Path, gpus: int = 2) -> Path:
     return replay(files, root)
 
 
-def amd_host(root: Path, gpus: int = 2, memory: int = 192 << 30, window: int = 0) -> Path:
+def amd_host(root, gpus=2, memory=192 << 30, window=0):
     """A host of up to two MI300X; ``window`` is how much of the memory the processor reaches, by default all."""
     files = processors(*CPUS) | {f"{NODES}/0/properties": "cpu_cores_count 96\nsimd_count 0", "dev/kfd": ""}
     sizes = {"mem_info_vram_total": str(memory), "mem_info_vis_vram_total": str(window or memory)}

@@ -1,7 +1,6 @@
 """Random topologies and calls, mutations of plans, and a numeric simulator that is independent of the validator."""
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +8,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
-from ucc_hetero.planner.plan import Fragment, Operand, Plan, Region, Step, regions
+from ucc_hetero.planner.plan import Fragment, Region, regions
 from ucc_hetero.planner.topology import Topology
 
 Vector = NDArray[np.int64]
 
 
 @st.composite
-def topologies(draw: st.DrawFn, most_ranks: int = 9) -> Topology:
+def topologies(draw, most_ranks=9):
     """Any placement: islands of any size in any rank order, several hosts, sometimes unequal links."""
     n = draw(st.integers(1, most_ranks))
     vendors = draw(st.lists(st.sampled_from(("nvidia", "amd", "host")), min_size=n, max_size=n))
@@ -31,9 +30,9 @@ def topologies(draw: st.DrawFn, most_ranks: int = 9) -> Topology:
 
 
 @st.composite
-def deep_topologies(draw: st.DrawFn) -> Topology:
+def deep_topologies(draw):
     """Trees of three to five levels: sites of racks of hosts of devices, of any size, ranks in order or shuffled."""
-    shape: list[tuple[int, ...]] = [()]
+    shape = [()]
     for _ in range(draw(st.integers(2, 4))):
         shape = [(*path, i) for path in shape for i in range(draw(st.integers(1, 3)))]
         shape = shape[:20]
@@ -47,7 +46,7 @@ def deep_topologies(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
-def many_islands(draw: st.DrawFn) -> Topology:
+def many_islands(draw):
     """Up to 32 islands of up to 3 ranks: host ranks of one node each, shuffled."""
     islands = draw(st.integers(2, 32))
     hosts = [host for host in range(islands) for _ in range(draw(st.integers(1, 3)))]
@@ -56,7 +55,7 @@ def many_islands(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
-def equal_islands(draw: st.DrawFn) -> Topology:
+def equal_islands(draw):
     """Islands of one size, in order, in turn, or shuffled: plans for them are made in a way of their own."""
     islands, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
     hosts = [host for host in range(islands) for _ in range(size)]
@@ -65,7 +64,7 @@ def equal_islands(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
-def calls(draw: st.DrawFn, topology: Topology, collectives: tuple[str, ...] = tuple(ROWS), most: int = 40) -> Call:
+def calls(draw, topology, collectives=tuple(ROWS), most=40):
     """A call of any collective on a topology, often with few or no elements."""
     row = ROWS[draw(st.sampled_from(collectives))]
     n = topology.size
@@ -76,15 +75,14 @@ def calls(draw: st.DrawFn, topology: Topology, collectives: tuple[str, ...] = tu
     return Call(row.name, n, counts, draw(st.integers(0, n - 1)) if row.rooted else -1)
 
 
-def steps(plan: Plan) -> Iterator[tuple[int, int, int, Step]]:
-    """(fragment, stage, index, step) of every step."""
+def steps(plan):
     for f, fragment in enumerate(plan.fragments):
         for s, stage in enumerate(fragment.stages):
             for i, step in enumerate(stage):
                 yield f, s, i, step
 
 
-def edit(plan: Plan, f: int, s: int, change: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Plan:
+def edit(plan, f, s, change):
     """The plan with one stage changed."""
     stages = list(plan.fragments[f].stages)
     stages[s] = change(stages[s])
@@ -93,15 +91,15 @@ def edit(plan: Plan, f: int, s: int, change: Callable[[tuple[Step, ...]], tuple[
     return replace(plan, fragments=tuple(fragments))
 
 
-def drop(plan: Plan, f: int, s: int, i: int) -> Plan:
+def drop(plan, f, s, i):
     return edit(plan, f, s, lambda stage: stage[:i] + stage[i + 1 :])
 
 
-def substitute(plan: Plan, f: int, s: int, i: int, step: Step) -> Plan:
+def substitute(plan, f, s, i, step):
     return edit(plan, f, s, lambda stage: (*stage[:i], step, *stage[i + 1 :]))
 
 
-def _alter(operand: Operand, rng: random.Random) -> Operand:
+def _alter(operand, rng):
     """One region of an operand moved or resized by a little."""
     parts = list(regions(operand))
     at = rng.randrange(len(parts))
@@ -116,7 +114,7 @@ def _alter(operand: Operand, rng: random.Random) -> Operand:
     return parts[0] if isinstance(operand, Region) else tuple(parts)
 
 
-def mutate(plan: Plan, rng: random.Random) -> Plan:
+def mutate(plan, rng):
     """A plan with one small mistake, which may by chance be none."""
     f, s, i, step = rng.choice(list(steps(plan)))
     n = len(step.ranks)
@@ -150,11 +148,11 @@ def mutate(plan: Plan, rng: random.Random) -> Plan:
 class Simulation:
     """Every rank's memory as numbers; steps run in a random order among those that the plan allows."""
 
-    def __init__(self, plan: Plan, call: Call, in_place: bool, seed: int) -> None:
+    def __init__(self, plan, call, in_place, seed):
         self.plan, self.call = plan, call
         self.rng = np.random.default_rng(seed)
         self.data = [self._garbage(send) for send, _ in lengths(call)]
-        self.memory: dict[tuple[int, str], Vector] = {}
+        self.memory = {}
         shape, row = Shape(call), ROWS[call.collective]
         for rank, (send, recv, tmp) in enumerate(plan.sizes):
             alias = row.in_place(shape, rank) if in_place else None
@@ -166,17 +164,17 @@ class Simulation:
             for name, buffer in buffers.items():
                 self.memory[rank, name] = buffer
 
-    def _garbage(self, count: int) -> Vector:
+    def _garbage(self, count):
         return self.rng.integers(-(1 << 40), 1 << 40, count)
 
-    def at(self, rank: int, region: Region) -> Vector:
+    def at(self, rank, region):
         return self.memory[rank, region.buffer][region.offset : region.offset + region.count]
 
-    def run(self) -> None:
+    def run(self):
         queues = [list(fragment.stages) for fragment in self.plan.fragments]
         waiting = [(f, s, step) for f, stages in enumerate(queues) for s, stage in enumerate(stages) for step in stage]
         while waiting:
-            left: dict[tuple[int, int], int] = {}  # (fragment, rank) -> earliest stage not yet done
+            left = {}  # (fragment, rank) -> earliest stage not yet done
             for f, s, step in waiting:
                 for rank in step.ranks:
                     left[f, rank] = min(s, left.get((f, rank), s))
@@ -185,7 +183,7 @@ class Simulation:
             waiting.remove(chosen)
             self._step(chosen[2])
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step):
         n = len(step.ranks)
         src = [[self.at(rank, r).copy() for r in regions(o)] for rank, o in zip(step.ranks, step.src, strict=True)]
         dst = [[self.at(rank, r) for r in regions(o)] for rank, o in zip(step.ranks, step.dst, strict=True)]
@@ -220,17 +218,15 @@ class Simulation:
         elif step.kind == "combine":
             dst[0][0][:] = self.add([dst[0][0], src[0][0]])
 
-    def add(self, values: list[Vector]) -> Vector:
-        """The reduction of the members' values."""
+    def add(self, values):
         return np.add.reduce(values)
 
-    def right(self) -> bool:
-        """True if every rank holds what MPI says it should."""
+    def right(self):
         wanted = reference(self.call, self.data)
         return all(w is None or np.array_equal(self.memory[rank, "recv"][: len(w)], w) for rank, w in enumerate(wanted))
 
 
-def reference(call: Call, data: list[Vector]) -> list[Vector | None]:
+def reference(call, data):
     """Expected contents of each rank's dense receive buffer, or None; straight from MPI's definitions."""
     p, c, name = call.ranks, call.counts, call.collective
     if name == "barrier":

@@ -4,9 +4,7 @@ import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +40,7 @@ NCCL = """# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807
 """
 
 
-def store(folder: Path, name: str, content: str | dict[str, Any]) -> Path:
+def store(folder, name, content):
     path = folder / name
     if isinstance(content, dict):
         write_json(str(path), content)
@@ -51,7 +49,7 @@ def store(folder: Path, name: str, content: str | dict[str, Any]) -> Path:
     return path
 
 
-def test_osu_text(tmp_path: Path) -> None:
+def test_osu_text(tmp_path):
     first, second = read(store(tmp_path, "a.txt", OSU))
     assert (first.benchmark, first.label, first.unit, first.dtype) == ("allreduce", "OSU 7.5 cuda", "us", "int8")
     assert first.points == (Point(1, 3.05), Point(2, 3.10))
@@ -61,7 +59,7 @@ def test_osu_text(tmp_path: Path) -> None:
     assert [point.value for point in curve.points] == [5.0, 10.0]
 
 
-def test_nccl_tests_text(tmp_path: Path) -> None:
+def test_nccl_tests_text(tmp_path):
     curves = {(c.label, c.unit): c for c in read(store(tmp_path, "a.log", NCCL))}
     assert {c.benchmark for c in curves.values()} == {"allreduce"}
     assert curves["nccl-tests", "us"].points == (Point(8, 13.57), Point(1048576, 26.40))
@@ -71,7 +69,7 @@ def test_nccl_tests_text(tmp_path: Path) -> None:
     assert {c.benchmark for c in curves} == {"allgather by total size"}
 
 
-def test_our_files(tmp_path: Path) -> None:
+def test_our_files(tmp_path):
     row = {"dtype": "int8", "size": 8, "value": 2.0, "peers": {"mpi4py": {"value": 2.5, "ratio": {}}}}
     file = {"format": FORMAT, "benchmark": "osu_allreduce", "backend": "ours", "unit": "us", "date": "today"}
     mine, theirs = read(store(tmp_path, "a.json", {**file, "rows": [row]}))
@@ -81,18 +79,16 @@ def test_our_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "says"), [
-    ("nothing", "neither"),
-    ("{", "a.txt"),
-    ('{"format": "other/9"}', "other/9"),
+    ("nothing", "neither"), ("{", "a.txt"), ('{"format": "other/9"}', "other/9"),
     ('{"gpu": "x", "rows": [{"stream": 1.0}]}', "not as its program writes it: KeyError"),
     ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
 ])  # fmt: skip
-def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> None:
+def test_other_files_are_refused(tmp_path, content, says):
     with pytest.raises(UnknownFile, match=says):
         read(store(tmp_path, "a.txt", content))
 
 
-def test_json_is_written_whole(tmp_path: Path) -> None:
+def test_json_is_written_whole(tmp_path):
     path = tmp_path / "deep" / "r.json"
     write_json(str(path), {"a": 1})
     with pytest.raises(TypeError):
@@ -101,7 +97,7 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
 
 
-def leaves(value: Any, *names: str) -> Iterator[tuple[str, str]]:
+def leaves(value, *names):
     """What a table has of a row but for lists: names of columns, and numbers with four digits."""
     for name, each in value.items():
         if isinstance(each, dict):
@@ -111,17 +107,16 @@ def leaves(value: Any, *names: str) -> Iterator[tuple[str, str]]:
             yield " ".join((*names, name)), format(each, digits) if isinstance(each, float) else str(each)
 
 
-def kept(archive: str, name: str) -> dict[str, Any]:
+def kept(archive, name):
     """One of the result files that are kept."""
     with tarfile.open(Path(__file__).parents[2] / "benchmarks" / "results" / f"{archive}.tar.xz") as tar:
         found = tar.extractfile(f"{name}.json")
-        assert found is not None
         return json.load(found)
 
 
 #: A result file of each kind, but for its heading.
 BENCH = {"format": FORMAT, "unit": "us", "backend": "ours"}
-FILES: dict[str, dict[str, Any]] = {
+FILES = {
     "osu": kept("host", "allreduce-2-ranks"), "compare": kept("host", "compare-2-ranks"),
     "cluster": kept("cluster", "2x2"), "gpu": kept("h200", "h200x4_homogeneous"),
     "calls": kept("h200-two-hosts", "messages_one_host"), "costs": kept("host", "host-cost"),
@@ -134,7 +129,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_tables(kind: str) -> None:
+def test_tables(kind):
     data, found = FILES[kind], list(tables(FILES[kind]))
     for table in found:
         assert table.rows and {len(row) for row in table.rows} == {len(table.header)}
@@ -150,14 +145,14 @@ def test_tables(kind: str) -> None:
     assert kind not in others or others[kind] in found[-1].rows
 
 
-def test_curves_of_every_file(tmp_path: Path) -> None:
+def test_curves_of_every_file(tmp_path):
     for kind, data in FILES.items():
         write_json(str(tmp_path / f"{kind}.json"), data)
     every = read_all(sorted(tmp_path.iterdir()))[0]
     curves = {(c.source.removesuffix(".json"), c.benchmark.split()[0], c.label): c for c in every}
     assert {source for source, *_ in curves} == FILES.keys() - {"unknown", "kv_transfer", "costs"}
 
-    def values(*key: str) -> list[float]:
+    def values(*key):
         return [point.value for point in curves[key].points]
 
     rows = {kind: data.get("rows", []) for kind, data in FILES.items()}
@@ -177,11 +172,11 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
             read(tmp_path / f"{kind}.json")
 
 
-def curve(label: str, value: float) -> Curve:
+def curve(label, value):
     return Curve("allreduce", label, "us", "int8", "file", (Point(8, value), Point(64, 2 * value)))
 
 
-def test_page_is_self_contained_and_escapes() -> None:
+def test_page_is_self_contained_and_escapes():
     data = {"benchmark": "<i>", "plans": "<b>", "machine": {}, "command": ["<u>"], "rows": [{"<s>": 1}]}
     drawn = [(figure, b"svg") for figure in figures([curve("<script>", 2), curve("ours", 4)])]
     text = page(drawn, [("f&g", data)], "<em>", "<q>")
@@ -191,7 +186,7 @@ def test_page_is_self_contained_and_escapes() -> None:
     assert "<td>2.00</td><td>4.00</td><td>2.00</td>" in text
 
 
-def test_report_program(tmp_path: Path) -> None:
+def test_report_program(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     paths = []
     for kind in ("osu", "overlap", "unknown"):
@@ -206,7 +201,7 @@ def test_report_program(tmp_path: Path) -> None:
     assert main(["report", str(tmp_path / "absent.json")]) == 1
 
 
-def test_an_archive_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_has_a_page(tmp_path, monkeypatch):
     """Of its own files and no others, below what its README says."""
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

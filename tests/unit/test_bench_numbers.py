@@ -1,14 +1,12 @@
 """The arithmetic of measurements, the roofline against a count of its own, and the checker of results."""
 
-from collections.abc import Iterator
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest
+from ucc_hetero.bench.cases import Case, Pool, lengths, longest
 from ucc_hetero.bench.interleave import measure
 from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.memory import Memory, open_memory
@@ -21,7 +19,7 @@ from ucc_hetero.bench.table import BENCHES, COLLECTIVES
 from ucc_hetero.bench.validate import Checker, draw
 
 
-def test_sizes() -> None:
+def test_sizes():
     assert list(sizes(1, 16, 1)) == [1, 2, 4, 8, 16]
     assert list(sizes(1, 16, 4)) == [4, 8, 16]
     assert list(sizes(3, 20, 1)) == [3, 6, 12]
@@ -30,7 +28,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(("p", "expected"), [(50, 49), (90, 89), (99, 98), (100, 99), (1, 0)])
-def test_percentiles_are_samples(p: int, expected: float) -> None:
+def test_percentiles_are_samples(p, expected):
     shuffled = np.random.default_rng(0).permutation(np.arange(100.0))
     assert osu_percentile(shuffled, p) == expected
 
@@ -43,11 +41,11 @@ def test_percentiles_are_samples(p: int, expected: float) -> None:
     (30.0, 10.0, 0.0, 10.0, 0.0),  # never negative
     (1.0, 1.0, 0.0, 0.0, 0.0),
 ])  # fmt: skip
-def test_overlap(overall: float, compute: float, test: float, pure: float, expected: float) -> None:
+def test_overlap(overall, compute, test, pure, expected):
     assert overlap_of(overall, compute, test, pure) == pytest.approx(expected)
 
 
-def test_ratio_interval_holds_the_truth_and_excludes_others() -> None:
+def test_ratio_interval_holds_the_truth_and_excludes_others():
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(100):
@@ -59,7 +57,7 @@ def test_ratio_interval_holds_the_truth_and_excludes_others() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [1.0]), ([1.0, 2.0], [1.0, 2.0, 3.0]), ([], [])])
-def test_ratio_needs_pairs(a: list[float], b: list[float]) -> None:
+def test_ratio_needs_pairs(a, b):
     with pytest.raises(ValueError, match="equal length"):
         ratio(a, b)
 
@@ -68,7 +66,7 @@ def test_ratio_needs_pairs(a: list[float], b: list[float]) -> None:
     (Interval(1.3, 1.2, 1.4), "faster"), (Interval(2.0, 1.1, 4.0), "faster"), (Interval(0.5, 0.4, 0.6), "slower"),
     (Interval(1.0, 0.99, 1.01), "same"), (Interval(1.05, 1.0, 1.1), "same"), (Interval(1.1, 0.6, 1.9), "too noisy"),
 ])  # fmt: skip
-def test_verdict(interval: Interval, says: str) -> None:
+def test_verdict(interval, says):
     assert verdict(interval) == says
 
 
@@ -76,7 +74,7 @@ KINDS = sorted({row.kind for row in COLLECTIVES.values()})
 SIZE = 840  # divisible by all numbers of ranks here
 
 
-def blocks(kind: str, ranks: int, root: int) -> Iterator[tuple[set[int], set[int], float]]:
+def blocks(kind, ranks, root):
     """(ranks that contribute to a block of the results, ranks that need it, its bytes)."""
     everyone = set(range(ranks))
     if kind == "reduce_all":
@@ -96,7 +94,7 @@ def blocks(kind: str, ranks: int, root: int) -> Iterator[tuple[set[int], set[int
             yield from (({r}, {other}, SIZE) for other in range(ranks))
 
 
-def crossing(kind: str, ranks: int, root: int, inside: set[int]) -> float:
+def crossing(kind, ranks, root, inside):
     """Blocks that have to enter or leave: those (or one side's sum for them) that the other side needs."""
     enters = leaves = 0.0
     for sources, needers, nbytes in blocks(kind, ranks, root):
@@ -107,7 +105,7 @@ def crossing(kind: str, ranks: int, root: int, inside: set[int]) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_bytes_that_must_cross(kind: Any, ranks: int) -> None:
+def test_bytes_that_must_cross(kind, ranks):
     for count in range(1, ranks):
         for inside in map(set, combinations(range(ranks), count)):
             got = crossing_bytes(kind, SIZE, count, ranks, has_root=0 in inside)
@@ -116,7 +114,7 @@ def test_bytes_that_must_cross(kind: Any, ranks: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_bytes_of_a_port(kind: Any, ranks: int) -> None:
+def test_bytes_of_a_port(kind, ranks):
     busiest = max(crossing(kind, ranks, 0, {rank}) for rank in range(ranks))
     if kind == "reduce_all":
         # All ports together carry P-1 vectors to the sums and as many back.
@@ -124,7 +122,7 @@ def test_bytes_of_a_port(kind: Any, ranks: int) -> None:
     assert port_bytes(kind, SIZE, ranks) == pytest.approx(busiest)
 
 
-def test_least_time_of_one_island_and_of_two() -> None:
+def test_least_time_of_one_island_and_of_two():
     flat = Links(1e-6, None, 1e9, ())
     assert least_seconds("reduce_all", 1000, flat, [[0, 1, 2, 3]]) == pytest.approx(1e-6 + 1.5e-6)
     assert least_seconds("barrier", 0, flat, [[0, 1]]) == pytest.approx(1e-6)
@@ -142,12 +140,12 @@ HOST = Memory("host")
 MOVING = sorted(set(COLLECTIVES) - {"barrier"})
 
 
-def job(name: str, ranks: int, count: int, root: int = 0, in_place: bool = False) -> list[Case]:
+def job(name, ranks, count, root=0, in_place=False):
     row = COLLECTIVES[name]
     return [Case(row, rank, ranks, count, root if row.rooted else 0, in_place) for rank in range(ranks)]
 
 
-def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0) -> tuple[Checker, Buffers]:
+def loaded(case, dtype, iteration=0):
     buffers = Pool(HOST, dtype, longest(case.row, case.count, case.ranks)).take(case)
     checker = Checker(case, dtype)
     checker.load(buffers, iteration)
@@ -157,7 +155,7 @@ def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0) -> tuple[Checke
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
 @pytest.mark.parametrize("name", MOVING)
-def test_what_was_not_done_is_wrong(name: str, dtype: np.dtype[Any], in_place: bool) -> None:
+def test_what_was_not_done_is_wrong(name, dtype, in_place):
     """On every rank that receives anything new; that right results pass, tests/mpi/test_bench.py has."""
     for ranks, count, root in ((2, 4, 0), (3, 5, 2)):
         for case in job(name, ranks, count, root, in_place):
@@ -168,7 +166,7 @@ def test_what_was_not_done_is_wrong(name: str, dtype: np.dtype[Any], in_place: b
             assert (case.sends_in_place, bool(checker.wrong(buffers, 7))) == (in_its_place, new)
 
 
-def finished(dtype: np.dtype[Any]) -> tuple[Checker, Buffers]:
+def finished(dtype):
     """The first of two ranks after an allreduce."""
     (checker, buffers), (_, other) = (loaded(case, dtype) for case in job("allreduce", 2, 8))
     buffers.recv.put(buffers.send.get() + other.send.get())
@@ -178,7 +176,7 @@ def finished(dtype: np.dtype[Any]) -> tuple[Checker, Buffers]:
 
 @pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
 @pytest.mark.parametrize("side", ["send", "recv"])
-def test_one_wrong_element_is_one(dtype: np.dtype[Any], side: str) -> None:
+def test_one_wrong_element_is_one(dtype, side):
     """Also where the call has changed what was only to be sent, or what lies behind it."""
     checker, buffers = finished(dtype)
     assert checker.wrong(buffers, 1) > 1
@@ -191,7 +189,7 @@ def test_one_wrong_element_is_one(dtype: np.dtype[Any], side: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "float16", "float32", "float64", "complex64"])
-def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
+def test_draws_repeat_differ_and_sum_exactly(dtype):
     kind = np.dtype(dtype)
     a = draw(kind, 1000, 1, 3, 5, summed=16)
     assert a.dtype == kind
@@ -210,7 +208,7 @@ def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
     assert np.abs(total).max() <= 127
 
 
-def test_accelerators_that_are_not_there() -> None:
+def test_accelerators_that_are_not_there():
     assert open_memory("host", 0) == HOST
     if open_memory("auto", 0).accelerator == "host":
         with pytest.raises(ValueError, match="leave -d out"):
@@ -220,27 +218,27 @@ def test_accelerators_that_are_not_there() -> None:
 class FakeSeries:
     """Calls of a peer whose every sample is the same, and of which two elements are wrong."""
 
-    def __init__(self, session: Any, peer: float, dtype: Any, size: int) -> None:
+    def __init__(self, session, peer, dtype, size):
         self.session, self.peer, self.size, self.wrong = session, peer, size, 2
 
-    def run(self, iterations: int, warmup: int) -> Any:
+    def run(self, iterations, warmup):
         self.session.asked.append((self.peer, iterations, warmup))
         return np.full(iterations, self.peer)
 
-    def row(self, samples: Any) -> Row:
+    def row(self, samples):
         return Row(self.size, float(samples.mean()), iterations=samples.size)
 
-    def free(self) -> None:
+    def free(self):
         self.peer = float("nan")
 
 
 @pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3), ("osu_iallreduce", 3.0)])
-def test_peers_take_turns(name: str, faster: float) -> None:
+def test_peers_take_turns(name, faster):
     bench = BENCHES[name]
     options = parse(bench, ["--peer", "mpi4py", "-i", "7", "-x", "5", "--rounds", "3", "-c"])
     world = SimpleNamespace(barrier=lambda: None, total=lambda value: value)
     peers = {"ours": 2.0, "mpi4py": 6.0}
-    session: Any = SimpleNamespace(bench=bench, options=options, peers=peers, asked=[], world=world)
+    session = SimpleNamespace(bench=bench, options=options, peers=peers, asked=[], world=world)
     row = measure(session, FakeSeries, np.dtype("int8"), 8)
     assert session.asked == [(2.0, 3, 5), (6.0, 3, 5), (6.0, 2, 1), (2.0, 2, 1), (2.0, 2, 1), (6.0, 2, 1)]
     assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)

@@ -1,29 +1,26 @@
 """OSU's command line, every refusal with its way out, and tables byte for byte as OSU 7.4 prints them."""
 
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
 from ucc_hetero.bench import output
-from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, parse
+from ucc_hetero.bench.options import BadUsage, HelpWanted, parse
 from ucc_hetero.bench.output import Row
 from ucc_hetero.bench.stats import Interval, Overlap
 from ucc_hetero.bench.table import BENCHES
 
 
-def options(name: str, *words: str) -> Options:
+def options(name, *words):
     return parse(BENCHES[name], words)
 
 
-def changed(name: str, *words: str) -> dict[str, object]:
-    """Options that the words change from the defaults."""
+def changed(name, *words):
     got, default = (asdict(options(name, *each)) for each in (words, ()))
     return {name: value for name, value in got.items() if value != default[name]}
 
 
-#: Benchmark -> words, and options that they change.
-OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
+OPTIONS = {
     "osu_allreduce": [
         ("-fcli 7 -x 0 -m2:128 -z50,99 -T MPI_FLOAT -M 1K -d cuda", {
             "full": True, "validate": True, "in_place": True, "iterations": 7, "warmup": 0, "min_size": 2,
@@ -47,11 +44,10 @@ OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
 
 
 @pytest.mark.parametrize("name, words, expected", [(name, *row) for name, rows in OPTIONS.items() for row in rows])
-def test_options(name: str, words: str, expected: dict[str, object]) -> None:
+def test_options(name, words, expected):
     assert changed(name, *words.split()) == expected
 
 
-#: Benchmark -> words, and what is said of them.
 REFUSALS = {
     "osu_allreduce": [
         ("-m x", "-m.*'x'.*number"), ("-m 64:8", "minimum 64 is above the maximum 8"), ("-m 1:2:3", "MIN:MAX"),
@@ -61,14 +57,13 @@ REFUSALS = {
         ("--peer other", "ours, mpi4py, ucc, gloo, nccl"),
     ],
     "osu_latency": [("-D cont", "unrecognized arguments: -D"), ("D H", "-d cuda"), ("D", "H or D, twice")],
-    "osu_gather": [("-k 3", "fixed:RANK or rotate")],
-    "osu_barrier": [("-c", "unrecognized arguments: -c")],
+    "osu_gather": [("-k 3", "fixed:RANK or rotate")], "osu_barrier": [("-c", "unrecognized arguments: -c")],
     "osu_bcast": [("-l", "unrecognized arguments: -l")],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name, words, says", [(name, *row) for name, rows in REFUSALS.items() for row in rows])
-def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
+def test_refusals_say_what_would_be_right(name, words, says):
     with pytest.raises(BadUsage, match=says):
         options(name, *words.split())
 
@@ -78,11 +73,11 @@ def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> N
     ("osu_latency", 1 << 20, (1000, 10)), ("osu_bw", 1, (100, 10)), ("osu_bw", 16384, (20, 2)),
     ("osu_mbw_mr", 1 << 20, (100, 10)), ("osu_barrier", 0, (1000, 100)), ("osu_ibarrier", 0, (100, 10)),
 ])  # fmt: skip
-def test_default_loop_counts(name: str, size: int, expected: tuple[int, int]) -> None:
+def test_default_loop_counts(name, size, expected):
     assert options(name).loops(BENCHES[name], size) == expected
 
 
-def table(name: str, words: str, row: Row, accelerator: str = "host", pairs: int = 1) -> str:
+def table(name, words, row, accelerator="host", pairs=1):
     bench = BENCHES[name]
     options = parse(bench, words.split())
     kind = output.datatype("MPI_CHAR") if bench.sized else ""
@@ -157,7 +152,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("arguments", "text"), TABLES, ids=[f"{a[0]} {a[1]}" for a, _ in TABLES])
-def test_tables(arguments: tuple[Any, ...], text: str) -> None:
+def test_tables(arguments, text):
     assert table(*arguments) == text
 
 
@@ -184,11 +179,11 @@ def test_tables(arguments: tuple[Any, ...], text: str) -> None:
         "8                        10.00               40.00               25.00",
     ),
 ], ids=["full", "peers come last", "limit", "limit of a rate"])  # fmt: skip
-def test_last_lines(arguments: tuple[Any, ...], header: str, row: str) -> None:
+def test_last_lines(arguments, header, row):
     assert table(*arguments).splitlines()[-2:] == [header, row]
 
 
-def test_help_and_version() -> None:
+def test_help_and_version():
     for words in ("-h", "--help", "-v", "-fv"):
         with pytest.raises(HelpWanted):
             options("osu_allreduce", *words.split())

@@ -18,8 +18,8 @@ import pytest
 from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
-from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import agreement, faults, numbers, process, timely
+from ucc_hetero.bindings.ucc import MemType
+from ucc_hetero.bootstrap import agreement, faults, meeting, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
@@ -141,8 +141,8 @@ NONE = bytes(512)
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator exists yet."""
-    monkeypatch.setattr(numbers, "_ids", bytearray(512))
-    monkeypatch.setattr(numbers, "_last", [-1])
+    monkeypatch.setattr(meeting, "_ids", bytearray(512))
+    monkeypatch.setattr(meeting, "_last", [-1])
     monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
 
 
@@ -164,25 +164,25 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
     for words, (last, next_used) in zip(bids.all, everyone, strict=True):
         words.ready, words.last, words.next_used = lib.UCCH_GOES_ON, last, next_used
     assert bids.heard() and bids.agree(ask)
-    numbers.claim(bids._claimed)
+    meeting.claim_number(bids._claimed)
     return bids._claimed
 
 
 def test_numbers_of_communicators() -> None:
-    assert [claimed([numbers.taken()]) for _ in range(20)] == list(range(20))
+    assert [claimed([meeting.numbers_taken()]) for _ in range(20)] == list(range(20))
     # Messages of its last communicator may still be on their way.
-    numbers.release(3)
-    assert claimed([numbers.taken()]) == 20
+    meeting.release_number(3)
+    assert claimed([meeting.numbers_taken()]) == 20
     # The last one anywhere counts, and so does what is in use anywhere.
-    assert claimed([numbers.taken(), (30, 4096)]) == 31
-    assert claimed([numbers.taken(), (9, 32)], taken(32, 33)) == 34
-    numbers.claim(4095)
-    assert claimed([numbers.taken()], NONE) == 4096 + 3
-    assert numbers.taken() == (4099, 4096 + 4), "the next one is in use here"
-    assert claimed([numbers.taken(), (1, 4096)], taken(21)) == 4096 + 22
-    assert [claimed([numbers.taken()]) for _ in range(8)] == list(range(4096 + 23, 4096 + 31))
+    assert claimed([meeting.numbers_taken(), (30, 4096)]) == 31
+    assert claimed([meeting.numbers_taken(), (9, 32)], taken(32, 33)) == 34
+    meeting.claim_number(4095)
+    assert claimed([meeting.numbers_taken()], NONE) == 4096 + 3
+    assert meeting.numbers_taken() == (4099, 4096 + 4), "the next one is in use here"
+    assert claimed([meeting.numbers_taken(), (1, 4096)], taken(21)) == 4096 + 22
+    assert [claimed([meeting.numbers_taken()]) for _ in range(8)] == list(range(4096 + 23, 4096 + 31))
     with pytest.raises(UCCHError, match="4096 communicators"):
-        claimed([numbers.taken()], b"\xff" * 512)
+        claimed([meeting.numbers_taken()], b"\xff" * 512)
 
 
 def test_what_follows_from_what_ranks_say_that_make_a_communicator() -> None:
@@ -342,7 +342,7 @@ def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]
     job: Any = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
     Job._context(job, "ANY", ranks, 1.0)
     most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
-    assert 2 * 8 * len(numbers._ids) <= most < 1 << 15
+    assert 2 * 8 * len(meeting._ids) <= most < 1 << 15
 
     full, found = bridge
     full.bridge = SimpleNamespace(team=failing(LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")))

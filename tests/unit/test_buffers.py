@@ -5,7 +5,6 @@ import ctypes
 import gc
 import mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +21,18 @@ from ucc_hetero.types import DTYPES
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]
 
 
-def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def read_only(x):
     x.flags.writeable = False
     return x
 
 
-def values(packed: Buffer, dtype: Any) -> np.ndarray[Any, Any]:
+def values(packed, dtype):
     assert isinstance(packed.owner, np.ndarray)
     return packed.owner.reshape(-1).view(dtype)
 
 
 @pytest.mark.parametrize("name", NUMPY_NAMES)
-def test_numpy_array(name: str) -> None:
+def test_numpy_array(name):
     x = np.ones((3, 5), name)
     for buffer in (send(x), recv(x), recv([x, name]), recv((x, 15, np.dtype(name)))):
         assert buffer == Buffer(x.ctypes.data, 15, DTYPES[name], "host", 0, x, False)
@@ -42,24 +41,19 @@ def test_numpy_array(name: str) -> None:
 
 @pytest.mark.parametrize(("obj", "name", "count"), [
     (array.array("d", [1.0, 2.0]), "float64", 2),
-    (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1),
-    (bytearray(5), "uint8", 5),
-    (memoryview(bytearray(8)).cast("f"), "float32", 2),
-    (memoryview(bytearray(8)).cast("c"), "int8", 8),
+    (array.array("l", [1]), f"int{8 * ctypes.sizeof(ctypes.c_long)}", 1), (bytearray(5), "uint8", 5),
+    (memoryview(bytearray(8)).cast("f"), "float32", 2), (memoryview(bytearray(8)).cast("c"), "int8", 8),
     (memoryview(bytearray(8)).cast("?"), "bool", 8),
-    (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6),
-    ((ctypes.c_double * 3)(), "float64", 3),
-    ((ctypes.c_int16 * 2 * 3)(), "int16", 6),
-    (ctypes.c_uint64(5), "uint64", 1),
-    (mmap.mmap(-1, 4096), "uint8", 4096),
+    (memoryview(bytearray(24)).cast("B").cast("i", (2, 3)), "int32", 6), ((ctypes.c_double * 3)(), "float64", 3),
+    ((ctypes.c_int16 * 2 * 3)(), "int16", 6), (ctypes.c_uint64(5), "uint64", 1), (mmap.mmap(-1, 4096), "uint8", 4096),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
-def test_buffer_protocol(obj: Any, name: str, count: int) -> None:
+def test_buffer_protocol(obj, name, count):
     buffer = recv(obj)
     assert (buffer.dtype.name, buffer.count, buffer.vendor, buffer.readonly) == (name, count, "host", False)
     assert buffer.ptr == np.asarray(memoryview(obj)).ctypes.data
 
 
-def test_what_cannot_be_written_to_can_be_sent() -> None:
+def test_what_cannot_be_written_to_can_be_sent():
     x = read_only(np.arange(4))
     assert send(x).readonly and send(x).ptr == x.ctypes.data
     assert send(b"abcd").count == 4
@@ -78,7 +72,7 @@ def test_what_cannot_be_written_to_can_be_sent() -> None:
     assert pack(send(windows)).count == 12
 
 
-def test_the_buffer_keeps_its_memory_alive_and_unresized() -> None:
+def test_the_buffer_keeps_its_memory_alive_and_unresized():
     memory = bytearray(16)
     buffer = recv(memory)
     with pytest.raises(BufferError):
@@ -96,32 +90,25 @@ def test_the_buffer_keeps_its_memory_alive_and_unresized() -> None:
     (float, "float64"), (complex, "complex128"), (bool, "bool"), ("c", "int8"), ("S1", "int8"), ("q", "int64"),
     ("Zf", "complex64"), ("longlong", "int64"), ("ulonglong", "uint64"),
 ])  # fmt: skip
-def test_other_spellings(spec: object, name: str) -> None:
+def test_other_spellings(spec, name):
     assert dtype_of(spec) is DTYPES[name]
 
 
 @pytest.mark.parametrize(("spec", "match"), [
     (np.dtype(">f4"), r"'>f4' has foreign byte order; convert it with \.astype\('float32'\)"),
-    (np.longdouble, "longdouble.*cast it to float64"),
-    ("clongdouble", "cast it to complex128"),
-    (object, "object.*pickle"),
-    ("M8[s]", r"M8\[s\].*datetime64.*view"),
-    (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"),
-    ("U4", "encode"),
-    (np.rec.array([(1, 2.0)], dtype=[("a", "f4"), ("b", "i4")]).dtype, "record.*MPI.BYTE"),
-    ("S4", "S4.*MPI.BYTE"),
-    ("nonsense", "'nonsense' is not supported"),
-    ("int4", "int4'? is not supported"),
-    (None, "None .*is not a datatype"),
-    (7, "7 .*is not a datatype"),
-    ([1], "is not a datatype"),
+    (np.longdouble, "longdouble.*cast it to float64"), ("clongdouble", "cast it to complex128"),
+    (object, "object.*pickle"), ("M8[s]", r"M8\[s\].*datetime64.*view"),
+    (np.dtype([("a", "f4"), ("b", "i4")]), "void.*MPI.BYTE"), ("U4", "encode"),
+    (np.rec.array([(1, 2.0)], dtype=[("a", "f4"), ("b", "i4")]).dtype, "record.*MPI.BYTE"), ("S4", "S4.*MPI.BYTE"),
+    ("nonsense", "'nonsense' is not supported"), ("int4", "int4'? is not supported"),
+    (None, "None .*is not a datatype"), (7, "7 .*is not a datatype"), ([1], "is not a datatype"),
 ])  # fmt: skip
-def test_unsupported_dtypes_are_refused_by_name(spec: object, match: str) -> None:
+def test_unsupported_dtypes_are_refused_by_name(spec, match):
     with pytest.raises(TypeError, match=match):
         dtype_of(spec)
 
 
-def test_ml_dtypes_without_the_buffer_protocol() -> None:
+def test_ml_dtypes_without_the_buffer_protocol():
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
         x = np.ones(6, getattr(ml_dtypes, name))
@@ -132,12 +119,12 @@ def test_ml_dtypes_without_the_buffer_protocol() -> None:
         dtype_of(ml_dtypes.int4)
 
 
-def test_import_loads_neither_mpi_nor_frameworks() -> None:
+def test_import_loads_neither_mpi_nor_frameworks():
     unwanted = {"mpi4py.MPI", "torch", "ml_dtypes", "asyncio", "ssl"}
     python(f"import sys, ucc_hetero.buffers; loaded = {unwanted} & set(sys.modules); assert not loaded, loaded")
 
 
-def test_forms() -> None:
+def test_forms():
     x = np.zeros(12, np.float32)
     base = x.ctypes.data
     for spec, offset, count, name in [
@@ -156,23 +143,16 @@ def test_forms() -> None:
     assert send_v([None, [0, 0], "f"], 2).counts == (0, 0)
 
 
-def test_vector_forms() -> None:
+def test_vector_forms():
     x = np.zeros(10, np.float32)
     for spec, counts, displs in [
-        (x, (4, 3, 3), (0, 4, 7)),
-        ([x, "f"], (4, 3, 3), (0, 4, 7)),
-        ([x, "d"], (2, 2, 1), (0, 2, 4)),
-        ([x, [1, 2, 3]], (1, 2, 3), (0, 1, 3)),
-        ([x, np.array([1, 2, 3])], (1, 2, 3), (0, 1, 3)),
-        ([x, array.array("q", [1, 2, 3]), "f"], (1, 2, 3), (0, 1, 3)),
-        ([x, 2], (2, 2, 2), (0, 2, 4)),
-        ([x, (2, 3)], (2, 2, 2), (0, 3, 6)),
-        ([x, ([1, 0, 3], None)], (1, 0, 3), (0, 1, 1)),
-        ([x, ([1, 2, 3], [7, 5, 0])], (1, 2, 3), (7, 5, 0)),
-        ([x, ((1, 2, 3), (7, 5, 0)), "f"], (1, 2, 3), (7, 5, 0)),
-        ([x, (1, 2, 3), (7, 5, 0), "f"], (1, 2, 3), (7, 5, 0)),
-        ([x, None, None, "f"], (4, 3, 3), (0, 4, 7)),
-    ]:
+        (x, (4, 3, 3), (0, 4, 7)), ([x, "f"], (4, 3, 3), (0, 4, 7)), ([x, "d"], (2, 2, 1), (0, 2, 4)),
+        ([x, [1, 2, 3]], (1, 2, 3), (0, 1, 3)), ([x, np.array([1, 2, 3])], (1, 2, 3), (0, 1, 3)),
+        ([x, array.array("q", [1, 2, 3]), "f"], (1, 2, 3), (0, 1, 3)), ([x, 2], (2, 2, 2), (0, 2, 4)),
+        ([x, (2, 3)], (2, 2, 2), (0, 3, 6)), ([x, ([1, 0, 3], None)], (1, 0, 3), (0, 1, 1)),
+        ([x, ([1, 2, 3], [7, 5, 0])], (1, 2, 3), (7, 5, 0)), ([x, ((1, 2, 3), (7, 5, 0)), "f"], (1, 2, 3), (7, 5, 0)),
+        ([x, (1, 2, 3), (7, 5, 0), "f"], (1, 2, 3), (7, 5, 0)), ([x, None, None, "f"], (4, 3, 3), (0, 4, 7)),
+    ]:  # fmt: skip
         for v in (send_v(spec, 3), recv_v(spec, 3)):
             assert (v.counts, v.displs) == (counts, displs), spec
             assert v.buffer.ptr == x.ctypes.data
@@ -181,14 +161,14 @@ def test_vector_forms() -> None:
 
 
 @given(st.integers(1, 9), st.integers(0, 60))
-def test_a_default_division_covers_everything_once(size: int, total: int) -> None:
+def test_a_default_division_covers_everything_once(size, total):
     v = recv_v(np.zeros(total, np.int8), size)
     assert v.dense and sum(v.counts) == total and max(v.counts) - min(v.counts) <= 1
     assert list(v.counts) == sorted(v.counts, reverse=True)
 
 
 @given(st.data())
-def test_segments_are_accepted_exactly_if_they_fit_and_do_not_overlap(data: st.DataObject) -> None:
+def test_segments_are_accepted_exactly_if_they_fit_and_do_not_overlap(data):
     size = data.draw(st.integers(1, 4))
     counts = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
     displs = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
@@ -207,7 +187,7 @@ def test_segments_are_accepted_exactly_if_they_fit_and_do_not_overlap(data: st.D
 
 
 @st.composite
-def views(draw: st.DrawFn, apart: int = 1) -> np.ndarray[Any, Any]:
+def views(draw, apart=1):
     """A basic slice of a transposed array: steps of both signs, dropped and added axes, empty results.
 
     The array has one of every ``apart`` elements of memory.
@@ -222,7 +202,7 @@ def views(draw: st.DrawFn, apart: int = 1) -> np.ndarray[Any, Any]:
 
 
 @given(views())
-def test_any_view_is_packed_and_copied_back(view: np.ndarray[Any, Any]) -> None:
+def test_any_view_is_packed_and_copied_back(view):
     buffer = recv(view)
     assert buffer.count == view.size and buffer.contiguous == view.flags.forc
     packed = pack(buffer)
@@ -242,7 +222,7 @@ def test_any_view_is_packed_and_copied_back(view: np.ndarray[Any, Any]) -> None:
 
 
 @given(views(apart=2), st.data())
-def test_part_of_a_view(view: np.ndarray[Any, Any], data: st.DataObject) -> None:
+def test_part_of_a_view(view, data):
     if view.flags.forc:
         return  # one element, or none
     first = data.draw(st.integers(0, view.size))
@@ -259,7 +239,7 @@ def test_part_of_a_view(view: np.ndarray[Any, Any], data: st.DataObject) -> None
 
 
 @given(views())
-def test_no_false_alarm_about_overlap(view: np.ndarray[Any, Any]) -> None:
+def test_no_false_alarm_about_overlap(view):
     dims = merge(zip(view.shape, view.strides, strict=True), view.itemsize)
     assert scattered(dims, view.itemsize)
     steps = [(count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True)]
@@ -267,14 +247,14 @@ def test_no_false_alarm_about_overlap(view: np.ndarray[Any, Any]) -> None:
     assert bounds(dims, view.itemsize) == (touched if view.size else (0, 0))
 
 
-def test_segments_of_a_view() -> None:
+def test_segments_of_a_view():
     x = np.arange(12.0).reshape(3, 4)[:, ::2]
     v = recv_v([x, [1, 2, 3]], 3)
     assert v.displs == (0, 1, 3) and recv([x.astype("f4")[:, ::2], "int32"]).dtype.name == "int32"
     assert values(pack(v.buffer), float).tolist() == x.ravel().tolist()
 
 
-def test_what_is_packed_here_and_copied() -> None:
+def test_what_is_packed_here_and_copied():
     # Bits are copied, whatever they mean.
     nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
     assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
@@ -287,7 +267,7 @@ def test_what_is_packed_here_and_copied() -> None:
 
 
 #: What is refused, by what it is of twelve, of ten or of strided float32; the errors, and words of theirs.
-REFUSED: list[tuple[Any, type[Exception], str]] = [
+REFUSED = [
     *((lambda x, obj=obj: send(obj), TypeError, "exports no memory")
       for obj in (3, 2.5, "text", object(), {"a": 1}, np.add, range(3))),
     (lambda x: send(None), TypeError, "None is not a buffer"),
@@ -341,7 +321,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=[match for *_, match in REFUSED])
-def test_refused(call: Any, error: type[Exception], match: str) -> None:
+def test_refused(call, error, match):
     with pytest.raises(error, match=f"(send|recv)buf on rank 2: .*{match}"):
         call(np.zeros(12, np.float32))
 
@@ -349,7 +329,7 @@ def test_refused(call: Any, error: type[Exception], match: str) -> None:
 MPI_CASES = Path(__file__).with_name("buffers_mpi_cases.py")
 
 
-def test_against_mpi4py() -> None:
+def test_against_mpi4py():
     """MPI datatypes and constants, in a process of its own: initialising MPI alters the environment of later jobs."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
     probe = python("import mpi4py.MPI", check=False)

@@ -1,13 +1,10 @@
 """Memory that arrives through DLPack, ``__cuda_array_interface__`` or torch: whose it is; let go exactly once."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import struct
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,25 +25,21 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 class Exporter:
     """Exports an array as DLPack memory of any device: numpy's own capsule, of which something is changed."""
 
-    def __init__(
-        self, data: np.ndarray[Any, Any], device: tuple[int, int] = (2, 0), *, versioned: bool = True,
-        version: tuple[int, int] = (1, 0), flags: int = 0, dtype: tuple[int, int, int] = (2, 32, 1),
-        strides: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, data, device=(2, 0), *, versioned=True, version=(1, 0), flags=0, dtype=(2, 32, 1), strides=True):
         self.data, self.device, self.versioned, self.strides = data.view(), device, versioned, strides
-        self.version, self.flags, self.dtype, self.asked = version, flags, dtype, list[dict[str, Any]]()
+        self.version, self.flags, self.dtype, self.asked = version, flags, dtype, []
         self.before = sys.getrefcount(self.data)
 
     @property
-    def held(self) -> int:
+    def held(self):
         """How many exports are there that nobody has let go of."""
         gc.collect()
         return sys.getrefcount(self.data) - self.before
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self):
         return self.device
 
-    def __dlpack__(self, **kwargs: Any) -> object:
+    def __dlpack__(self, **kwargs):
         self.asked.append(kwargs)
         if not self.versioned and set(kwargs) - {"stream"}:
             raise TypeError("__dlpack__() got an unexpected keyword argument")
@@ -73,9 +66,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
     ((1, 0), ("host", 0)), ((2, 3), ("nvidia", 3)), ((3, 0), ("host", 0)), ((10, 1), ("amd", 1)),
     ((11, 2), ("host", 0)), ((13, 2), ("nvidia", 2)),
 ])  # fmt: skip
-def test_the_vendor_comes_from_the_dlpack_device(
-    device: tuple[int, int], whose: tuple[str, int], versioned: bool
-) -> None:
+def test_the_vendor_comes_from_the_dlpack_device(device, whose, versioned):
     exporter = Exporter(X, device, versioned=versioned)
     buffer = recv(exporter)
     assert buffer == Buffer(X.ctypes.data, 12, DTYPES["float32"], *whose, None, False)
@@ -84,7 +75,7 @@ def test_the_vendor_comes_from_the_dlpack_device(
     assert exporter.held == 0
 
 
-def test_the_export_does_not_synchronise_or_copy() -> None:
+def test_the_export_does_not_synchronise_or_copy():
     device, host = Exporter(X), Exporter(X, (1, 0))
     send(device), send(host)
     assert device.asked == [{"stream": -1, "max_version": (1, 0), "copy": False}]
@@ -100,17 +91,17 @@ class Computing(Exporter):
 
     ready = False
 
-    def block_until_ready(self) -> Computing:
+    def block_until_ready(self):
         self.ready = True
         return self
 
-    def __dlpack__(self, **kwargs: Any) -> object:
+    def __dlpack__(self, **kwargs):
         assert self.ready
         return super().__dlpack__(**kwargs)
 
 
 @pytest.mark.parametrize("device", [(2, 0), (1, 0)])
-def test_what_is_still_computed_is_waited_for(device: tuple[int, int]) -> None:
+def test_what_is_still_computed_is_waited_for(device):
     exporter = Computing(X, device)
     send(exporter)
     assert exporter.asked == [{"max_version": (1, 0), "copy": False}]
@@ -118,7 +109,7 @@ def test_what_is_still_computed_is_waited_for(device: tuple[int, int]) -> None:
         recv(exporter)
 
 
-def test_a_refused_export_is_let_go_too() -> None:
+def test_a_refused_export_is_let_go_too():
     exporter = Exporter(X, flags=READ_ONLY)
     assert send(exporter).readonly
     with pytest.raises(BufferError, match="recvbuf on rank 2: Exporter is read-only"):
@@ -128,7 +119,7 @@ def test_a_refused_export_is_let_go_too() -> None:
     assert exporter.held == 0 and len(exporter.asked) == 3
 
 
-def test_strided_device_memory_is_refused_with_the_way_out() -> None:
+def test_strided_device_memory_is_refused_with_the_way_out():
     with pytest.raises(BufferError, match=r"strided elements in nvidia device memory .*\.contiguous\(\)"):
         send(Exporter(X[:, ::2]))
     assert send(Exporter(X.T)).contiguous  # Fortran order
@@ -136,7 +127,7 @@ def test_strided_device_memory_is_refused_with_the_way_out() -> None:
     assert pack(send(Exporter(X[:, ::2], (1, 0)))).count == 6
 
 
-def test_exports_that_cannot_be_used() -> None:
+def test_exports_that_cannot_be_used():
     for exporter, error, match in [
         (Exporter(X, version=(2, 0)), BufferError, r"DLPack version 2\.0 is not supported"),
         (Exporter(X, flags=IS_COPIED), BufferError, "copy"),
@@ -149,10 +140,10 @@ def test_exports_that_cannot_be_used() -> None:
         assert exporter.held == 0
 
     class Nothing:
-        def __dlpack_device__(self) -> tuple[int, int]:
+        def __dlpack_device__(self):
             return 1, 0
 
-        def __dlpack__(self, **_: object) -> object:
+        def __dlpack__(self, **_):
             return None
 
     with pytest.raises(BufferError, match="None, which is not an unused DLPack capsule"):
@@ -167,20 +158,19 @@ CODES = {
 
 
 @pytest.mark.parametrize(("code", "bits"), CODES)
-def test_dlpack_codes(code: int, bits: int) -> None:
+def test_dlpack_codes(code, bits):
     assert dtype_of(DLPackType(code, bits, 1)) is DTYPES[CODES[code, bits]]
 
 
-def interface(array: np.ndarray[Any, Any], **changes: Any) -> Any:
-    """An object with nothing but the interface."""
+def interface(array, **changes):
     facts = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
     return SimpleNamespace(__cuda_array_interface__={**facts, **changes})
 
 
-def test_the_runtime_says_whose_a_bare_pointer_is() -> None:
-    asked: list[int] = []
+def test_the_runtime_says_whose_a_bare_pointer_is():
+    asked = []
 
-    def whose(ptr: int) -> tuple[str, int]:
+    def whose(ptr):
         asked.append(ptr)
         return "amd", 2
 
@@ -191,11 +181,11 @@ def test_the_runtime_says_whose_a_bare_pointer_is() -> None:
     assert recv_v([obj, [6, 6]], 2, pointer_vendor=whose).buffer.vendor == "amd"
 
 
-def test_interface_details() -> None:
-    def host(_: int) -> tuple[str, int]:
+def test_interface_details():
+    def host(_):
         return "host", 0
 
-    def gpu(_: int) -> tuple[str, int]:
+    def gpu(_):
         return "nvidia", 0
 
     gaps = {"strides": X[:, ::2].strides}
@@ -215,7 +205,7 @@ def test_interface_details() -> None:
         assert send(interface(x, strides=x.strides), pointer_vendor=gpu).contiguous
 
 
-def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
+def test_dlpack_goes_before_the_interface_and_gives_way_to_it():
     both = Exporter(X, (10, 0))
     both.__cuda_array_interface__ = interface(X).__cuda_array_interface__
     assert send(both).vendor == "amd"
@@ -223,10 +213,10 @@ def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
     class Refusing:
         __cuda_array_interface__ = interface(X).__cuda_array_interface__
 
-        def __dlpack_device__(self) -> tuple[int, int]:
+        def __dlpack_device__(self):
             return 2, 1
 
-        def __dlpack__(self, **_: object) -> object:
+        def __dlpack__(self, **_):
             raise BufferError("not on the current device")
 
     assert send(Refusing(), pointer_vendor=lambda ptr: ("nvidia", 1)).device == 1
@@ -234,7 +224,7 @@ def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
         send(Refusing())
 
 
-def test_torch_tensors() -> None:
+def test_torch_tensors():
     torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     for name, dtype in DTYPES.items():
         x = torch.zeros(6).to(getattr(torch, name))
@@ -253,7 +243,7 @@ def test_torch_tensors() -> None:
             recv(x)
 
 
-def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch):
     """torch's ROCm build calls its devices by NVIDIA's name; only the DLPack device type differs."""
 
     DType = type("DType", (), {"__str__": lambda self: "torch.bfloat16"})

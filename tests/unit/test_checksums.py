@@ -1,7 +1,6 @@
 """Checksums of calls: a bit that flips is found, with its element and ranks, and nothing is found where none does."""
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +9,14 @@ from ucc_hetero.calls.checksums import PIECES, MovedData, ReducedData
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
 from ucc_hetero.types import DTYPES, OPS, reduction
 
-#: Ranks of a call.
 RANKS = 3
 #: Bits whose flip a checksum of so many ordinary numbers sees: those of the exponent and the sign, and all of integers.
 TYPES = {"float32": (24, 32), "float64": (53, 64), "int16": (0, 16), "uint8": (0, 8), "int64": (0, 64)}
 
 
-def a_call(name: str, rng: random.Random) -> Call:
+def a_call(name, rng):
     n = rng.choice([1, 2, 63, 64, 65, 700, 5000])
-    counts: dict[str, tuple[int, ...]] = {
+    counts = {
         "vector": (n,),
         "equal": (n,),
         "ranks": (*(rng.choice([0, 1, n]) for _ in range(RANKS - 1)), n),
@@ -27,7 +25,7 @@ def a_call(name: str, rng: random.Random) -> Call:
     return Call(name, RANKS, counts[ROWS[name].layout], rng.randrange(RANKS) if ROWS[name].rooted else -1)
 
 
-def inputs(call: Call, dtype: str, rng: random.Random) -> list[Any]:
+def inputs(call, dtype, rng):
     row, shape, numbers = ROWS[call.collective], Shape(call), np.random.default_rng(rng.randrange(1 << 30))
     kind = np.dtype(dtype)
     sizes = [row.send(shape, rank) for rank in range(RANKS)]
@@ -36,7 +34,7 @@ def inputs(call: Call, dtype: str, rng: random.Random) -> list[Any]:
     return [numbers.integers(0, 100, size).astype(kind) for size in sizes]
 
 
-def outputs(call: Call, given: list[Any], op: Any) -> list[Any]:
+def outputs(call, given, op):
     row, shape = ROWS[call.collective], Shape(call)
     found = []
     for rank in range(RANKS):
@@ -48,7 +46,7 @@ def outputs(call: Call, given: list[Any], op: Any) -> list[Any]:
     return found
 
 
-def judge(sums: list[Any]) -> str:
+def judge(sums):
     """The finding of all ranks, as :class:`~ucc_hetero.calls.verification.Verification` has them look for it."""
     span, ranks = sums[0].suspect(np.stack([each.first() for each in sums]))
     if span is None:
@@ -67,11 +65,11 @@ def judge(sums: list[Any]) -> str:
     raise AssertionError("no end")
 
 
-def checksums(call: Call, dtype: str, op: str, given: list[Any], got: list[Any]) -> list[Any]:
+def checksums(call, dtype, op, given, got):
     made = []
     for rank in range(RANKS):
         how = reduction(DTYPES[dtype], OPS[op]) if op else None
-        each: Any = (
+        each = (
             ReducedData(call, how, DTYPES[dtype], rank) if how else MovedData(call, DTYPES[dtype], rank, (None, None))
         )
         each.before = given[rank].view(np.uint8) if given[rank].size or call.collective != "bcast" else None
@@ -82,7 +80,7 @@ def checksums(call: Call, dtype: str, op: str, given: list[Any], got: list[Any])
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "barrier"])
-def test_a_flipped_bit_is_found(name: str, dtype: str) -> None:
+def test_a_flipped_bit_is_found(name, dtype):
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     for _ in range(6):
@@ -102,7 +100,7 @@ def test_a_flipped_bit_is_found(name: str, dtype: str) -> None:
         assert op or f"from rank {part.ranks[0]} to rank {rank} " in text
 
 
-def test_any_bit_of_a_replica_is_found() -> None:
+def test_any_bit_of_a_replica_is_found():
     """Within the bound of rounding, and by operations that have none."""
     for op, dtype, ufunc in (
         ("SUM", "float32", np.add),
@@ -119,7 +117,7 @@ def test_any_bit_of_a_replica_is_found() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "bool", "uint32"])
-def test_all_types_have_checksums(dtype: str) -> None:
+def test_all_types_have_checksums(dtype):
     """Right results pass, and one of another sign, or of other truth, does not."""
     rng = np.random.default_rng()
     call, op = Call("allreduce", RANKS, (600,)), "BXOR" if dtype == "bool" else "SUM"

@@ -3,23 +3,22 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import hosts
 import pytest
 
 from ucc_hetero.machine import discover, nics
-from ucc_hetero.machine.discover import Accelerator, Machine, Nic, link_speed, machine, record, replay
+from ucc_hetero.machine.discover import Accelerator, Nic, link_speed, machine, record, replay
 from ucc_hetero.machine.nics import Port, flow_limit, near, ports, use
 
 DATA = Path(__file__).parents[1] / "data"
 
 
-def speed(found: Machine) -> int:
+def speed(found):
     return sum(nic.speed for nic in found.nics)
 
 
-def test_recorded_virtual_machine_with_four_h200(tmp_path: Path) -> None:
+def test_recorded_virtual_machine_with_four_h200(tmp_path):
     files = json.loads((DATA / "h200x4.json").read_text())["files"]
     found = machine(replay(files, tmp_path))
     assert [a.pci for a in found.accelerators] == ["0000:00:06.0", "0000:00:07.0", "0000:00:08.0", "0000:00:09.0"]
@@ -28,7 +27,7 @@ def test_recorded_virtual_machine_with_four_h200(tmp_path: Path) -> None:
     assert found.nics == (Nic("eth0", "ethernet", 0),) and speed(found) == 0  # virtual, and the kernel knows no speed
 
 
-def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
+def test_switches_bridges_and_nodes(tmp_path):
     """A server as vendors build them: a GPU and a NIC below each PCIe switch, a board's own NIC elsewhere."""
     switch = "pci0000:15/0000:15:01.0/0000:16:00.0"
     files = hosts.nvidia("0000:1b:00.0", 0, switch) | hosts.processors("0-55", "56-111")
@@ -41,7 +40,7 @@ def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
     assert speed(found) == link_speed(tmp_path) == 800_000 and not found.container
 
 
-def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path) -> None:
+def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path):
     card = "0000:18:00.0", "pci0000:15/0000:15:01.0"
     files = hosts.ethernet("eth2", 100_000, *card) | hosts.virtual("veth1", 10_000)
     files |= hosts.infiniband("mlx5_0", card[0], 0, card[1], "100 Gb/sec (4X EDR)")
@@ -51,14 +50,14 @@ def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path
     assert link_speed(replay(two, tmp_path / "virtual")) == 20_000
 
 
-def test_nothing_is_required(tmp_path: Path) -> None:
+def test_nothing_is_required(tmp_path):
     found = machine(tmp_path)
     assert (found.nics, found.accelerators, found.numa, speed(found)) == ((), (), (), 0)
     assert discover.cores() >= 1 and discover.host_identity().hostname
 
 
 @pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="needs /sys/class/net")
-def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
+def test_a_record_says_what_the_machine_says(tmp_path):
     files = record()
     assert json.loads(json.dumps(files)) == files
     assert machine(replay(files, tmp_path)) == machine()
@@ -67,7 +66,7 @@ def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make, model, arch", [
     (hosts.dgx_h200, "NVIDIA H200", ""), (hosts.mi300x, "ip discovery", "gfx942"),
 ])  # fmt: skip
-def test_eight_devices_with_a_card_each(make: Any, model: str, arch: str, tmp_path: Path) -> None:
+def test_eight_devices_with_a_card_each(make, model, arch, tmp_path):
     found = machine(replay(make(), tmp_path))
     assert len(found.accelerators) == len(found.nics) == 8 and speed(found) == 3_200_000
     assert {(a.name, a.arch) for a in found.accelerators} == {(model, arch)}
@@ -81,7 +80,7 @@ def test_eight_devices_with_a_card_each(make: Any, model: str, arch: str, tmp_pa
 
 
 @pytest.mark.parametrize("bits", [3, 0x30000000])
-def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: int) -> None:
+def test_details_of_partitions_are_those_of_their_device(tmp_path, bits):
     """The partition is in the last bits of an address, or in the first; both are linked to other devices."""
     files = hosts.mi300x()
     whole = files[f"{hosts.NODES}/2/properties"]
@@ -113,8 +112,7 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
 
 
 @pytest.mark.parametrize("ranks, offers, spread, joined, wires", [
-    ("xxyy", [(A, B)] * 2, 2, (), BOTH),
-    ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
+    ("xxyy", [(A, B)] * 2, 2, (), BOTH), ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
     ("xxyy", [(A, B), OTHERS], 2, (), TEN),  # other names, and another speed of the whole host
     ("xxxx", [(A, B)], 1, (), ()),  # nothing leaves the host
     ("xyy", [(A, B)] * 2, 2, (), BOTH),  # a rank needs both
@@ -122,8 +120,7 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
     ("xxyy", [(A, B), ()], 1, (), ()),  # RDMA there
     ("xxyy", [(A, B), (A,)], 1, ("eth0",), ()),
     ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
-    ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()),
-    ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
+    ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()), ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
     ("xxyy", [(A, SLOWER)] * 2, 1, ("eth0",), UNEVEN),
     ("xxyy", [(A, B), (A, SLOWER)], 1, ("eth0",), UNEVEN),  # a link is as fast as its slower end
     ("xxyy", [(SLOW._replace(network=9 << 32), B)] * 2, 1, ("eth1",), ()),
@@ -136,15 +133,13 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
     ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], 1, (), ()),  # routed, or none of them
     ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], 2, (), BOTH),
 ])  # fmt: skip
-def test_who_uses_which_port(
-    ranks: str, offers: list[tuple[Port, ...]], spread: int, joined: tuple[str], wires: tuple[tuple[str, int]]
-) -> None:
+def test_who_uses_which_port(ranks, offers, spread, joined, wires):
     """Over how many ports a transfer is spread, to which libucp is kept, and wires of each."""
     found = [offers["xyz".index(host)] for host in ranks]
     assert nics.spread(ranks, found, 0) == (spread, joined, wires)
 
 
-def test_addresses_inside_each_host() -> None:
+def test_addresses_inside_each_host():
     mine, theirs, loopback, inside = 0x0A000001, 0x0A000002, 0x7F000001, 0xAC110001
     first, second = {mine, loopback, inside}, {theirs, loopback, inside}
     assert nics.repeated("xxy", [first, first, second]) == {inside}
@@ -158,14 +153,14 @@ def test_addresses_inside_each_host() -> None:
     ("", "mlx5_0:1,lo,eth0"), ("all", "mlx5_0:1,lo,eth0"), ("eth0,inside0", "eth0"), ("eth0", ""), ("mlx5_0:1", ""),
     ("inside0", ""),  # the user's only one
 ])  # fmt: skip
-def test_a_list_of_devices_without_some(monkeypatch: pytest.MonkeyPatch, allowed: str, expected: str) -> None:
+def test_a_list_of_devices_without_some(monkeypatch, allowed, expected):
     monkeypatch.setattr(nics, "interfaces", lambda root: {"lo": 0x7F000001, "eth0": 0x0A000001, "inside0": 0xAC110001})
     monkeypatch.setattr(nics.rdma, "active", lambda root: (nics.rdma.RdmaPort("mlx5_0:1", "InfiniBand"),))
     assert nics.without({0xAC110001}, allowed) == expected
     assert nics.without(set(), allowed) == ""
 
 
-def test_what_is_beside_a_port(tmp_path: Path) -> None:
+def test_what_is_beside_a_port(tmp_path):
     """Cores, where they are known; a cloud that limits flows."""
     ports_of = {"eth2": ("0000:18:00.0", "pci0000:15"), "eth3": ("0000:9a:00.0", "pci0000:97")}
     cards = {file: text for name, where in ports_of.items() for file, text in hosts.ethernet(name, 10, *where).items()}
@@ -187,16 +182,14 @@ def test_what_is_beside_a_port(tmp_path: Path) -> None:
     (range(6, 12), 2, 4, range(8)),  # too few of the rank's own
     ([15], 4, 2, range(8)), ([15], 8, 2, range(16)),
 ])  # fmt: skip
-def test_cores_for_network_threads(
-    monkeypatch: pytest.MonkeyPatch, own: Any, threads: int, ranks: int, expected: Any
-) -> None:
+def test_cores_for_network_threads(monkeypatch, own, threads, ranks, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
     monkeypatch.setattr(nics, "host_cores", lambda: set(range(16)))
     assert nics.cores_for(threads, ranks, set(range(8))) == set(expected)
     assert nics.cores_for(threads, ranks, set()) == set(range(16))
 
 
-def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_libucx_is_told(monkeypatch):
     for name in ("UCX_NET_DEVICES", "UCX_MAX_EAGER_RAILS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -209,12 +202,12 @@ def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["UCX_MAX_EAGER_RAILS"] == "2"
 
 
-def test_ports_of_this_machine() -> None:
+def test_ports_of_this_machine():
     found = ports("")
     assert all(port.network and port.address for port in found)
     assert list(found) == sorted(found, key=lambda port: port.network)
     assert ports("no-such-port") == ()
 
 
-def test_infiniband_is_left_to_ucx(tmp_path: Path) -> None:
+def test_infiniband_is_left_to_ucx(tmp_path):
     assert ports("", replay(hosts.rdma("mlx5_0", "InfiniBand") | hosts.rdma("mlx5_1", "InfiniBand"), tmp_path)) == ()

@@ -1,11 +1,8 @@
 """Every finding of the doctor, provoked: on recorded hosts, or by one fact that a healthy host has otherwise."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from hosts import amd_host, nvidia_host
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.launch.doctor import __main__ as tool
 from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
-from ucc_hetero.launch.doctor.facts import Facts, Libraries
+from ucc_hetero.launch.doctor.facts import Libraries
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric
 
@@ -44,30 +41,28 @@ ANSWERS = {
 }  # fmt: skip
 
 
-def healthy(
-    root: Path, make: Callable[[Path], Path] = nvidia_host, files: dict[str, str] | None = None, **changes: Any
-) -> Facts:
+def healthy(root, make=nvidia_host, files=None, **changes):
     """A host with two GPUs, a RoCE port and nothing wrong, but for files and facts that differ."""
     found = facts.collect(replay(NETWORK | (files or {}), make(root)), {}, LIBRARIES)
     return replace(found, **{**ANSWERS, **changes})
 
 
-def codes(found: list[findings.Finding]) -> set[str]:
+def codes(found):
     return {each.code for each in found if each.level != "ok"}
 
 
-def lib(**changes: Any) -> dict[str, Any]:
+def lib(**changes):
     return {"libraries": replace(LIBRARIES, **changes)}
 
 
-def env(**variables: str) -> dict[str, Any]:
+def env(**variables):
     return {"env": tuple(sorted(variables.items()))}
 
 
 TCP = {"ports": ()}
 
 
-def windows(rmem: str) -> dict[str, Any]:
+def windows(rmem):
     return {"sysctl": (("net.ipv4.tcp_rmem", rmem),)}
 
 
@@ -78,11 +73,9 @@ PORT = "sys/class/infiniband/mlx5_0/ports/1"
 DOWN = {"interfaces": (("lo", 0, 65536),)}
 
 #: Code, or none -> what about a healthy host of NVIDIA's provokes it, and words of the text.
-NVIDIA: list[tuple[Any, ...]] = [
-    ("", {}),
-    ("gpu-unusable", {"usable": ()}),
-    ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"),
-    ("net-missing", TCP | DOWN),
+NVIDIA = [
+    ("", {}), ("gpu-unusable", {"usable": ()}),
+    ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"), ("net-missing", TCP | DOWN),
     ("mtu-small", {"files": {"sys/class/net/eth0/mtu": "1500"}}),
     ("rdma-down", {"files": {f"{PORT}/state": "1: DOWN"}}),
     ("roce-gid", {"files": {f"{PORT}/gid_attrs/types/1": "IB/RoCE v1"}}),
@@ -99,60 +92,44 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("mpi-missing", lib(mpi="", mpi_text="mpi4py finds no MPI library")),
     ("mpi-mismatch", lib(mpirun="hydra", mpirun_text="hydra 5.0.2 at /bin/mpiexec")),
     ("libraries-missing", lib(error="libucc could not be loaded. Tried:\n  - the system: no such file")),
-    ("ucx-foreign", lib(notes=(FOREIGN,))),
-    ("ucx-lacks-vendor", lib(memory_types=("host",))),
+    ("ucx-foreign", lib(notes=(FOREIGN,))), ("ucx-lacks-vendor", lib(memory_types=("host",))),
     ("ucx-lacks-shm", lib(transports=("self", "tcp"))),
     ("ucc-lacks-vendor", lib(components=("ec/cpu", "mc/cpu", "tl/ucp"))),
     ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
-    ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
-    ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
+    ("gpu-denied", {"denied": ("/dev/nvidia0",)}), ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
     ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
     ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
-    ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
-    ("memlock", {"memlock": 65536}),
-    ("flow-limit", TCP | CLOUD),
-    ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
-    ("tcp-window", TCP | windows("4096 131072 212992")),
-    ("nofile", {"nofile": 1024}),
-    ("shm-small", {"shm": 64 << 20}),
-    ("shm-denied", {"shm": -1}),
-    ("cores-few", {"ranks_here": 17}),
+    ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")), ("memlock", {"memlock": 65536}),
+    ("flow-limit", TCP | CLOUD), ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
+    ("tcp-window", TCP | windows("4096 131072 212992")), ("nofile", {"nofile": 1024}),
+    ("shm-small", {"shm": 64 << 20}), ("shm-denied", {"shm": -1}), ("cores-few", {"ranks_here": 17}),
     (
         "sched-groups",
         {"ranks_here": 16, "kernel": "6.18.44", "files": {"proc/sys/kernel/sched_autogroup_enabled": "1"}},
     ),
-    ("env-unknown", env(UCCH_TIMOUT="3")),
-    ("env-bad", env(UCCH_TIMEOUT="soon")),
-    ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")),
-    ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
-    ("ucc-bridge", env(UCC_TLS="ucp,nccl")),
-    ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
+    ("env-unknown", env(UCCH_TIMOUT="3")), ("env-bad", env(UCCH_TIMEOUT="soon")),
+    ("tls-no-gpu", env(UCX_TLS="tcp,sm,self")), ("tls-no-wireup", env(UCX_TLS="rc_mlx5,cuda,self")),
+    ("ucc-bridge", env(UCC_TLS="ucp,nccl")), ("ucc-bridge", env(UCCHB_UCC_TLS="ucp,nccl")),
     ("env-vendor", env(CUDA_MODULE_LOADING="LAZY")),
-]
+]  # fmt: skip
 
 SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
-#: The same for a host of AMD's.
-AMD: list[tuple[Any, ...]] = [
-    ("", {}),
-    ("gpudirect", {"kernel": "5.14.0-427.el9"}),
+AMD = [
+    ("", {}), ("gpudirect", {"kernel": "5.14.0-427.el9"}),
     ("bar-small", {"files": SMALL_BAR}, "0.25 GiB of 192 GiB of 2 GPUs"),
-    ("env-vendor", env(AMD_DIRECT_DISPATCH="0")),
-    ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
+    ("env-vendor", env(AMD_DIRECT_DISPATCH="0")), ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="0")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="no", HIP_VISIBLE_DEVICES="1,0")),
     ("", env(HIP_ENABLE_DEFERRED_LOADING="00", HIP_VISIBLE_DEVICES="1")),
     ("", env(AMD_DIRECT_DISPATCH="1", ROC_CPU_WAIT_FOR_SIGNAL="0", HIP_ENABLE_DEFERRED_LOADING="1")),
-    ("env-vendor", env(GPU_MAX_HW_QUEUES="4")),
-    ("", env(GPU_MAX_HW_QUEUES="16")),
+    ("env-vendor", env(GPU_MAX_HW_QUEUES="4")), ("", env(GPU_MAX_HW_QUEUES="16")),
     ("env-vendor", env(HSA_FORCE_FINE_GRAIN_PCIE="0")),
-    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"linked": ("amd",)}),
-    ("dmabuf", {"kernel_config": False}),
+    ("", env(HSA_FORCE_FINE_GRAIN_PCIE="0") | {"linked": ("amd",)}), ("dmabuf", {"kernel_config": False}),
     ("dmabuf", env(UCX_ROCM_COPY_DMABUF="y") | {"kernel_config": False}),
-    ("", lib(ucx="1.23.0") | {"kernel_config": False}),
-    ("env-vendor", env(HSA_ENABLE_IPC_MODE_LEGACY="0")),
-]
+    ("", lib(ucx="1.23.0") | {"kernel_config": False}), ("env-vendor", env(HSA_ENABLE_IPC_MODE_LEGACY="0")),
+]  # fmt: skip
 
 
 CASES = [(make, *case, "")[:4] for make, cases in ((nvidia_host, NVIDIA), (amd_host, AMD)) for case in cases]
@@ -161,9 +138,7 @@ CASES = [(make, *case, "")[:4] for make, cases in ((nvidia_host, NVIDIA), (amd_h
 @pytest.mark.parametrize(
     ("make", "code", "changes", "words"), CASES, ids=[f"{i}-{case[1]}" for i, case in enumerate(CASES)]
 )
-def test_what_provokes(
-    tmp_path: Path, make: Callable[[Path], Path], code: str, changes: dict[str, Any], words: str
-) -> None:
+def test_what_provokes(tmp_path, make, code, changes, words):
     """What is wrong, and nothing else, has a cure, and what is right is told."""
     found = checks.examine(healthy(tmp_path / "own", make, **changes))
     told = [each for each in found if each.level != "ok"]
@@ -180,24 +155,23 @@ def test_what_provokes(
         assert not others & {"env-vendor", "dmabuf"}
 
 
-def compared(ranks: list[Facts], size: int = 0) -> list[findings.Finding]:
+def compared(ranks, size=0):
     """What is found of a job of these ranks, for MPI's size as it should be, but for some."""
     return job.compare(ranks, size or len(ranks))
 
 
-def two_hosts(root: Path) -> tuple[Facts, Facts]:
+def two_hosts(root):
     files = {"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"}
     a = replace(healthy(root, files=files), host="a", boot_id="a", memory_domain=("a",))
     return a, replace(a, host="b", boot_id="b", memory_domain=("b",))
 
 
-def test_ranks_that_provoke(tmp_path: Path) -> None:
+def test_ranks_that_provoke(tmp_path):
     a, b = two_hosts(tmp_path / "a")
     amd = replace(healthy(tmp_path / "amd", amd_host), host="b", boot_id="b")
     plain, other_cpu = replace(a, usable=(), interfaces=(("lo", 0, 65536),)), replace(b, processor="GenuineIntel 6 207")
     visible, new_ucc = replace(a, **env(CUDA_VISIBLE_DEVICES="1")), lib(ucc="1.9.0")
-    # Codes of what is found; the ranks; words of it.
-    cases: list[tuple[str, list[Facts], str]] = [
+    cases = [
         ("", [a, b], ""),
         ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # of one host's devices it steers nothing
         ("job-namespaces", [a, replace(b, boot_id="a", host="c1")], ""),
@@ -209,8 +183,7 @@ def test_ranks_that_provoke(tmp_path: Path) -> None:
         ("job-processors", [a, other_cpu], "GenuineIntel 6 143: rank 0\nGenuineIntel 6 207: rank 1"),
         ("", [replace(each, usable=()) for each in (a, other_cpu)], ""),
         ("", [replace(each, **new_ucc) for each in (a, other_cpu)], ""),
-        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""),
-        ("job-fp8", [a, amd], ""),
+        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""), ("job-fp8", [a, amd], ""),
     ]  # fmt: skip
     found = [(code, compared(ranks), words) for code, ranks, words in cases]
     found += [("job-size", compared([replace(a, **env(WORLD_SIZE="2"))], 1), "")]
@@ -219,12 +192,12 @@ def test_ranks_that_provoke(tmp_path: Path) -> None:
         assert all(bool(one.cure) == (one.level != "ok") for one in each)
 
 
-def failing(comm: Any) -> bool:
+def failing(comm):
     raise CollectiveTimeout("allreduce: rank 3 had not arrived")
 
 
-def test_canaries() -> None:
-    world: Any = SimpleNamespace(rank=0, size=1, mpi=SimpleNamespace(allgather=lambda value: [value]))
+def test_canaries():
+    world = SimpleNamespace(rank=0, size=1, mpi=SimpleNamespace(allgather=lambda value: [value]))
     assert codes(measure.canaries(world, (("a", lambda comm: True),))) == set()
     wrong = measure.canaries(world, (("allreduce of 8 MiB in place", lambda comm: False), ("b", failing)))
     assert codes(wrong) == {"run-wrong"} and "8 MiB in place gave wrong numbers on ranks 0" in wrong[0].text
@@ -238,22 +211,20 @@ def test_canaries() -> None:
     ([b"abcd", b"abce"], b"abcd", False),  # the same call gives something else the next time
     ([b"abcd", b"abce"], b"abce", False),
 ])  # fmt: skip
-def test_replicas_differ_in_a_bit(
-    monkeypatch: pytest.MonkeyPatch, answers: list[bytes], others: bytes, same: bool
-) -> None:
+def test_replicas_differ_in_a_bit(monkeypatch, answers, others, same):
     """Sums have what each answer says as their last bits; another rank has got ``others``."""
     left = iter(answers)
 
-    def allreduce(send: Any, receive: Any) -> None:
+    def allreduce(send, receive):
         receive.view("u1")[:] = np.frombuffer(next(left) * send.size, "u1")
 
     monkeypatch.setattr(measure, "runtime_of", lambda vendor: None)
     mpi = SimpleNamespace(allgather=lambda value: [value, others * (len(value) // 4)])
-    world: Any = SimpleNamespace(rank=0, size=2, mpi=mpi, Allreduce=allreduce)
+    world = SimpleNamespace(rank=0, size=2, mpi=mpi, Allreduce=allreduce)
     assert measure._replicas(world, 5) is same
 
 
-def test_slow_pairs() -> None:
+def test_slow_pairs():
     hosts = ["a", "b", "c", "d"]
     every = [pair for matches in measure.rounds(4) for pair in matches]
     even = dict.fromkeys(every, (1e-5, 1e9))
@@ -266,7 +237,7 @@ def test_slow_pairs() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_every_pair_once(size: int) -> None:
+def test_every_pair_once(size):
     met = [pair for matches in measure.rounds(size) for pair in matches]
     assert sorted(met) == [(a, b) for a in range(size) for b in range(a + 1, size)]
     for matches in measure.rounds(size):
@@ -274,7 +245,7 @@ def test_every_pair_once(size: int) -> None:
         assert len(busy) == len(set(busy))
 
 
-def test_text_and_json(tmp_path: Path) -> None:
+def test_text_and_json(tmp_path):
     found = checks.examine(healthy(tmp_path, nofile=1024, memlock=65536))
     text = findings.as_text(found).splitlines()
     assert text[-1] == f"{len(found) - 2} ok, 1 warning, 1 error"
@@ -286,7 +257,7 @@ def test_text_and_json(tmp_path: Path) -> None:
     assert findings.status(warned) == 0
 
 
-def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine(capsys):
     """An answer on any machine, in both forms, with the status that belongs to it."""
     status = tool.main(["--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -294,7 +265,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["level"] == "ok" or each["cure"] for each in found)
 
 
-def test_builds_of_torch(tmp_path: Path) -> None:
+def test_builds_of_torch(tmp_path):
     (tmp_path / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n"
         "hip: Optional[str] = None\n"

@@ -5,9 +5,6 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,12 +16,12 @@ from ucc_hetero.log import TRACE, configure, log, set_rank
 @pytest.mark.parametrize("text, value", [
     ("0", 0), ("4k", 4096), ("1.5m", 3 << 19), ("2GiB", 2 << 30), ("1tb", 1 << 40), ("8b", 8), (" inf ", math.inf),
 ])  # fmt: skip
-def test_sizes(text: str, value: float) -> None:
+def test_sizes(text, value):
     assert env.parse_size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "K", "-1", "1.5", "4X", "1e6", "infinite", "0x10"])
-def test_bad_sizes(text: str) -> None:
+def test_bad_sizes(text):
     with pytest.raises(ValueError, match="size|whole"):
         env.parse_size(text)
 
@@ -37,7 +34,7 @@ def test_bad_sizes(text: str) -> None:
     ("FLIGHT_SIGNAL", "SIGUSR2", 12), ("FLIGHT_SIGNAL", "usr2", 12), ("FLIGHT_SIGNAL", "RTMIN+9", 43),
     ("FLIGHT_SIGNAL", "none", 0),
 ])  # fmt: skip
-def test_get(name: str, text: str, value: Any) -> None:
+def test_get(name, text, value):
     assert env.get(name, {"UCCH_" + name: text}) == value
 
 
@@ -47,17 +44,16 @@ def test_get(name: str, text: str, value: Any) -> None:
     *(("WIRES", text, "neither auto nor from 0 to 16") for text in ("17", "-1")),
     *(("WIRE_SLOT", text, "not a multiple of 4K from 16K to 16M") for text in ("15K", "32M")),
     *(("FLIGHT_SIGNAL", text, "neither a signal, such as USR2") for text in ("0", "RTMIN+99", "USR9")),
-    ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
-    ("CHECK", "data:0", "nor data or data:N"),
+    ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"), ("CHECK", "data:0", "nor data or data:N"),
     ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
     ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),
 ])  # fmt: skip
-def test_bad_values_name_the_variable(name: str, text: str, message: str) -> None:
+def test_bad_values_name_the_variable(name, text, message):
     with pytest.raises(ValueError, match=message):
         env.get(name, {"UCCH_" + name: text})
 
 
-def test_defaults_and_unknown_names() -> None:
+def test_defaults_and_unknown_names():
     for name, variable in env.TABLE.items():
         assert env.get(name, {}) == variable.default
         assert f"UCCH_{name}=" in env.describe() and variable.doc in env.describe()
@@ -65,9 +61,7 @@ def test_defaults_and_unknown_names() -> None:
         env.get("NO_SUCH", {})
 
 
-def test_unknown_variables_are_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_variables_are_warned_of_once(monkeypatch, capsys):
     """In a line of the log, which shows none of this package's source, with the known name that is most like it."""
     monkeypatch.setattr(module, "_warned", set())
     monkeypatch.setenv("UCCH_TIMEOUTT", "3")
@@ -83,7 +77,7 @@ def test_unknown_variables_are_warned_of_once(
     ]
 
 
-def test_wrong_values_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_values_are_named_together(monkeypatch):
     env.check()
     monkeypatch.setenv("UCCH_WIRES", "17")
     monkeypatch.setenv("UCCH_TIMEOUT", "soon")
@@ -93,7 +87,7 @@ def test_wrong_values_are_named_together(monkeypatch: pytest.MonkeyPatch) -> Non
         env.check()
 
 
-def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch):
     for name, instead in env.GONE.items():
         assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
     env.check()
@@ -102,14 +96,14 @@ def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch: p
         env.check()
 
 
-def test_a_log_file_that_cannot_be_written_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_written_is_a_wrong_setting(monkeypatch, tmp_path):
     monkeypatch.setenv("UCCH_LOG_FILE", str(tmp_path / "none" / "%r.log"))
     with pytest.raises(ValueError, match=r"UCCH_LOG_FILE: '.*/none/3.log' cannot be written: No such file"):
         configure()
 
 
 @pytest.fixture(autouse=True)
-def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore(monkeypatch):
     for name in ("LEVEL", "SUBSYS", "FILE"):
         monkeypatch.delenv("UCCH_LOG_" + name, raising=False)
     set_rank(3, "nvidia:1")
@@ -129,7 +123,7 @@ HERE = rf"{re.escape(socket.gethostname())}:{os.getpid()}:\d+ \[3/nvidia:1\] UCC
 
 
 @pytest.mark.parametrize("before", [None, "mine"])
-def test_variables_that_several_threads_set_meanwhile(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_variables_that_several_threads_set_meanwhile(monkeypatch, before):
     """The first that comes may be the first that goes: the last one puts back what was there before all of them."""
     name = "UCX_FOR_A_TEST"
     monkeypatch.setenv(name, "")
@@ -151,9 +145,7 @@ def test_variables_that_several_threads_set_meanwhile(monkeypatch: pytest.Monkey
     ({"LEVEL": "info"}, ["ERROR PLAN always", "INFO PLAN made 3 steps", "WARN COLL once"]),
     ({"LEVEL": "trace", "SUBSYS": "p2p"}, ["ERROR PLAN always", "TRACE P2P step", "WARN COLL once"]),
 ], ids=["default", "level", "subsystem"])  # fmt: skip
-def test_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: dict[str, str], lines: list[str]
-) -> None:
+def test_lines(monkeypatch, capsys, settings, lines):
     for name, value in settings.items():
         monkeypatch.setenv("UCCH_LOG_" + name, value)
     configure()
@@ -165,7 +157,7 @@ def test_lines(
     assert re.fullmatch("".join(f"{HERE}{line}\n" for line in lines), capsys.readouterr().err)
 
 
-def test_file_per_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_per_rank(monkeypatch, tmp_path):
     monkeypatch.setenv("UCCH_LOG_FILE", str(tmp_path / "%h-%p-%r-%%.log"))
     configure()
     try:

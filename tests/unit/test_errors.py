@@ -10,7 +10,7 @@ import pytest
 
 import ucc_hetero
 from ucc_hetero import log
-from ucc_hetero.bootstrap.uncaught import text_of
+from ucc_hetero.bootstrap.exit import text_of
 from ucc_hetero.calls.state import explain, with_record_path
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 from ucc_hetero.native.libraries import lib

@@ -2,23 +2,22 @@
 
 import resource
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hosts import rdma
 from test_bootstrap import FACTS, HERE
 from test_bootstrap import THERE as ELSEWHERE
 
-from ucc_hetero.bootstrap.fabrics import few_files, split
+from ucc_hetero.bootstrap.agreement import few_files, split
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric, fabric_of
-from ucc_hetero.machine.facts import Facts, unpacked
+from ucc_hetero.machine.facts import unpacked
 
 MINE, THERE = (replace(FACTS, host=host, vendor="nvidia", device_memory="cuda") for host in (HERE, ELSEWHERE))
 IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
 
 
-def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
+def host(root, ports, node=True, verbs=True):
     """A host with active ports, such as ``mlx5_0:InfiniBand mlx5_1:RoCE rdmap0:EFA``."""
     found = {"etc/ld.so.cache": f"\0/usr/lib/{'libibverbs' if verbs else 'libc'}.so.1\0"}
     for number, port in enumerate(ports.split()):
@@ -32,8 +31,7 @@ def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
 @pytest.mark.parametrize(("ports", "settings", "kind", "why"), [
     ("mlx5_0:InfiniBand", {}, "InfiniBand", "mlx5_0:1"),
     ("mlx5_0:RoCE mlx5_1:InfiniBand mlx5_2:InfiniBand", {}, "InfiniBand", "mlx5_1:1, mlx5_2:1"),
-    ("mlx5_0:RoCE", {"UCX_TLS": "tcp"}, "RoCE", "mlx5_0:1"),
-    ("", {}, "", "no active port"),
+    ("mlx5_0:RoCE", {"UCX_TLS": "tcp"}, "RoCE", "mlx5_0:1"), ("", {}, "", "no active port"),
     ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "1"}, "", "NCCL_IB_DISABLE=1"),
     ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "0"}, "InfiniBand", "mlx5_0:1"),
     ("mlx5_0:InfiniBand", {"NCCL_NET": "Socket"}, "", "NCCL_NET=Socket"),
@@ -46,17 +44,17 @@ def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
     ("mlx5_0:InfiniBand", {"NCCL_IB_HCA": "^=mlx5_1,mlx5_0:2"}, "InfiniBand", "mlx5_0:1"),
     ("rdmap0:EFA", {}, "", "no plugin for EFA (libnccl-net.so)"),
 ])  # fmt: skip
-def test_fabric_of_a_host(tmp_path: Path, ports: str, settings: dict[str, str], kind: str, why: str) -> None:
+def test_fabric_of_a_host(tmp_path, ports, settings, kind, why):
     found = fabric_of("nvidia", "auto", settings, host(tmp_path, ports))
     assert found.kind == kind and why in found.why, found
 
 
 @pytest.mark.parametrize("lacks, why", [("node", "no /dev/infiniband for mlx5_0"), ("verbs", "no libibverbs.so.1")])
-def test_files_that_containers_lack(tmp_path: Path, lacks: str, why: str) -> None:
+def test_files_that_containers_lack(tmp_path, lacks, why):
     assert fabric_of("amd", "auto", {}, host(tmp_path, "mlx5_0:RoCE", **{lacks: False})).why == why
 
 
-def test_efa_needs_its_plugin(tmp_path: Path) -> None:
+def test_efa_needs_its_plugin(tmp_path):
     root = host(tmp_path, "rdmap0:EFA")
     replay({"opt/plugin/librccl-net.so": "", "opt/plugin/libnccl-net-ofi.so": ""}, root)
     path = {"LD_LIBRARY_PATH": "/nowhere:/opt/plugin"}
@@ -68,7 +66,7 @@ def test_efa_needs_its_plugin(tmp_path: Path) -> None:
     assert not fabric_of("amd", "auto", path | {"NCCL_NET": "IB"}, root).kind
 
 
-def test_settings_in_files_of_the_library(tmp_path: Path) -> None:
+def test_settings_in_files_of_the_library(tmp_path):
     root = replay({"etc/nccl.conf": "# NCCL_NET=IB\nNCCL_IB_DISABLE=1"}, host(tmp_path, "mlx5_0:RoCE"))
     assert fabric_of("nvidia", "auto", {}, root).why == "NCCL_IB_DISABLE=1"
     assert fabric_of("amd", "auto", {}, root).kind == "RoCE"
@@ -79,22 +77,22 @@ def test_settings_in_files_of_the_library(tmp_path: Path) -> None:
     assert fabric_of("nvidia", "auto", {"NCCL_CONF_FILE": "/opt/own.conf"}, root).why == "NCCL_NET=Socket"
 
 
-def test_users_decide(tmp_path: Path) -> None:
+def test_users_decide(tmp_path):
     root = host(tmp_path, "mlx5_0:InfiniBand")
     assert fabric_of("nvidia", "host", {}, root) == Fabric("", "UCCH_FABRIC=host", "host")
     assert fabric_of("amd", "all", {}, tmp_path / "none") == Fabric("all", "UCCH_FABRIC=all", "all")
     assert not fabric_of("host", "all", {}, root).kind
 
 
-def test_network_threads_need_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_threads_need_sockets(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1 << 20))
     assert not few_files(64) and few_files(504) == "8064 sockets for 504 ranks on other hosts, and ulimit -n is 1024"
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
     assert not few_files(1 << 20)
 
 
-def test_one_fabric_joins_ranks_of_one_vendor() -> None:
-    def one_fabric(everyone: list[Facts]) -> bool:
+def test_one_fabric_joins_ranks_of_one_vendor():
+    def one_fabric(everyone):
         return len({facts.joined for facts in everyone}) == 1
 
     assert one_fabric([MINE]) and one_fabric([MINE, replace(MINE, process="2", device=1)])
@@ -108,10 +106,10 @@ def test_one_fabric_joins_ranks_of_one_vendor() -> None:
     assert unpacked(replace(MINE, fabric=IB).packed()).fabric == IB
 
 
-def test_islands_of_a_job() -> None:
+def test_islands_of_a_job():
     """By RDMA, unless UCCH_FABRIC says so."""
 
-    def found(*everyone: Facts) -> tuple[object, str]:
+    def found(*everyone):
         return split(None, [replace(each, device_memory="") for each in everyone], None, bool)
 
     one = [replace(each, fabric=IB) for each in (MINE, THERE)]

@@ -1,7 +1,5 @@
 """Tables of native objects that threads share, and the lock under which they are used."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -19,14 +17,14 @@ class Thing:
     pass
 
 
-def test_those_present_while_threads_add() -> None:
+def test_those_present_while_threads_add():
     """Those that something refers to are all there, and those that nothing refers to are not."""
     present, over, held = Present[Thing](), threading.Event(), [Thing() for _ in range(50)]
     for each in held:
         present.add(each)
 
-    def adds() -> None:
-        some: deque[Thing] = deque(maxlen=30)
+    def adds():
+        some = deque(maxlen=30)
         while not over.is_set():
             some.append(Thing())
             present.add(some[-1])
@@ -47,11 +45,11 @@ def test_those_present_while_threads_add() -> None:
     assert {*map(id, present.all())} == {*map(id, held)}
 
 
-def test_interrupted_while_it_waits_for_the_lock() -> None:
+def test_interrupted_while_it_waits_for_the_lock():
     """Ctrl-C is heard of once the lock is had, and before the next line: no thread would get it any more."""
     main, held, free = threading.get_ident(), threading.Event(), threading.Event()
 
-    def holds() -> None:
+    def holds():
         lib.ucch_lock()
         held.set()
         while sys._current_frames()[main].f_code is not locked.__code__:
@@ -59,7 +57,7 @@ def test_interrupted_while_it_waits_for_the_lock() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         lib.ucch_unlock()
 
-    def takes() -> None:
+    def takes():
         lib.ucch_lock()
         lib.ucch_unlock()
         free.set()
@@ -91,7 +89,7 @@ held.wait()
 """
 
 
-def test_the_lock_at_the_end_of_python() -> None:
+def test_the_lock_at_the_end_of_python():
     """A thread that has it then, and ends as it comes back to Python, has it for good: a message's end waits for it."""
     python(
         """

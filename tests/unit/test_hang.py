@@ -3,16 +3,12 @@
 import json
 import random
 import struct
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ucc_hetero.launch.doctor import hang
 from ucc_hetero.launch.doctor.__main__ import main
-from ucc_hetero.launch.doctor.findings import Finding
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.trace import flight
 from ucc_hetero.trace.flight_files import HEADER, RECORD, parse
@@ -31,7 +27,7 @@ Current thread 0x2 (most recent call first):
 """
 
 
-def call(label: str, seq: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+def call(label, seq, at, end=None, **more):
     """A call that began ``at`` seconds before the end and ended ``end`` seconds before it, or has not."""
     times = {"called": NOW - int(at * S), "started": NOW - int(at * S)} | (
         {"ended": NOW - int(end * S)} if end is not None else {}
@@ -40,14 +36,12 @@ def call(label: str, seq: int, at: float, end: float | None = None, **more: Any)
     return {"kind": 1, "label": label.encode(), "seq": seq, "signature": signature, "comm": 1, **times, **more}
 
 
-def message(kind: str, peer: int, tag: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+def message(kind, peer, tag, at, end=None, **more):
     what = {"kind": 6 if kind == "send" else 7, "peer": peer, "tag": tag, "bytes": 64, "label": b"", "signature": 0}
     return call("", 0, at, end) | what | more
 
 
-def file(
-    rank: int, ops: Sequence[dict[str, Any]], ranks: Sequence[int] = (0, 1, 2, 3), stack: str = "", **more: Any
-) -> bytes:
+def file(rank, ops, ranks=(0, 1, 2, 3), stack="", **more):
     """The file of a rank; ``capacity`` of its ring, ``written`` operations so far, ``comms`` beside the usual one."""
     capacity, written = more.get("capacity", 64), more.get("written", len(ops))
     ring = np.zeros(capacity, RECORD)
@@ -56,7 +50,7 @@ def file(
         for name, value in op.items():
             ring[at][name] = value
     about = {"rank": rank, "job": more.get("job", "j"), "host": f"h{rank // 2}", "pid": 100 + rank}
-    lines: list[dict[str, Any]] = [about | {"vendor": "host", "command": "train.py"}]
+    lines = [about | {"vendor": "host", "command": "train.py"}]
     lines += [{"comm": 1, "number": 0, "time": 1, "ranks": list(ranks), "mine": list(ranks).index(rank)}]
     lines += more.get("lines", [])
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -65,33 +59,32 @@ def file(
     return header + ring.tobytes() + text + stack.encode()
 
 
-def said(*files: bytes) -> list[Finding]:
+def said(*files):
     return hang.diagnose(hang.job_of([parse(each) for each in files])[0])
 
 
-def errors(*files: bytes) -> dict[str, str]:
-    """Code -> all that is said by it."""
-    found: dict[str, str] = {}
+def errors(*files):
+    found = {}
     for each in said(*files):
         if each.level == "error":
             found[each.code] = f"{found.get(each.code, '')}{each.text}\n"
     return found
 
 
-def good(upto: int) -> list[dict[str, Any]]:
+def good(upto):
     return [call(SUM, seq, 100 - seq, 99.5 - seq) for seq in range(1, upto + 1)]
 
 
-def transfer(what: int, peer: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
+def transfer(what, peer, at, end=None, **more):
     return call("", 0, at, end, comm=0, signature=0, peer=peer, kind=lib.UCCH_RECORD_TRANSFER + what, **more)
 
 
-def files(*ops: list[dict[str, Any]], **more: Any) -> list[bytes]:
+def files(*ops, **more):
     """A file for each rank with these operations."""
     return [file(rank, own, range(len(ops)), **more) for rank, own in enumerate(ops)]
 
 
-def half(mine: int) -> dict[str, Any]:
+def half(mine):
     """A communicator of the last two of four ranks, as one of them has it."""
     return {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": mine}]}
 
@@ -104,7 +97,7 @@ FLUSH, OLD_PUT = transfer(lib.UCCH_RMA_FLUSH, 103, 5), transfer(lib.UCCH_RMA_PUT
 LOST = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
 
 #: What happened -> files of the ranks, and every error with what it says.
-JOBS: dict[str, tuple[list[bytes], dict[str, str]]] = {
+JOBS = {
     "nothing": (files(FIVE, FIVE, FIVE, FIVE), {}),
     "a call left out": (
         files(*([call(SUM, 1, 9, 8), *rest] for rest in (
@@ -166,17 +159,17 @@ JOBS: dict[str, tuple[list[bytes], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("what", JOBS)
-def test_jobs(what: str) -> None:
+def test_jobs(what):
     given, wanted = JOBS[what]
     found = errors(*given)
     assert found.keys() == wanted.keys()
     assert all(text in found[code] for code, text in wanted.items()), found
 
 
-def test_rings_that_have_gone_round() -> None:
+def test_rings_that_have_gone_round():
     """Operations older than the ring are not taken for never called or sent."""
 
-    def full(rank: int, last: int, **more: Any) -> bytes:
+    def full(rank, last, **more):
         return file(rank, [call(SUM, s, 100 - s, 99 - s) for s in range(last - 7, last + 1)], (0, 1),
                     capacity=8, written=100, **more)  # fmt: skip
 
@@ -189,7 +182,7 @@ def test_rings_that_have_gone_round() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_none(tmp_path, capsys):
     whole = file(0, good(5), (0, 1), stack=STACK)
     bad = {
         "empty": b"", "short": whole[:100], "cut": whole[:-1], "more": whole + b"x", "magic": b"X" + whole[1:],
@@ -209,7 +202,7 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert words in out, words
 
 
-def test_bytes_that_were_changed() -> None:
+def test_bytes_that_were_changed():
     """Files with random bytes in them are read, or refused in words; nothing else."""
     chance = random.Random(seed := random.randrange(1 << 32))
     whole = file(0, [*good(5), message("receive", 1, 7, 3)], (0, 1), stack=STACK)
@@ -233,15 +226,15 @@ def test_bytes_that_were_changed() -> None:
     assert read > 20, seed
 
 
-def test_times_that_were_damaged() -> None:
+def test_times_that_were_damaged():
     limits = np.iinfo(RECORD["ended"])
     failed = call(SUM, 6, 2) | {"status": lib.UCCH_FAIL_TIMEOUT, "called": limits.max, "ended": limits.min}
     told = {each.code: each.text for each in said(file(0, [*good(5), failed], (0, 1)), file(1, good(6), (0, 1)))}
     assert f"rank 0: {SUM} (call 6) failed after" in told["hang-failed"], told
 
 
-def test_a_rank_without_a_temporary_folder_has_none_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> str:
+def test_a_rank_without_a_temporary_folder_has_none_for_its_records(monkeypatch):
+    def none():
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.delenv("UCCH_FLIGHT", raising=False)

@@ -1,6 +1,5 @@
 """Places where HIP and its compiler are looked for, and what the compiler is told to compile for."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from ucc_hetero.machine import vendors
 from ucc_hetero.native import libraries
 
 
-def made(folder: Path, *names: str) -> Path:
+def made(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).touch()
@@ -19,9 +18,9 @@ def made(folder: Path, *names: str) -> Path:
 
 
 @pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Path]]:
+def wheels(tmp_path, monkeypatch):
     """Packages by name, of which none is there; and no HIP in this process, nor below ROCM_PATH."""
-    found: dict[str, list[Path]] = {}
+    found = {}
     monkeypatch.setattr(libraries, "package_dirs", lambda name: found.get(name, []))
     monkeypatch.setattr(libraries, "mapped", lambda name: None)
     monkeypatch.setattr(kernels, "mapped", lambda name: None)
@@ -30,7 +29,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Pa
     return found
 
 
-def test_hip_of_wheels_and_of_the_site(wheels: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_hip_of_wheels_and_of_the_site(wheels, tmp_path):
     loaders = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"]
     assert libraries.candidates(vendors.VENDORS["amd"].library)[-3:] == loaders
     site = made(tmp_path / "rocm/lib", "libamdhip64.so.6", "libamdhip64.so", "libhiprtc.so.6")
@@ -52,15 +51,15 @@ def test_hip_of_wheels_and_of_the_site(wheels: dict[str, list[Path]], tmp_path: 
 class Runtime(DeviceRuntime):
     """As much of a runtime as its compiler asks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("amd", 0, "")
         self.ops = SimpleNamespace(target=lambda device, text, room: 0)  # no runtime is loaded
 
-    def bus(self, device: int) -> str:
+    def bus(self, device):
         return ("0000:03:00.0", "0000:26:00.1", "0000:77:00.0")[device]
 
 
-def test_the_compiler_is_told_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_is_told_the_target(tmp_path, monkeypatch):
     """Also for a partition; not where the kernel does not know the device, or the runtime was told otherwise."""
     found = vendors.devices(amd_host(tmp_path))
     monkeypatch.setattr(vendors, "devices", lambda: found)
@@ -72,5 +71,5 @@ def test_the_compiler_is_told_the_target(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (110000, "gfx1100"), (120001, "gfx1201"), (0, "")]
 )
-def test_names_of_targets(number: int, name: str) -> None:
+def test_names_of_targets(number, name):
     assert vendors.gfx(number) == name

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -41,37 +40,25 @@ _A = (
 )
 
 GOLDEN = {
-    "openmpi4": (
-        OPENMPI4,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
-    ),
-    "openmpi5": (
-        OPENMPI5,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
-    ),
-    "hydra": (
-        HYDRA,
-        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}""",
-    ),
-    "srun": (
-        SRUN,
-        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
-    ),
+    "openmpi4": (OPENMPI4, f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}"""),
+    "openmpi5": (OPENMPI5, f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}"""),
+    "hydra": (HYDRA, f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}"""),
+    "srun": (SRUN, f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}"""),
 }  # fmt: skip
 
 
-def shown(job: Job, starter: Launcher, environ: dict[str, str]) -> str:
+def shown(job, starter, environ):
     text = shlex.join(compile_job(job, starter, environ))
     return text.replace(str(command.RANK_WRAPPER), "rank.py")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden(name: str) -> None:
+def test_golden(name):
     starter, expected = GOLDEN[name]
     assert shown(JOB, starter, HET if name == "srun" else {}) == expected
 
 
-def test_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     job = Job(replace(local(4), python="py"), ("./a",), 1)
     wrapper = "py -I -S rank.py --vendor auto --size 4 --master 127.0.0.1:1 -- ./a"
@@ -86,7 +73,7 @@ def test_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ob1" not in text and "--mca btl " not in text
 
 
-def test_options_of_the_wrapper() -> None:
+def test_options_of_the_wrapper():
     job = replace(JOB, devices="all", numa=False, report=True, emulate=True, env={"A": "b"})
     words = compile_job(job, OPENMPI5, {"UCX_TLS": "tcp", "HOME": "/"})
     for word in ("--devices", "all", "--numa", "off", "--report", "A=b", "UCX_TLS=tcp"):
@@ -96,7 +83,7 @@ def test_options_of_the_wrapper() -> None:
     assert not [word for word in words if word.startswith("HOME=")]
 
 
-def test_priority_of_variables() -> None:
+def test_priority_of_variables():
     cluster = replace(
         MIXED, env={"A": "file", "UCX_NET_DEVICES": "file"}, vendors={"nvidia": VendorPart(env={"A": "part"})}
     )
@@ -105,7 +92,7 @@ def test_priority_of_variables() -> None:
         assert f"A={expected}" in words and "UCX_NET_DEVICES=file" in words
 
 
-def test_ssh() -> None:
+def test_ssh():
     job = replace(JOB, cluster=replace(MIXED, ssh="ssh -F f"))
     assert "--mca plm_rsh_agent 'ssh -F f'" in shown(job, OPENMPI4, {})
     assert "--prtemca plm_ssh_agent 'ssh -F f'" in shown(job, OPENMPI5, {})
@@ -114,7 +101,7 @@ def test_ssh() -> None:
     assert "-launcher-exec /bin/myssh" in shown(replace(JOB, cluster=replace(MIXED, ssh="/bin/myssh")), HYDRA, {})
 
 
-def test_two_vendors_on_one_host() -> None:
+def test_two_vendors_on_one_host():
     hosts = (Host("a", 2, "nvidia"), Host("b", 2, "nvidia"), Host("a", 2, "amd"), Host("b", 2, "amd"))
     cluster = Cluster(hosts, python="p")
     assert [(part.vendor, part.size, part.first_local) for part in parts(cluster)] == [("nvidia", 4, 0), ("amd", 4, 2)]
@@ -124,7 +111,7 @@ def test_two_vendors_on_one_host() -> None:
     assert text.count("--vendor amd --size 8 --master a:1 --first-local 2") == 2
 
 
-def test_open_mpi_in_a_folder_with_a_space() -> None:
+def test_open_mpi_in_a_folder_with_a_space():
     """Its helper is started by a shell on other hosts; on this one it needs none."""
     elsewhere = Launcher("openmpi", 5, "/opt/my env/bin/mpirun")
     with pytest.raises(
@@ -134,7 +121,7 @@ def test_open_mpi_in_a_folder_with_a_space() -> None:
     assert compile_job(replace(JOB, cluster=local(2)), elsewhere, {})[0] == elsewhere.path
 
 
-def test_srun_needs_a_component_per_part() -> None:
+def test_srun_needs_a_component_per_part():
     with pytest.raises(ClusterError, match="2 parts .* 1 component: .*docs/slurm.md"):
         compile_job(JOB, SRUN, {})
     same = replace(JOB, cluster=replace(MIXED, hosts=MIXED.hosts[:2]))
@@ -147,24 +134,22 @@ _SHARED = "run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 
 _MOUNTS = "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1"
 _AMD = "--device /dev/kfd --device /dev/dri --group-add video --group-add render"
 ENGINES = {
-    ("docker", "nvidia"): f"docker {_SHARED} --gpus all --user=7:8 {_MOUNTS}",
-    ("docker", "amd"): f"docker {_SHARED} {_AMD} --user=7:8 {_MOUNTS}",
-    (
-        "podman",
-        "nvidia",
-    ): f"podman {_SHARED} --device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups {_MOUNTS}",
-    ("apptainer", "amd"): "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
-    ("apptainer", "host"): "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
+    "docker nvidia": f"docker {_SHARED} --gpus all --user=7:8 {_MOUNTS}",
+    "docker amd": f"docker {_SHARED} {_AMD} --user=7:8 {_MOUNTS}",
+    "podman nvidia": f"podman {_SHARED} --device nvidia.com/gpu=all --userns=keep-id --group-add=keep-groups {_MOUNTS}",
+    "apptainer amd": "apptainer exec --rocm --bind /w --pwd /w -v /data:/data img:1",
+    "apptainer host": "apptainer exec --bind /w --pwd /w -v /data:/data img:1",
 }
 
 
-@pytest.mark.parametrize(("runtime", "vendor"), ENGINES)
-def test_container_engines(runtime: str, vendor: str) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_container_engines(name):
+    runtime, vendor = name.split()
     part = VendorPart(image="img:1", runtime=runtime, runtime_args=("-v", "/data:/data"))
-    assert command.container(part, vendor, "/w", (7, 8)) == ENGINES[runtime, vendor]
+    assert command.container(part, vendor, "/w", (7, 8)) == ENGINES[name]
 
 
-def test_images_by_vendor() -> None:
+def test_images_by_vendor():
     cluster = replace(MIXED, vendors={"amd": VendorPart(image="rocm:1", runtime="podman")})
     words = compile_job(Job(cluster, ("x",), 1), OPENMPI5, {})
     assert words.count("--container") == 1
@@ -181,11 +166,11 @@ BANNERS = {
 
 
 @pytest.mark.parametrize("banner", BANNERS)
-def test_launchers_are_recognised(banner: str) -> None:
+def test_launchers_are_recognised(banner):
     assert (found := launcher.identify("x", banner)) and (found.kind, found.major, found.version) == BANNERS[banner]
 
 
-def test_launchers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_are_none(tmp_path, monkeypatch):
     assert launcher.identify("x", "GNU bash 5") is None
     odd = tmp_path / "mpirun"
     odd.write_text("#!/bin/sh\necho hello\n")
@@ -204,7 +189,7 @@ def test_launchers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- the layout of emulated clusters, which needs neither root nor a network ------------------------------------------
 
 
-def test_rates() -> None:
+def test_rates():
     for text, bits in (("800 Mbit/s", 8 * 10**8), ("2.5gbit", 25 * 10**8), ("none", 0)):
         assert emulated_net.parse_rate(text) == bits
     for text in ("4", "4gb", "-1gbit", "1kbit", "0", "nan"):
@@ -213,19 +198,16 @@ def test_rates() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ((0, 2, "1gbit", 1), "hosts=0"),
-    ((2, 0, "1gbit", 1), "slots=0"),
-    ((2, [1], "1gbit", 1), r"slots=\[1\]"),
-    ((2, 1, "1gbit", 9), "links=9"),
-    ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
+    ((0, 2, "1gbit", 1), "hosts=0"), ((2, 0, "1gbit", 1), "slots=0"), ((2, [1], "1gbit", 1), r"slots=\[1\]"),
+    ((2, 1, "1gbit", 9), "links=9"), ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
     ((2, 1, "1gbit+1gbit", 3), "2 rates for 3 links"),
 ])  # fmt: skip
-def test_layout_that_cannot_be(arguments: tuple[int, int, str, int], message: str) -> None:
+def test_layout_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         emulated_net.layout(*arguments)
 
 
-def test_shapes() -> None:
+def test_shapes():
     """Links are shaped at both ends, and those without a rate at none."""
     hosts = emulated_net.layout(2, 1, "4gbit,none", 1)
     ip, tc = emulated_net.switch_batches(hosts, [10, 20], 1500)
@@ -235,7 +217,7 @@ def test_shapes() -> None:
     assert all("tbf rate 4000000000bit burst 500000" in line for line in shaped)
 
 
-def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_on_the_command_line(capsys):
     for words in (["--rate", "fast"], ["--hosts", "0"], ["--slots", "two"]):
         with pytest.raises(SystemExit) as caught:
             emulate.main([*words, "--", "true"])
@@ -243,6 +225,6 @@ def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "rate 'fast'" in capsys.readouterr().err
 
 
-def test_ssh_command_line() -> None:
+def test_ssh_command_line():
     words = ["-x", "-o", "BatchMode=yes", "-p22", "me@node1", "A=1;", "prted", "--x"]
     assert emulated_node.parse_ssh(words) == ("node1", "A=1; prted --x")

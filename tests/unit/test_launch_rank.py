@@ -1,15 +1,11 @@
 """A rank's start on recorded hosts: device, processors, variables, container; and what its parent tells of its end."""
 
-import argparse
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hosts import amd_host, nvidia_host
@@ -22,22 +18,22 @@ from ucc_hetero.machine import launchers, vendors
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
 
-def options(*words: str) -> argparse.Namespace:
+def options(*words):
     return rank.parser().parse_args([*words, "--", "program"])
 
 
-def start(root: Path, *words: str, env: dict[str, str] | None = None) -> rank.Start:
+def start(root, *words, env=None):
     return rank.Start(options(*words), MPI if env is None else env, root)
 
 
-def test_a_process_of_torchrun_has_torchruns_numbers() -> None:
+def test_a_process_of_torchrun_has_torchruns_numbers():
     """srun and mpirun may have started torchrun, one on each host: their variables count these."""
     outer = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "LOCAL_RANK": "3"}
     assert launchers.number("LOCAL_RANK", outer, 9) == 0  # what a script, or we, have set from these
     assert launchers.number("LOCAL_RANK", {**outer, "TORCHELASTIC_RUN_ID": "none"}, 9) == 3
 
 
-def test_devices_of_recorded_hosts(tmp_path: Path) -> None:
+def test_devices_of_recorded_hosts(tmp_path):
     root = nvidia_host(tmp_path / "n", gpus=4)
     found = vendors.devices(root)
     assert [(d.vendor, d.pci, d.node, d.numa) for d in found[:2]] == [
@@ -52,7 +48,7 @@ def test_devices_of_recorded_hosts(tmp_path: Path) -> None:
     assert vendors.devices(tmp_path) == []
 
 
-def test_vendor_asked_of_the_host(tmp_path: Path) -> None:
+def test_vendor_asked_of_the_host(tmp_path):
     assert start(nvidia_host(tmp_path / "n")).vendor == "nvidia"
     assert start(amd_host(tmp_path / "a")).vendor == "amd"
     assert start(tmp_path).vendor == "host"
@@ -62,7 +58,7 @@ def test_vendor_asked_of_the_host(tmp_path: Path) -> None:
     assert start(both, "--vendor", "amd").env["HIP_VISIBLE_DEVICES"] == "1"
 
 
-def test_a_device_for_each_local_rank(tmp_path: Path) -> None:
+def test_a_device_for_each_local_rank(tmp_path):
     root = nvidia_host(tmp_path, gpus=4)
     for local, expected in (("0", "0"), ("3", "3"), ("5", "1")):
         env = {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": local}
@@ -76,20 +72,14 @@ def test_a_device_for_each_local_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
-    ({}, ["0", "1"]),
-    ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]),
-    ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
-    ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]),
-    ({"ROCR_VISIBLE_DEVICES": ""}, []),
-    ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]),
-    ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
-    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]),
-    ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
-    ({"HIP_VISIBLE_DEVICES": "7,0"}, []),
-    ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
+    ({}, ["0", "1"]), ({"ROCR_VISIBLE_DEVICES": "1"}, ["0"]), ({"ROCR_VISIBLE_DEVICES": "1,0"}, ["0", "1"]),
+    ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, ["1"]), ({"ROCR_VISIBLE_DEVICES": ""}, []),
+    ({"HIP_VISIBLE_DEVICES": "1,0,1"}, ["1", "0"]), ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, ["0"]), ({"HIP_VISIBLE_DEVICES": "1,7,0"}, ["1"]),
+    ({"HIP_VISIBLE_DEVICES": "7,0"}, []), ({"HIP_VISIBLE_DEVICES": "1, 0"}, ["1"]),
     ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
 ])  # fmt: skip
-def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str], expected: list[str]) -> None:
+def test_devices_that_amds_runtime_sees(tmp_path, environ, expected):
     """HIP counts within what ROCR's list leaves, falls back to CUDA's and ends a list at the first bad number."""
     root = amd_host(tmp_path, gpus=2)
     there = vendors.seen("amd", vendors.devices(root), environ)
@@ -108,7 +98,7 @@ def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str],
 
 
 @pytest.mark.parametrize("vendor, other", [("nvidia", amd_host), ("amd", nvidia_host)])
-def test_a_vendor_that_the_host_has_not_is_refused(tmp_path: Path, vendor: str, other: Callable[[Path], Path]) -> None:
+def test_a_vendor_that_the_host_has_not_is_refused(tmp_path, vendor, other):
     """The job would run on host memory in silence."""
     for root in (tmp_path, other(tmp_path / "other")):
         with pytest.raises(ValueError, match=f"vendor {vendor} was asked for .* has no driver"):
@@ -120,11 +110,11 @@ def test_a_vendor_that_the_host_has_not_is_refused(tmp_path: Path, vendor: str, 
         assert f"vendor {vendor} was asked for" in str(events(done.stderr)[0]["lines"])
 
 
-def test_all_devices_for_scripts_written_for_torchrun(tmp_path: Path) -> None:
+def test_all_devices_for_scripts_written_for_torchrun(tmp_path):
     root, script = nvidia_host(tmp_path, gpus=4), tmp_path / "train.py"
     script.write_text('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
 
-    def shown(*words: str, program: str = "train.py", **env: str) -> str | None:
+    def shown(*words, program="train.py", **env):
         given = rank.parser().parse_args([*words, "--", "python", str(tmp_path / program), "x.py"])
         made = rank.Start(given, {**MPI, **env}, root)
         assert made.device is not None and made.device.node == "/dev/nvidia1", "processors follow the rank's own device"
@@ -142,7 +132,7 @@ def test_all_devices_for_scripts_written_for_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", [0x2600 | 3, 0x30002600])
-def test_partitions_of_a_device(tmp_path: Path, location: int) -> None:
+def test_partitions_of_a_device(tmp_path, location):
     """The partition is in the first bits of an address, or in the last; its folder is the device's."""
     root = amd_host(tmp_path, gpus=2)
     node = root / "sys/class/kfd/kfd/topology/nodes/2/properties"
@@ -152,12 +142,11 @@ def test_partitions_of_a_device(tmp_path: Path, location: int) -> None:
 
 
 @pytest.mark.parametrize(("env", "expected"), [
-    (MPI, ("5", "8", "1")),
-    ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
+    (MPI, ("5", "8", "1")), ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, ("2", "4", "0")),
     ({"SLURM_PROCID": "1", "PMIX_RANK": "3", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ("3", "2", "1")),
     ({}, ("0", "1", "0")),
 ])  # fmt: skip
-def test_variables_of_torch(tmp_path: Path, env: dict[str, str], expected: tuple[str, str, str]) -> None:
+def test_variables_of_torch(tmp_path, env, expected):
     found = start(tmp_path, "--master", "a:29500", "--set", "A=b=c", env=env).env
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == expected
     assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["A"]) == ("a", "29500", "b=c")
@@ -170,7 +159,7 @@ SMALL_BAR = (
 )
 
 
-def test_settings_only_where_needed(tmp_path: Path) -> None:
+def test_settings_only_where_needed(tmp_path):
     large, small = amd_host(tmp_path / "l"), amd_host(tmp_path / "s", window=256 << 20)
     assert not set(SMALL_BAR) & set(start(large).env)
     assert [start(small).env[name] for name in SMALL_BAR] == ["0"] * 4
@@ -191,14 +180,14 @@ def test_settings_only_where_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("devices", "visible", "alone"), [(1, "", True), (2, "", False), (2, "1", True), (2, "0,1", False)]
 )
-def test_all_kernels_are_loaded_for_one_device_only(devices: int, visible: str, alone: bool) -> None:
+def test_all_kernels_are_loaded_for_one_device_only(devices, visible, alone):
     """A library that lacks code for one of several devices would end the process while it is loaded."""
     found = [vendors.Device("amd", f"0000:0{n}:00.0", f"/dev/dri/renderD{n}", 0, 0, 0, "") for n in range(devices)]
     names = {s.name for s in vendors.settings("amd", found, environ={"HIP_VISIBLE_DEVICES": visible})}
     assert ("HIP_ENABLE_DEFERRED_LOADING" in names) is alone
 
 
-def test_what_has_been_read_or_is_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_been_read_or_is_the_users_is_left_alone(monkeypatch):
     vendors.prepare("amd", env := {}, ("load", "start"))
     assert env == {"NCCL_RUNTIME_CONNECT": "0"}, "what UCX and UCC read is for devices that are there"
     vendors.prepare("amd", env := {}, ("load",))
@@ -212,11 +201,11 @@ def test_what_has_been_read_or_is_the_users_is_left_alone(monkeypatch: pytest.Mo
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in env  # read by now, for all that is known
 
 
-def always(vendor: str) -> dict[str, str]:
+def always(vendor):
     return {s.name: s.value for s in vendors.VENDORS[vendor].settings if s.when == "always"}
 
 
-def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
+def test_a_rank_without_the_launcher(tmp_path):
     env = {"UCX_ROCM_COPY_H2D_THRESH": "9"}
     vendors.apply(env, amd_host(tmp_path / "s", window=256 << 20))
     assert (env["UCX_ROCM_COPY_H2D_THRESH"], env["UCX_ROCM_COPY_D2H_THRESH"]) == ("9", "0")
@@ -230,7 +219,7 @@ def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
 
 
 #: GPUs of a host and its vendor, the rank's words and variables -> those of so many processors that it may use.
-PROCESSORS: list[tuple[int, Any, list[str], dict[str, str], Any, Any]] = [
+PROCESSORS = [
     (4, nvidia_host, [], {"LOCAL_RANK": "0"}, range(16), range(8)),
     (4, nvidia_host, [], {"LOCAL_RANK": "3"}, range(16), range(8, 16)),
     (4, nvidia_host, [], {"LOCAL_RANK": "3"}, (0, 1), (0, 1)),  # never more than allowed
@@ -244,35 +233,22 @@ PROCESSORS: list[tuple[int, Any, list[str], dict[str, str], Any, Any]] = [
 
 
 @pytest.mark.parametrize("gpus, host, words, env, allowed, expected", PROCESSORS)
-def test_processors(
-    tmp_path: Path, gpus: int, host: Any, words: list[str], env: dict[str, str], allowed: Any, expected: Any
-) -> None:
+def test_processors(tmp_path, gpus, host, words, env, allowed, expected):
     assert start(host(tmp_path, gpus=gpus), *words, env=env).processors(set(allowed)) == set(expected)
 
 
-def test_container(tmp_path: Path) -> None:
-    env = {**MPI, "PMIX_NAMESPACE": "n", "HOME": "/root", "UCX_TLS": "tcp"}
-    made = start(tmp_path, "--container", "docker run {env} 'a image'", "--set", "DATA=/x y", env=env)
-    words = made.words(["python", "train.py"])
-    assert words[:2] == ["docker", "run"] and words[-3:] == ["a image", "python", "train.py"]
-    named = words[3:-3:2]
-    assert {"PMIX_NAMESPACE", "UCX_TLS", "DATA", "RANK", "MASTER_ADDR"} - set(named) == {"MASTER_ADDR"}
-    assert "HOME" not in named
-    assert made.env["DATA"] == "/x y"
-
-
-def run_wrapper(*words: str, script: str = "", timeout: float = 400) -> subprocess.CompletedProcess[str]:
+def run_wrapper(*words, script="", timeout=400):
     command = [sys.executable, "-I", "-S", rank.__file__, "--vendor", "host", *words, "--"]
     program = [sys.executable, "-I", "-S", "-c", script] if script else ["/no/such/program"]
     return subprocess.run([*command, *program], capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def events(stderr: str) -> list[dict[str, object]]:
+def events(stderr):
     mark = rank.MARK.decode()
     return [json.loads(line.partition(mark)[2]) for line in stderr.split("\n") if mark in line]
 
 
-def test_reports() -> None:
+def test_reports():
     script = "import sys; print('out'); sys.stderr.write('one\\n\\ntwo\\nhalf'); sys.exit(7)"
     done = run_wrapper("--report", script=script)
     assert (done.returncode, done.stdout) == (7, "out\n")
@@ -284,7 +260,7 @@ def test_reports() -> None:
     assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
 
 
-def test_a_stray_process_does_not_hold_the_rank() -> None:
+def test_a_stray_process_does_not_hold_the_rank():
     script = "import subprocess; subprocess.Popen(['sleep', '500']); print('done')"
     done = subprocess.run(
         [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script],
@@ -293,7 +269,7 @@ def test_a_stray_process_does_not_hold_the_rank() -> None:
     assert done.returncode == 0
 
 
-def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path):
     """Of its group of processes, which launchers give each rank."""
     script = "import fcntl, subprocess, sys; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_SH)"
     script += "; subprocess.Popen(['sleep', '500'], pass_fds=[lock.fileno()]); sys.exit(3)"
@@ -302,6 +278,22 @@ def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path: Path) -> None:
     words = [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script, str(path)]
     done = subprocess.run(words, stderr=subprocess.DEVNULL, start_new_session=True, timeout=400, check=False)
     assert done.returncode == 3
+    with path.open() as lock:
+        until(lambda: is_free(lock))
+
+
+def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path: Path) -> None:
+    """Nor what a shell has started, to which nobody would say so."""
+    path = tmp_path / "locked"
+    path.touch()
+    script = "import fcntl, sys, time; fcntl.flock(f := open(sys.argv[1]), 2); print(1, flush=True); time.sleep(1000)"
+    words = ["sh", "-c", f"{sys.executable} -c '{script}' {path}; true"]
+    wrapper = [sys.executable, "-I", "-S", rank.__file__, "--report", "--", *words]
+    with subprocess.Popen(
+        wrapper, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"1"
+        process.kill()
     with path.open() as lock:
         until(lambda: is_free(lock))
 
@@ -321,7 +313,7 @@ def test_reports_are_taken_out_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("tag", [b"[1,0]<stderr>: ", b"[1,0]<stderr>:", b"[0] ", b"0: "])
-def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
+def test_tags_of_launchers_go_with_the_reports_behind_them(tag):
     stream = Reports(1)
     report = b'\x1e{"event": "started", "rank": 0, "host": "a"}\n'
     assert stream.feed(tag + b"said\n" + tag + report + tag + b"more\n") == tag + b"said\n" + tag + b"more\n"
@@ -329,30 +321,29 @@ def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
 
 
 @pytest.mark.parametrize("later, named", [
-    ({"status": 137}, 2),
-    ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
+    ({"status": 137}, 2), ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
     ({"status": 1}, 0),
 ], ids=["a rank that was killed", "one that ended itself", "one that failed as well"])  # fmt: skip
-def test_the_failure_that_counts(later: dict[str, object], named: int) -> None:
+def test_the_failure_that_counts(later, named):
     reports = Reports(3)
     for event in ({"rank": 0, "status": 1}, {"rank": 2, **later}):
         reports.feed(b"\x1e" + json.dumps({"event": "failed", "host": "a", **event}).encode() + b"\n")
     assert reports.failure is not None and reports.failure["rank"] == named
 
 
-def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
+def test_a_container_engine_runs_the_program(tmp_path, monkeypatch):
     """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
     engine = tmp_path / "engine"
     engine.write_text(
         "#!/bin/bash\nkeep=()\nwhile [ \"$1\" = --env ]; do keep+=(\"$2=${!2}\"); shift 2; done\n"
-        'echo "image $1"; shift; exec env -i "${keep[@]}" "$@"\n'
+        'echo "$1"; shift; exec env -i "${keep[@]}" "$@"\n'
     )  # fmt: skip
     engine.chmod(0o755)
-    words = ["--container", f"{engine} {{env}} img:1", "--set", "DATA=/a b", "--size", "3"]
-    done = run_wrapper(
-        *words, script="import os; print(os.environ['DATA'], os.environ['WORLD_SIZE'], 'HOME' in os.environ)"
-    )
-    assert done.stdout == "image img:1\n/a b 3 False\n", done.stderr
+    monkeypatch.setenv("PMIX_NAMESPACE", "n")
+    words = ["--container", f"{engine} {{env}} 'an image'", "--set", "DATA=/a b", "--size", "3"]
+    names = "['DATA', 'WORLD_SIZE', 'PMIX_NAMESPACE', 'HOME', 'MASTER_ADDR']"
+    done = run_wrapper(*words, script=f"import os; print([os.environ.get(each) for each in {names}])")
+    assert done.stdout == "an image\n['/a b', '3', 'n', None, None]\n", done.stderr
 
 
 STARTED = '{"rank": 0, "host": "a", "event": "started"}'
@@ -374,15 +365,13 @@ STARTED = '{"rank": 0, "host": "a", "event": "started"}'
         "ucch-run: sh ended with status 137, and no rank told why",
     ]),
 ], ids=["before ranks start", "under its own name", "a host is suspected", "no rank tells"])  # fmt: skip
-def test_a_launcher_that_ends(
-    capfd: pytest.CaptureFixture[str], script: str, status: int, hosts: str, said: list[str]
-) -> None:
+def test_a_launcher_that_ends(capfd, script, status, hosts, said):
     assert supervise(("sh", "-c", script), [(name, 1) for name in hosts.split()], ssh="ssh -F keys") == status
     last = capfd.readouterr().err.splitlines()[-len(said) :]
     assert all(line.startswith(words) for line, words in zip(last, said, strict=True)), last
 
 
-def test_a_launcher_that_has_to_be_killed_leaves_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_has_to_be_killed_leaves_no_ssh(tmp_path, monkeypatch):
     """As that to a host that never answers, which would hold whoever reads what the job prints."""
     monkeypatch.setattr("ucc_hetero.launch.supervise.GRACE", 0.1)
     os.mkfifo(tmp_path / "held")

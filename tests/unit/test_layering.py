@@ -36,7 +36,7 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 #: Where a vendor's words may appear (outside comments and docstrings), and why.
 VENDOR_WORDS_IN = {
     "ucc_hetero.machine.vendors": "the rows",
-    "ucc_hetero.bindings.ucc_enums": "names of UCC's memory types",
+    "ucc_hetero.bindings.ucc": "names of UCC's memory types",
     "ucc_hetero.bootstrap.agreement": "names of UCC's components in its settings",
     "ucc_hetero.native.libraries": "the wheel that libucc comes in",
 }
@@ -67,7 +67,6 @@ MODULES = _modules()
 
 
 def imported(name: str) -> set[str]:
-    """What a module imports; a name from a package stands for its module of that name."""
     found, (nodes, package) = set(), MODULES[name]
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -19,7 +19,7 @@ from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.native.libraries import lib, load
-from ucc_hetero.transport import carriers, wires
+from ucc_hetero.transport import wires
 from ucc_hetero.transport.channels import SLOT, usual_slot
 
 IB, ROCE, EFA = RdmaPort("mlx5_0:1", "InfiniBand"), RdmaPort("mlx5_1:1", "RoCE"), RdmaPort("rdmap0:1", "EFA")
@@ -54,15 +54,15 @@ def test_ports_that_users_leave(settings: dict[str, str], left: tuple[RdmaPort, 
 
 
 def test_ports_that_ucx_does_not_reach(monkeypatch: pytest.MonkeyPatch, ucx: Path) -> None:
-    monkeypatch.setattr(carriers, "active", lambda: (IB, ROCE))
+    monkeypatch.setattr(wires, "active", lambda: (IB, ROCE))
     monkeypatch.delenv("UCX_TLS", raising=False)
     found = {"tcp": ["eth0"], "rc_mlx5": ["mlx5_0:1"], "self": ["memory"], "sysv": ["memory"]}
-    assert carriers.idle_ports(found) == (ROCE,)
-    text = carriers.describe(found)
+    assert wires.idle_ports(found) == (ROCE,)
+    text = wires.describe(found)
     assert "rc_mlx5 (mlx5_0:1)" in text["between hosts"] and str(ucx) in text["between hosts"]
     assert text["this host"] == "sysv" and text["why"].endswith("UCX does not reach mlx5_1:1 (RoCE)")
     monkeypatch.setenv("UCX_TLS", "tcp")
-    assert not carriers.idle_ports(found) and "does not reach" not in carriers.describe(found)["why"]
+    assert not wires.idle_ports(found) and "does not reach" not in wires.describe(found)["why"]
 
 
 def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ NEAR, FAR = (replace(FACTS, host=host, idle_ports=(IB,)) for host in (HERE, THER
 
 def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ucx: Path) -> None:
     said = [False]
-    monkeypatch.setattr(carriers, "_warned", said)
+    monkeypatch.setattr(wires, "_warned", said)
     monkeypatch.setattr(log.log("net").parent, "propagate", True)
     none = [replace(facts, idle_ports=()) for facts in (NEAR, FAR)]
     for rank, everyone in ((0, [NEAR, NEAR]), (1, [NEAR, FAR]), (0, none)):
-        carriers.warn_idle(rank, everyone)
+        wires.warn_idle(rank, everyone)
     assert not caplog.records and said == [False]
     for _ in range(2):
-        carriers.warn_idle(0, [none[0], FAR])
+        wires.warn_idle(0, [none[0], FAR])
     (record,) = caplog.records
     text = record.getMessage()
     assert "two: mlx5_0:1 (InfiniBand)" in text and "one:" not in text and "UCCH_UCX_DIR" in text

@@ -24,7 +24,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_package_is_listed() -> None:
+def test_every_package_is_listed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {"ucc_hetero": "ucc_hetero", **{folder: name for name, folder in listed["package-dir"].items()}}
     there = {
@@ -35,7 +35,7 @@ def test_every_package_is_listed() -> None:
     assert set(listed["packages"]) == there
 
 
-def test_the_reference_names_what_is_there() -> None:
+def test_the_reference_names_what_is_there():
     """What the pages' reference is made of; building it takes too long for this place."""
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     names = re.findall(r"^\.\. auto(?:class|function|module):: (\S+)$", pages, re.M)
@@ -43,12 +43,12 @@ def test_the_reference_names_what_is_there() -> None:
     assert names and not missing
 
 
-def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*words, cwd):
     return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     """The beginning of a clone in which nothing was installed."""
     (tmp_path / "cffi_build").mkdir()
     (tmp_path / "ucc_hetero").mkdir()
@@ -57,7 +57,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_source_tree_says_what_it_is(clone: Path) -> None:
+def test_the_source_tree_says_what_it_is(clone):
     done = run("-S", "-m", "ucc_hetero", "info", cwd=clone)
     said = done.stderr.splitlines()[-1]
     assert done.returncode and said.startswith(f"ImportError: {clone / 'ucc_hetero'} is the source of ucc_hetero")
@@ -65,21 +65,21 @@ def test_the_source_tree_says_what_it_is(clone: Path) -> None:
     assert f"pip install -e '.[ucc,mpi]' in {clone}" in said and "another folder" in said
 
 
-def test_what_was_built_in_place_alone_is_no_installation(clone: Path) -> None:
+def test_what_was_built_in_place_alone_is_no_installation(clone):
     (clone / "ucc_hetero" / "_native.py").touch()
     said = run("-S", "-m", "ucc_hetero.launch", "-np", "2", "true", cwd=clone).stderr.splitlines()[-1]
     assert "no ucc_hetero.launch, no ucc_hetero.bench" in said and "_native" not in said
 
 
-def test_modules_run_from_the_installation(clone: Path) -> None:
+def test_modules_run_from_the_installation(clone):
     assert run(*module("ucc_hetero"), "--version", cwd=clone).stdout.startswith("ucc_hetero ")
     assert run("-m", "ucc_hetero", "--version", cwd=clone).returncode, "the folder does hide the installed package"
 
 
-def test_own_sections_stay_and_arguments_that_are_not_taken_go() -> None:
+def test_own_sections_stay_and_arguments_that_are_not_taken_go():
     @forms
     class Pair:
-        def whole(self, one: int, two: int) -> int:
+        def whole(self, one, two):
             """Do it.
 
             Args:
@@ -95,7 +95,7 @@ def test_own_sections_stay_and_arguments_that_are_not_taken_go() -> None:
             """
             return one + two
 
-        def half(self, two: int) -> str:
+        def half(self, two):
             """Do as :meth:`whole`, with its arguments.
 
             Returns:
@@ -122,7 +122,7 @@ PROGRAMS = {
 }
 
 
-def run_unread(words: list[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+def run_unread(words, unbuffered):
     """Run a module as a program whose standard output has no reader from the start."""
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
@@ -138,15 +138,15 @@ def run_unread(words: list[str], unbuffered: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_end_quietly_without_a_reader(program: str) -> None:
+def test_programs_end_quietly_without_a_reader(program):
     """Also those whose every line is written at once."""
     done = run_unread(PROGRAMS[program], "1" if program == "bench unbuffered" else "")
     assert (done.returncode, done.stderr) == (CLOSED, ""), done
 
 
-def test_a_broken_pipe_to_anything_else_is_an_error() -> None:
+def test_a_broken_pipe_to_anything_else_is_an_error():
     @ends_with_its_reader
-    def talks_to_nobody(arguments: object = None) -> int:
+    def talks_to_nobody(arguments=None):
         read, write = os.pipe()
         os.close(read)
         try:
@@ -160,6 +160,6 @@ def test_a_broken_pipe_to_anything_else_is_an_error() -> None:
         talks_to_nobody()
 
 
-def test_the_status_is_passed_on_and_the_signal_stays_ignored() -> None:
+def test_the_status_is_passed_on_and_the_signal_stays_ignored():
     assert ends_with_its_reader(lambda arguments: 7)([]) == 7
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN

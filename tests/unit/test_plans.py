@@ -2,7 +2,6 @@
 
 import random
 import runpy
-from collections.abc import Callable, Iterator
 from itertools import combinations
 from math import ceil, log2
 from pathlib import Path
@@ -12,15 +11,15 @@ import plan_cases
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import Simulation, Vector, calls, drop, mutate, steps
+from plan_cases import Simulation, calls, drop, mutate, steps
 
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import alltoall, partition, registry
 from ucc_hetero.planner.algorithms.partition import MOST_RAILS
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape, elements
-from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, EqualRegions, Operand, Plan
+from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, EqualRegions
 from ucc_hetero.planner.select import Choice, Tuning, choose, make_plan
-from ucc_hetero.planner.topology import Group, Topology
+from ucc_hetero.planner.topology import Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -32,7 +31,7 @@ EVERY.append(("allreduce", "by_rank_0"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_algorithm() -> Iterator[None]:
+def own_algorithm():
     """That of the example is registered for the tests of this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_TABLE", dict(registry._TABLE))
@@ -40,7 +39,7 @@ def own_algorithm() -> Iterator[None]:
         yield
 
 
-def plan_of(topology: Topology, call: Call, name: str, fragments: int) -> Plan:
+def plan_of(topology, call, name, fragments):
     # Past the cache: hypothesis would only fill it.
     return make_plan.__wrapped__(topology, call, Choice(name, fragments))
 
@@ -57,12 +56,12 @@ DRAWN = {
 FEW = 7
 
 
-def shape_of(operand: Operand) -> object:
+def shape_of(operand):
     """Form of another rank's operand, on which this rank's library call depends."""
     return (type(operand), operand.stride == operand.count) if isinstance(operand, EqualRegions) else type(operand)
 
 
-def own_part(plan: Plan, topology: Topology, call: Call, choice: Choice, rank: int) -> None:
+def own_part(plan, topology, call, choice, rank):
     """The plan that a rank makes for itself is its part of the whole."""
     mine = make_plan.__wrapped__(topology, call, choice, rank)
     assert mine.sizes[rank] == plan.sizes[rank]
@@ -75,7 +74,7 @@ def own_part(plan: Plan, topology: Topology, call: Call, choice: Choice, rank: i
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
-def posted_in_order(plan: Plan, ranks: int) -> None:
+def posted_in_order(plan, ranks):
     """Each rank posts its steps stage by stage, and every two ranks those that they share in the same order."""
     orders = [list(plan.steps_of(rank)) for rank in range(ranks)]
     for rank, order in enumerate(orders):
@@ -91,14 +90,13 @@ def posted_in_order(plan: Plan, ranks: int) -> None:
 
 @pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("collective, name", EVERY)
-def test_right(collective: str, name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proved, right in any order that the plan allows, and each rank's own plan is its part of the whole."""
+def test_right(collective, name, kind, monkeypatch):
     drawn, examples, most, fragments = DRAWN[kind]
     queued, messages = kind == "queued", alltoall.MOST_MESSAGES
 
     @settings(max_examples=examples, suppress_health_check=SLOW)
     @given(data=st.data(), seed=st.integers(0, 1 << 32))
-    def every(data: st.DataObject, seed: int) -> None:
+    def every(data, seed):
         topology = data.draw(drawn)
         call = data.draw(calls(topology, (collective,), most))
         if kind == "equal islands":
@@ -125,7 +123,7 @@ def test_right(collective: str, name: str, kind: str, monkeypatch: pytest.Monkey
     ("barrier", 0), ("bcast", 1 << 22), ("reduce", 2), ("reduce", 1 << 22), ("allreduce", 2), ("allgather", 2),
     ("reduce_scatter_block", 2), ("gather", 1 << 16), ("scatter", 2),
 ])  # fmt: skip
-def test_valid_on_32_hosts_of_8(collective: str, count: int) -> None:
+def test_valid_on_32_hosts_of_8(collective, count):
     """One vendor whose hosts are islands, with the plans that queued calls get there."""
     hosts = [host for host in range(32) for _ in range(8)]
     topology = Topology.group(["nvidia"] * 256, hosts, fabrics=hosts)
@@ -135,7 +133,7 @@ def test_valid_on_32_hosts_of_8(collective: str, count: int) -> None:
     validate(make_plan.__wrapped__(topology, call, choice), topology, call)
 
 
-def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
+def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own():
     """Rank 5, alone in its group, and a rail that moves another's element of its: as long as its own block."""
     vendors = ["nvidia", "amd", "nvidia", "amd", "nvidia", "nvidia", "nvidia", "host"]
     groups = [[0] * 8, [0, 0, 0, 0, 0, 1, 0, 0]]
@@ -147,7 +145,7 @@ def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own() -> None:
 
 @settings(max_examples=150, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
-def test_mutants_that_pass_are_right(data: st.DataObject, seed: int, in_place: bool) -> None:
+def test_mutants_that_pass_are_right(data, seed, in_place):
     """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""
     topology = data.draw(plan_cases.topologies(6))
     call = data.draw(calls(topology, most=9))
@@ -171,7 +169,7 @@ LAYOUTS = (
 )
 
 
-def example(topology: Topology, collective: str) -> Call:
+def example(topology, collective):
     row, n = ROWS[collective], topology.size
     size = {"none": 0, "vector": 1, "equal": 1, "ranks": n, "matrix": n * n}[row.layout]
     return Call(collective, n, tuple(24 + 7 * i % 5 for i in range(size)), n - 2 if row.rooted else -1)
@@ -179,7 +177,7 @@ def example(topology: Topology, collective: str) -> Call:
 
 @pytest.mark.parametrize("topology", LAYOUTS, ids=Topology.describe)
 @pytest.mark.parametrize("collective, name", EVERY)
-def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None:
+def test_no_step_is_idle(topology, collective, name):
     """Dropping any step of any plan is noticed: nothing is sent for nothing."""
     call = example(topology, collective)
     plan = plan_of(topology, call, name, 2)
@@ -192,15 +190,14 @@ def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None
             validate(drop(plan, f, s, i), topology, call, ordered=ordered)
 
 
-def teams(plan: Plan, rank: int) -> set[tuple[str, tuple[int, ...]]]:
-    """Teams that a rank needs for a plan, and over what."""
+def teams(plan, rank):
     found = (step for *_, step in plan.steps_of(rank))
     return {(s.link, s.ranks) for s in found if s.link != "local" and s.kind != "message" and len(s.ranks) > 1}
 
 
 @settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
 @given(data=st.data())
-def test_all_fragments_are_on_the_teams_of_one(data: st.DataObject) -> None:
+def test_all_fragments_are_on_the_teams_of_one(data):
     """Where islands are alike: a communicator begins with the teams of one fragment, and makes no others later."""
     topology = data.draw(plan_cases.equal_islands())
     rank = data.draw(st.integers(0, topology.size - 1))
@@ -211,14 +208,14 @@ def test_all_fragments_are_on_the_teams_of_one(data: st.DataObject) -> None:
             assert teams(whole, rank) == teams(one, rank), (collective, name)
 
 
-def test_fragments_overlap_in_wave_fronts() -> None:
+def test_fragments_overlap_in_wave_fronts():
     topology = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
     plan = make_plan(topology, Call("allreduce", 4, (1200,)), Choice("split_rail", 3))
     order = [(f, s) for f, s, _, _ in plan.steps_of(0)]
     assert order == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (2, 1), (1, 2), (2, 2)]
 
 
-def test_as_many_in_flight_as_the_plan_is_deep() -> None:
+def test_as_many_in_flight_as_the_plan_is_deep():
     two = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
     assert make_plan(two, Call("allreduce", 4, (1 << 16,)), Choice("split_rail", 8)).in_flight == LEAST_IN_FLIGHT
     many = Topology.group(["host"] * 8, list(range(8)))
@@ -226,7 +223,7 @@ def test_as_many_in_flight_as_the_plan_is_deep() -> None:
     assert ring.in_flight == 1 + max(f.depths[-1] for f in ring.fragments) > LEAST_IN_FLIGHT
 
 
-def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
+def test_many_unlike_islands_do_not_make_a_rail_per_rank():
     sizes, whole = range(33, 97), 1 << 24
     hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
     topology = Topology.group(["host"] * len(hosts), hosts)
@@ -240,10 +237,8 @@ def test_many_unlike_islands_do_not_make_a_rail_per_rank() -> None:
         assert max(shares.values()) < 1.5 * whole / island.size
 
 
-Bound = Callable[[int, int, int], int]
-
 #: Algorithm -> the bound of docs/numerics.md, for P ranks in k islands of up to m.
-BOUNDS: dict[str, Bound] = {
+BOUNDS = {
     **dict.fromkeys(("flat", "by_rank_0"), lambda p, k, m: p - 1),
     **dict.fromkeys(("tree", "split_rail", "direct", "ring"), lambda p, k, m: m - 1 + k - 1),
     "doubling": lambda p, k, m: m - 1 + ceil(log2(k)) + 1,
@@ -261,15 +256,14 @@ VENDORS = {"n": "nvidia", "a": "amd", "h": "host"}
 class Depth(Simulation):
     """Numbers are how many roundings deep a value is; a step over n ranks may add one after the other."""
 
-    def _garbage(self, count: int) -> Vector:
+    def _garbage(self, count):
         return np.zeros(count, np.int64)
 
-    def add(self, values: list[Vector]) -> Vector:
+    def add(self, values):
         return np.maximum.reduce(values) + len(values) - 1
 
 
-def depth(topology: Topology, call: Call, choice: Choice) -> int:
-    """Of the deepest element of any rank's result."""
+def depth(topology, call, choice):
     plan = make_plan(topology, call, choice)
     simulation = Depth(plan, call, False, 0)
     simulation.run()
@@ -286,7 +280,7 @@ REDUCING = [name for name, row in ROWS.items() if row.reduces]
 
 @pytest.mark.parametrize(("vendors", "hosts"), PLACES, ids=[f"{v}-{h}" for v, h in PLACES])
 @pytest.mark.parametrize("collective", REDUCING)
-def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> None:
+def test_no_deeper_than_promised(collective, vendors, hosts):
     topology = Topology.group([VENDORS[v] for v in vendors], [int(h) for h in hosts])
     p, k, m = topology.size, len(topology.islands), max(island.size for island in topology.islands)
     counts = {"vector": (40,), "equal": (5,), "ranks": tuple(range(1, p + 1))}[ROWS[collective].layout]
@@ -297,14 +291,14 @@ def test_no_deeper_than_promised(collective: str, vendors: str, hosts: str) -> N
             assert depth(topology, call, Choice(name, pieces)) <= bound, (name, pieces)
 
 
-def _widths(group: Group) -> int:
+def _widths(group):
     """Roundings of a tree that adds one group's members after the other, on the deepest way down."""
     below = max((_widths(child) for child in group.children), default=0)
     return below + max(len(group.children) or len(group.ranks), 1) - 1
 
 
 @pytest.mark.parametrize("collective", REDUCING)
-def test_levels_add_up(collective: str) -> None:
+def test_levels_add_up(collective):
     """Sites of racks of hosts: what each level divides into is added there, one group after the other at most."""
     hosts = [0, 0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     racks = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4]

@@ -1,7 +1,5 @@
 """One-sided communication: its bytes and lists; agents that find each other, prove that they know a secret, and go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -12,16 +10,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import until
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
@@ -37,15 +33,15 @@ from ucc_hetero.rma.wire_format import Address, Descriptor, FormatError
 from ucc_hetero.rma.worker import _may_open
 
 
-def sample() -> tuple[Address, Descriptor]:
+def sample():
     key = secrets.token_bytes(200)
     number = int.from_bytes(key[:8], "little")
     interfaces = tuple(key[24:31])
     return Address(number, key[8:24], 4711, interfaces, key), Descriptor(number, 5, 1 << 40, 1 << 33, "amd", key)
 
 
-def test_processes_whose_memory_may_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> str:
+def test_processes_whose_memory_may_not_be_opened(monkeypatch):
+    def refuse(path):
         raise PermissionError
 
     assert _may_open(os.getpid())
@@ -53,14 +49,14 @@ def test_processes_whose_memory_may_not_be_opened(monkeypatch: pytest.MonkeyPatc
     assert not _may_open(os.getpid())
 
 
-def test_what_was_packed_comes_back() -> None:
+def test_what_was_packed_comes_back():
     for each in sample():
         assert type(each).unpack(each.pack()) == each
         assert type(each).unpack(memoryview(bytearray(each.pack()))) == each
 
 
 @pytest.mark.parametrize("kind", [Address, Descriptor])
-def test_other_bytes_are_refused(kind: type) -> None:
+def test_other_bytes_are_refused(kind):
     address, descriptor = sample()
     mine, other = (address, descriptor) if kind is Address else (descriptor, address)
     data = mine.pack()
@@ -75,7 +71,7 @@ def test_other_bytes_are_refused(kind: type) -> None:
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.data())
-def test_damage_is_noticed(data: st.DataObject) -> None:
+def test_damage_is_noticed(data):
     for each in sample():
         packed = bytearray(each.pack())
         for _ in range(data.draw(st.integers(1, 3))):
@@ -84,7 +80,7 @@ def test_damage_is_noticed(data: st.DataObject) -> None:
             assert type(each).unpack(packed) == each, "one change has undone another"
 
 
-def test_lists_are_of_one_length_and_inside() -> None:
+def test_lists_are_of_one_length_and_inside():
     mine, theirs, lengths = _lists(100, 200, np.arange(3), 7, 5)
     assert (mine.tolist(), theirs.tolist(), lengths.tolist()) == ([0, 1, 2], [7] * 3, [5] * 3)
     assert _lists(100, 100, 0, 0, None)[2].tolist() == [100]
@@ -100,21 +96,21 @@ def test_lists_are_of_one_length_and_inside() -> None:
             _lists(100, 100, bad, 0, 0)
 
 
-def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> None:
+def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing():
     """The thread that tells them used to end with the first such one."""
 
     class Closing:
         """As an event loop between the question whether it is closed and the call."""
 
-        def is_closed(self) -> bool:
+        def is_closed(self):
             return False
 
-        def call_soon_threadsafe(self, *_: Any) -> None:
+        def call_soon_threadsafe(self, *_):
             raise RuntimeError("Event loop is closed")
 
     watcher, ended = _Watcher(), ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
 
-    async def main() -> None:
+    async def main():
         loop = asyncio.get_running_loop()
         gone, ours = loop.create_future(), loop.create_future()
         watcher.add(lib.ucch_message_op(ended), ended, Closing(), gone)
@@ -125,13 +121,13 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> No
     asyncio.run(main())
 
 
-def test_threads_that_connect_at_the_same_time_have_one_endpoint() -> None:
+def test_threads_that_connect_at_the_same_time_have_one_endpoint():
     """With each peer, and a counter each."""
     with contextlib.ExitStack() as ended:
         worker, *peers = (ended.enter_context(rma.Worker()) for _ in range(5))
-        together, found = threading.Barrier(6), list[tuple[list[rma.Endpoint], int]]()
+        together, found = threading.Barrier(6), []
 
-        def connect() -> None:
+        def connect():
             together.wait()
             found.append(([worker.connect(peer.address) for peer in peers], worker.counter().number))
 
@@ -148,43 +144,34 @@ def test_threads_that_connect_at_the_same_time_have_one_endpoint() -> None:
         assert (room == given).all()
 
 
-def until(true: Callable[[], Any]) -> None:
-    while not true():
-        time.sleep(0.01)
-
-
-#: Two workers that are connected, and the first one's endpoint.
-Joined: TypeAlias = tuple[rma.Worker, rma.Worker, rma.Endpoint]
-
-
 @pytest.fixture
-def joined() -> Iterator[Joined]:
+def joined():
     with rma.Worker() as worker, rma.Worker() as other:
         other.connect(worker.address)
         yield worker, other, worker.connect(other.address)
 
 
-def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined: Joined) -> None:
+def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined):
     """As by the thread that hears of the peer's end."""
     _, other, endpoint = joined
     start = endpoint._start
 
-    def closes(*args: Any) -> Any:
+    def closes(*args):
         start(*args).Wait()
         endpoint.close()
         return ENDED
 
-    endpoint._start = closes  # type: ignore[method-assign]
+    endpoint._start = closes
     with pytest.raises(PeerError):
         endpoint.open(other.register(np.zeros(8)).descriptor)
 
 
-def test_an_endpoint_that_is_closed_while_it_is_asked(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_closed_while_it_is_asked(joined, monkeypatch):
     """By the thread that reads an agent's messages: it would end, and the agent count as connected for ever."""
     *_, peer = joined
-    native: Any = rma.Endpoint.native
+    native = rma.Endpoint.native
 
-    def closes(self: rma.Endpoint) -> Any:
+    def closes(self):
         self.engine, engine = 0, self.engine
         try:
             return native.fget(self)
@@ -195,30 +182,30 @@ def test_an_endpoint_that_is_closed_while_it_is_asked(joined: Joined, monkeypatc
     assert peer.alive
 
 
-def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch):
     """A task may be cancelled, and its request be over, before the thread that looks at it hears of that."""
     worker, *_ = joined
-    freed, looked = list[Any](), list[Any]()
+    freed, looked = [], []
 
     class Lib:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(lib, name)
 
-        def ucch_transfer_free(self, native: Any) -> None:
+        def ucch_transfer_free(self, native):
             freed.append(lib.ucch_transfer_op(native))
             lib.ucch_transfer_free(native)
 
-        def ucch_peek(self, op: Any) -> int:
+        def ucch_peek(self, op):
             looked.append(op in freed)
             return int(lib.ucch_peek(op)) if op not in freed else 1
 
     monkeypatch.setattr(requests, "lib", Lib())
 
-    async def waits(counter: Any) -> None:
+    async def waits(counter):
         with contextlib.suppress(asyncio.CancelledError):
             await counter.wait(1)
 
-    async def main() -> None:
+    async def main():
         task = asyncio.ensure_future(waits(counter := worker.counter()))
         await asyncio.sleep(0)
         with requests._watcher._some:
@@ -234,12 +221,12 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined: Joined, mon
     assert looked == [False]
 
 
-def test_a_peer_that_does_not_let_go_is_waited_for_once(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_let_go_is_waited_for_once(joined, monkeypatch):
     """When a worker is closed, for all of its regions."""
     worker, *_ = joined
-    kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], list[float]()
+    kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], []
 
-    def does_not(done: Any, seconds: float) -> bool:
+    def does_not(done, seconds):
         waited.append(max(seconds, 0.0))
         time.sleep(waited[-1])
         return False
@@ -250,11 +237,11 @@ def test_a_peer_that_does_not_let_go_is_waited_for_once(joined: Joined, monkeypa
     assert len(waited) == len(kept) and sum(waited) < 0.2
 
 
-def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch):
     """When a worker is closed, for the ends of all connections."""
-    waited = list[list[int]]()
+    waited = []
 
-    def does_not(done: Any, seconds: float) -> bool:
+    def does_not(done, seconds):
         waited.append([endpoint.engine for endpoint in endpoints])
         return False
 
@@ -272,18 +259,16 @@ fuzzed = settings(max_examples=INPUTS, deadline=None, database=None)
 
 
 @contextlib.contextmanager
-def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection."""
+def sockets():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
 
 
-def pair(secret: bytes = SECRET) -> tuple[Channel, Channel, socket.socket]:
-    """Both ends of a connection, the server first, and the client's socket."""
+def pair(secret=SECRET):
     ours, theirs = socket.socketpair()
 
-    def end(sock: socket.socket, known: bytes, server: bool) -> Channel:
+    def end(sock, known, server):
         try:
             return Channel(sock, known, server)
         except ChannelError:
@@ -296,7 +281,7 @@ def pair(secret: bytes = SECRET) -> tuple[Channel, Channel, socket.socket]:
         return server.result(), client, theirs
 
 
-def test_messages_come_in_order_and_whole() -> None:
+def test_messages_come_in_order_and_whole():
     server, client, _ = pair()
     said = [{"n": i, "text": "x" * (i * 1000)} for i in range(100)]
     threading.Thread(target=lambda: [client.send(each) for each in said]).start()
@@ -311,7 +296,7 @@ def test_messages_come_in_order_and_whole() -> None:
     server.close()
 
 
-def test_another_secret_or_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_secret_or_version_is_refused(monkeypatch):
     with pytest.raises(ChannelError, match="ended the connection|broke"):
         pair(b"another secret, as long")
     with sockets() as (ours, theirs):
@@ -325,7 +310,7 @@ def test_another_secret_or_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @fuzzed
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
-def test_strangers_are_refused(data: bytes, server: bool, greets: bool) -> None:
+def test_strangers_are_refused(data, server, greets):
     with sockets() as (ours, theirs):
         theirs.sendall((b"UCHA\x02\x00" + bytes(32) if greets else b"") + data)
         theirs.shutdown(socket.SHUT_WR)
@@ -335,10 +320,10 @@ def test_strangers_are_refused(data: bytes, server: bool, greets: bool) -> None:
 
 @fuzzed
 @given(st.data())
-def test_changed_frames_are_refused(data: st.DataObject) -> None:
+def test_changed_frames_are_refused(data):
     server, client, sock = pair()
     with contextlib.closing(server), contextlib.closing(client):
-        taken: list[bytes] = []
+        taken = []
         client._write = taken.append
         client.send({"message": 1})
         client.send({"message": 2})
@@ -367,8 +352,7 @@ near = st.fixed_dictionaries({}, optional={"message": anything, "regions": anyth
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rma.Agent]:
-    """An agent that publishes a region of 1,000 bytes."""
+def agent(tmp_path_factory):
     with rma.Agent(f"unix://{tmp_path_factory.mktemp('agent')}/a.sock", SECRET, name="first") as made:
         made.publish("room", made.worker.register(np.zeros(1000, np.uint8)))
         yield made
@@ -376,7 +360,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rma.Agent]:
 
 @settings(max_examples=80, deadline=None, database=None)
 @given(first=anything | near, second=anything | near)
-def test_nonsense_of_one_that_knows_the_secret_harms_nobody(agent: rma.Agent, first: Any, second: Any) -> None:
+def test_nonsense_of_one_that_knows_the_secret_harms_nobody(agent, first, second):
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(agent.address.removeprefix("unix://"))
         client = Channel(sock, SECRET, False)
@@ -387,7 +371,7 @@ def test_nonsense_of_one_that_knows_the_secret_harms_nobody(agent: rma.Agent, fi
         client.close()
 
 
-def test_agents_meet_and_part(agent: rma.Agent) -> None:
+def test_agents_meet_and_part(agent):
     with rma.Agent("tcp://127.0.0.1:0", SECRET, name="second") as other:
         peer = other.connect(agent.address)
         source = other.worker.register(np.full(1000, 9, np.uint8))
@@ -409,14 +393,13 @@ def test_agents_meet_and_part(agent: rma.Agent) -> None:
         for length in (None, 8):
             with pytest.raises(PeerError, match="closed"):
                 peer.endpoint.put(source, target, 0, 0, length)
-    while who.alive:
-        time.sleep(0.01)
+    until(lambda: not who.alive)
     with pytest.raises(PeerError):
         who.send(1)
     assert not agent.peers
 
 
-def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent: rma.Agent, tmp_path: Path) -> None:
+def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent, tmp_path):
     """With what they have pinned."""
     with rma.Worker() as worker:
         with rma.Agent(f"unix://{tmp_path}/brief", SECRET, worker=worker) as brief:
@@ -425,7 +408,7 @@ def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent: rma.
         until(lambda: not worker.peers)
 
 
-def test_an_agent_comes_back_where_one_was_killed(agent: rma.Agent, tmp_path: Path) -> None:
+def test_an_agent_comes_back_where_one_was_killed(agent, tmp_path):
     """Its socket is still there. Of the death itself tests/cluster/test_rma.py has."""
     address = f"unix://{tmp_path}/back.sock"
     with socket.socket(socket.AF_UNIX) as left:
@@ -439,14 +422,14 @@ MESSAGES = 10_000
 
 
 @pytest.fixture
-def connected(tmp_path: Path) -> Iterator[tuple[rma.Agent, rma.Agent, rma.AgentPeer]]:
+def connected(tmp_path):
     """An agent, one that has called it, and their connection as the latter sees it."""
     with rma.Agent(f"unix://{tmp_path}/a", SECRET) as called, rma.Agent(f"unix://{tmp_path}/b", SECRET) as calling:
         yield called, calling, calling.connect(called.address)
 
 
 @contextmanager
-def half_connected(called: rma.Agent, calling: rma.Agent, name: str) -> Iterator[Channel]:
+def half_connected(called, calling, name):
     """A connection of our own with an agent, which has said who it is and waits for us to be ready."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(called.address.removeprefix("unix://"))
@@ -456,9 +439,7 @@ def half_connected(called: rma.Agent, calling: rma.Agent, name: str) -> Iterator
         yield channel
 
 
-def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoint(
-    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
-) -> None:
+def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoint(connected):
     called, calling, first = connected
     with half_connected(called, calling, "second") as second:
         assert second.receive() == {"ready": True}
@@ -470,9 +451,7 @@ def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoin
         second.close()
 
 
-def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_a_new_endpoint(
-    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
-) -> None:
+def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_a_new_endpoint(connected):
     """As the other side's is. The thread that would read the end waits here until messages are taken."""
     called, calling, first = connected
     until(lambda: called.peers)
@@ -496,9 +475,7 @@ def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_
     assert (room == given).all()
 
 
-def test_regions_that_change_while_agents_meet_are_told(
-    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
-) -> None:
+def test_regions_that_change_while_agents_meet_are_told(connected):
     called, calling, _ = connected
     before, after = (called.worker.register(np.zeros(1000, np.uint8)) for _ in range(2))
     called.publish("anew", before)
@@ -515,9 +492,7 @@ def test_regions_that_change_while_agents_meet_are_told(
         second.close()
 
 
-def test_more_is_published_than_a_message_or_a_socket_holds(
-    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
-) -> None:
+def test_more_is_published_than_a_message_or_a_socket_holds(connected):
     """On both sides, before they connect: a ValueError, and its socket was left open."""
     called, calling, _ = connected
     with rma.Agent(calling.address + "2", SECRET) as third:
@@ -535,9 +510,7 @@ def test_more_is_published_than_a_message_or_a_socket_holds(
             assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
 
 
-def test_a_peer_that_does_not_read_holds_up_no_other(
-    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
-) -> None:
+def test_a_peer_that_does_not_read_holds_up_no_other(connected):
     """One that was stopped, say. It hears of everything once it reads, and of messages behind what was published."""
     called, calling, peer = connected
     with half_connected(called, calling, "stopped") as stopped:
@@ -551,7 +524,7 @@ def test_a_peer_that_does_not_read_holds_up_no_other(
             threading.Thread(target=other.send, args=("behind it",), daemon=True).start()
         assert calling.receive(600) == (peer, "behind it")
         assert stopped.receive() == {"ready": True}
-        heard = dict[str, str]()
+        heard = {}
         while "message" not in (said := stopped.receive()):
             heard |= said["regions"]
         assert set(heard) == names
@@ -559,13 +532,13 @@ def test_a_peer_that_does_not_read_holds_up_no_other(
 
 
 @pytest.fixture
-def by_tcp(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def by_tcp(monkeypatch):
     """Processes take each other for those of other hosts; a function that has libucp lose all its connections."""
     monkeypatch.setattr(workers, "_may_open", lambda process: False)
     monkeypatch.setenv("UCX_TLS", "tcp")
     before = set(os.listdir("/proc/self/fd"))
 
-    def cut() -> None:
+    def cut():
         for file in set(os.listdir("/proc/self/fd")) - before:
             with contextlib.suppress(OSError):  # it is closed by now, or was not connected
                 if os.readlink(f"/proc/self/fd/{file}").startswith("socket"):
@@ -578,15 +551,13 @@ def by_tcp(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
-def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(
-    by_tcp: Callable[[], None], connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer], is_one_sided: bool
-) -> None:
+def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(by_tcp, connected, is_one_sided):
     """On both sides, or where the other side has not heard of it. The next connection is a new one at once."""
     called, calling, peer = connected
     room = np.zeros(1000, np.uint8)
     called.publish("room", called.worker.register(room))
 
-    def put(peer: rma.AgentPeer) -> None:
+    def put(peer):
         given = np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
         peer.endpoint.put(calling.worker.register(given), peer.open("room")).Wait()
         assert (room == given).all()
@@ -612,7 +583,7 @@ def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(
             again = calling.connect(called.address)
 
 
-def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:
+def test_mistakes_are_named(agent, tmp_path):
     with pytest.raises(ValueError, match="at least 16 bytes"):
         rma.Agent("tcp://127.0.0.1:0", b"short")
     for bad in ("host:7", "tcp://host", "tcp://h:99999", "unix://x/y", "http://h:1"):
@@ -629,10 +600,10 @@ def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:
             stranger.connect(f"unix://{tmp_path}/none")
 
 
-def certificates(folder: Path, name: str, authority: str = "authority") -> rma.Certificates:
+def certificates(folder, name, authority="authority"):
     """A certificate for 127.0.0.1, signed by an authority that is made with it, if need be."""
 
-    def openssl(*words: str) -> None:
+    def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -648,7 +619,7 @@ def certificates(folder: Path, name: str, authority: str = "authority") -> rma.C
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, which makes certificates")
-def test_certificates(tmp_path: Path) -> None:
+def test_certificates(tmp_path):
     one, two, foreign = (certificates(tmp_path, name, by) for name, by in (("a", "ca"), ("b", "ca"), ("c", "other")))
     with rma.Agent("tcp://127.0.0.1:0", SECRET, tls=one) as server:
         server.publish("room", server.worker.register(np.zeros(8)))

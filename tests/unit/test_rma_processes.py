@@ -1,12 +1,8 @@
 """One-sided communication of two processes, one of which is stopped or killed in the middle of it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,8 +88,7 @@ os.kill(pid, signal.SIGKILL)
 """
 
 
-def two(script: str, room: int, tmp_path: Path, before: tuple[str, ...] = ()) -> Any:
-    """Run such a script on so many bytes."""
+def two(script, room, tmp_path, before=()):
     path = tmp_path / "job.py"
     path.write_text(script)
     words = [*before, sys.executable, str(path), str(room)]
@@ -101,13 +96,13 @@ def two(script: str, room: int, tmp_path: Path, before: tuple[str, ...] = ()) ->
 
 
 @pytest.mark.parametrize(("script", "room", "said"), [(MANY, 4096, "begun"), (UNDER_WAY, 16 << 20, "closed")])
-def test_much_is_under_way(tmp_path: Path, script: str, room: int, said: str) -> None:
+def test_much_is_under_way(tmp_path, script, room, said):
     """Transfers that wait for each other, and libucp's work when the worker is closed, which ended the process."""
     done = two(script, room, tmp_path)
     assert (done.returncode, done.stdout.split()) == (0, [said]), done
 
 
-def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
+def test_a_number_that_another_process_has_now(tmp_path):
     """What was a peer's memory is another process's, and nothing is put there."""
     own = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     done = two(REUSED, 4096, tmp_path, (*own, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"))

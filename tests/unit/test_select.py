@@ -3,8 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +24,7 @@ MIXED = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
 MIB = 1 << 20
 
 
-def test_grammar() -> None:
+def test_grammar():
     assert parse_tune("allreduce:0-64k:@flat#allreduce,bcast:64k-inf:@split_rail:fragments=4") == (
         Rule("allreduce", 0, 65536, "flat"),
         Rule("allreduce", 65536, math.inf, "split_rail", 4),
@@ -39,23 +37,20 @@ def test_grammar() -> None:
 
 
 @pytest.mark.parametrize("text, message", [
-    ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"),
-    ("0-4k:@flat", "no collective"),
+    ("allreduce:0-4k", "'allreduce:0-4k': no algorithm"), ("0-4k:@flat", "no collective"),
     ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
-    ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
-    ("allreduce:4q-8q:@flat", "'4q' is not a size"),
+    ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"), ("allreduce:4q-8q:@flat", "'4q' is not a size"),
     ("allreduce:cuda:@flat", "'cuda' is not a collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@", "'@' is not a collective"),
-    ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
+    ("allreduce:@", "'@' is not a collective"), ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip
-def test_grammar_names_the_bad_part(text: str, message: str) -> None:
+def test_grammar_names_the_bad_part(text, message):
     with pytest.raises(ValueError, match=message):
         parse_tune(text)
 
 
-def test_highest_score_holds_then_the_last() -> None:
+def test_highest_score_holds_then_the_last():
     rules = parse_tune("allreduce:@flat:10#allreduce:@tree:20#allreduce:@split_rail:20#allreduce:@flat:0")
     best = match(rules, TWO, "allreduce", 100)
     assert best is not None and best.algorithm == "split_rail"
@@ -65,7 +60,7 @@ def test_highest_score_holds_then_the_last() -> None:
     assert match(parse_tune("allreduce:[5-8]:@flat"), TWO, "allreduce", 1) is None
 
 
-def islands(*hosts: int, **more: Any) -> Topology:
+def islands(*hosts, **more):
     """Ranks without devices on these hosts."""
     return Topology.group(["host"] * len(hosts), hosts, **more)
 
@@ -115,7 +110,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("data, place, calls", CHOICES, ids=[f"{data}, {place}" for data, place, _ in CHOICES])
-def test_defaults(data: str, place: str, calls: str) -> None:
+def test_defaults(data, place, calls):
     tune = TUNINGS[data]
     for collective, sizes in (call.split(" ", 1) for call in calls.split("; ")):
         for size, name, cut in re.findall(r"(\w+) (\w+)/?(\d*)", sizes):
@@ -123,7 +118,7 @@ def test_defaults(data: str, place: str, calls: str) -> None:
             assert choose(PLACES[place], collective, int(parse_size(size)), tune) == wanted, (collective, size)
 
 
-def test_user_before_measured_before_default() -> None:
+def test_user_before_measured_before_default():
     measured = (Rule("allreduce", 0, math.inf, "split_rail", 2),)
     tune = Tuning(parse_tune("allreduce:0-1k:@flat"), measured)
     assert choose(TWO, "allreduce", 512, tune=tune) == Choice("flat")
@@ -131,7 +126,7 @@ def test_user_before_measured_before_default() -> None:
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")
 
 
-def test_table_survives_a_file(tmp_path: Path) -> None:
+def test_table_survives_a_file(tmp_path):
     file = tmp_path / "tuned.json"
     measured = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
     save_table(file, TWO, Measured(measured))
@@ -142,14 +137,14 @@ def test_table_survives_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def entry(**fields: object) -> dict[str, object]:
+def entry(**fields):
     return {"topologies": {TWO.fingerprint(): {"rules": [], **fields}}}
 
 
 @pytest.mark.parametrize("change", [
     {"format": 1}, {"topologies": 3}, {"format": None}, entry(rules=[{}]), entry(rules=["bcast"]), entry(weights=[1]),
 ])  # fmt: skip
-def test_bad_tables_are_refused(change: dict[str, object]) -> None:
+def test_bad_tables_are_refused(change):
     text = json.dumps({"format": 2, "topologies": {}} | change)
     with pytest.raises(ValueError, match="not a table of measured choices"):
         load_table(text, TWO)
@@ -157,7 +152,7 @@ def test_bad_tables_are_refused(change: dict[str, object]) -> None:
         load_table("{", TWO)
 
 
-def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
+def test_agreed_joins_table_rules_and_weights(tmp_path):
     file = tmp_path / "tuned.json"
     save_table(file, TWO, Measured((Rule("allreduce", 0, math.inf, "tree", 1),), (3, 3, 1, 1)))
     topology, tune = agreed(TWO, TWO, "allreduce:0-1k:@flat", file.read_text())
@@ -171,14 +166,14 @@ CALLS = (("allreduce", 8), ("allreduce", MIB), ("bcast", 8))
 
 
 @given(data=st.data(), nbytes=st.integers(0, 1 << 40))
-def test_every_default_can_run(data: st.DataObject, nbytes: int) -> None:
+def test_every_default_can_run(data, nbytes):
     topology = data.draw(topologies())
     collective = data.draw(st.sampled_from(tuple(ROWS)))
     choice = choose(topology, collective, nbytes)
     assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 128
 
 
-def test_huge_flat_plans_are_small() -> None:
+def test_huge_flat_plans_are_small():
     topology = Topology.group(["nvidia"] * 4096, [r // 8 for r in range(4096)])
     plan = make_plan.__wrapped__(topology, Call("alltoall", 4096, (1 << 33,)), Choice("flat"))
     (step,) = plan.fragments[0].stages[0]
@@ -186,7 +181,7 @@ def test_huge_flat_plans_are_small() -> None:
     assert step.src[0][4095].offset == 4095 << 33
 
 
-def test_queued_calls() -> None:
+def test_queued_calls():
     """No collective crosses the bridge among devices whose streams do all of it."""
     plan = make_plan(MIXED, Call("allreduce", 4, (1 << 24,)), choose(MIXED, "allreduce", MIB, TUNINGS["streams"]))
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
@@ -196,7 +191,7 @@ def test_queued_calls() -> None:
 # --- the table of collectives -----------------------------------------------------------------------------------------
 
 
-def test_ucc_types() -> None:
+def test_ucc_types():
     """``ucc_coll_type_t``: a bit each, in alphabetical order but for fanin and fanout."""
     names = (
         "allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "barrier", "bcast", "fanin", "fanout",
@@ -211,16 +206,12 @@ def test_ucc_types() -> None:
 
 
 @pytest.mark.parametrize("call, text", [
-    (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"),
-    (Call("allreduce", 0, (1,)), "at least one"),
-    (Call("allreduce", 2, ()), "takes 1 counts, got 0"),
-    (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
-    (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"),
-    (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
-    (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"),
-    (Call("bcast", 2, (1,)), "root -1"),
+    (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"), (Call("allreduce", 0, (1,)), "at least one"),
+    (Call("allreduce", 2, ()), "takes 1 counts, got 0"), (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
+    (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"), (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
+    (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"), (Call("bcast", 2, (1,)), "root -1"),
     (Call("allreduce", 2, (1,), 0), "has no root"),
 ])  # fmt: skip
-def test_calls_that_are_refused(call: Call, text: str) -> None:
+def test_calls_that_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
         check(call)

@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from processes import python
+from processes import interrupted_at, python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
@@ -21,6 +22,8 @@ from ucc_hetero.bootstrap import faults
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.calls import runner
 from ucc_hetero.calls.arguments import CallSpec, root_of
+from ucc_hetero.calls.persistent import idle
+from ucc_hetero.calls.request import Request, dropped_calls, reap, under_way
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native import aside, waiting
 from ucc_hetero.native.aside import Aside, Watchdog
@@ -71,6 +74,62 @@ def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
     assert quarantine.release(owner) == 1 and [ref() is None for ref in alive] == [False, True]
     ended |= {"first"}
     assert quarantine.release(owner) == 0 and alive[0]() is None
+
+
+def test_things_are_kept_wherever_ctrl_c_comes() -> None:
+    """What libucp or MPI writes to goes on to be kept, and what is over is let go at the next look, at the latest."""
+
+    class Thing:
+        pass
+
+    at, interrupted = 0, True
+    while interrupted:
+        owner, over = Thing(), [False, True, False, True, False]
+        things = [Thing() for _ in over]
+        alive = [weakref.ref(thing) for thing in things]
+        for thing, ends in zip(things, over, strict=True):
+            quarantine.keep(thing, partial(bool, ends), owner)
+        del thing, things
+        interrupted = interrupted_at(at, partial(quarantine.release, owner))
+        assert [ref() is not None for ref in alive[::2]] == [True] * 3, f"let go by Ctrl-C at {at}"
+        assert quarantine.release(owner) == 3 and [ref() is not None for ref in alive] == [not ends for ends in over]
+        at += 1
+    assert at > 5
+
+
+def test_things_are_there_while_a_thread_looks_at_them() -> None:
+    """Another one counts them meanwhile, and does not look at those: MPI's requests are for one thread at a time."""
+    owner, looks, goes_on, asked = threading.Event(), threading.Event(), threading.Event(), []
+
+    def over() -> bool:
+        asked.append(threading.get_ident())
+        looks.set()
+        return not goes_on.wait(20)
+
+    kept = threading.Event()
+    quarantine.keep(kept, over, owner)
+    thread = threading.Thread(target=quarantine.release, args=(owner,))
+    thread.start()
+    assert looks.wait(20)
+    assert quarantine.release(owner) == 1
+    goes_on.set()
+    thread.join()
+    assert asked == [thread.ident] and quarantine.release(owner) == 1
+
+
+def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes() -> None:
+    """Each once, or given up where it came in the middle of that; none counts as under way from then on."""
+    at, interrupted = 0, True
+    while interrupted:
+        taken: list[int] = []
+        for number in range(3):
+            op, keep = idle()
+            Request(op, keep, lambda *_, take=taken.append, number=number: take(number)).Free()
+        interrupted = interrupted_at(at, reap)
+        reap()
+        assert not (under_way or dropped_calls) and 2 + (not interrupted) <= len(taken) == len({*taken}), at
+        at += 1
+    assert at > 9
 
 
 def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:

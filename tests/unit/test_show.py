@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero.__main__ import main
-from ucc_hetero.cli.finding import Finding, rules_of
 from ucc_hetero.cli.plan import facts, render
 from ucc_hetero.cli.topo import DrawnHost, draw, tree
+from ucc_hetero.cli.tune import Finding, rules_of
 from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
 from ucc_hetero.planner.rules import Rule

@@ -1,17 +1,12 @@
 """The store that ranks meet at, and recovery over one: who lives, agreement, survivors; ranks are threads here."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +19,7 @@ from ucc_hetero.rma.channel import ChannelError
 SECRET, SIZE = os.urandom(32), 4
 
 
-def on_ranks(ranks: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
+def on_ranks(ranks, call):
     """Results, or exceptions, of a call that all of these make at the same time."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         calls = [pool.submit(call, rank) for rank in ranks]
@@ -32,13 +27,13 @@ def on_ranks(ranks: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServer]:
+def server(request, tmp_path):
     made = StoreServer("tcp://127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path}/store", SECRET)
     yield made
     made.close()
 
 
-def test_keys_and_values(server: StoreServer) -> None:
+def test_keys_and_values(server):
     one, other = (Store(server.address, SECRET) for _ in range(2))
     data = bytes(range(256)) * 300
     one.set("a", data)
@@ -57,12 +52,10 @@ def test_keys_and_values(server: StoreServer) -> None:
     assert sorted(numbers) == list(range(1, 21))
 
 
-def test_a_server_that_has_no_file_left_for_a_connection_goes_on(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_has_no_file_left_for_a_connection_goes_on(server, monkeypatch):
     failures, accept = [OSError(errno.EMFILE, "too many open files")], socket.socket.accept
 
-    def accepted(listener: socket.socket) -> Any:
+    def accepted(listener):
         if failures:
             raise failures.pop()
         return accept(listener)
@@ -72,7 +65,7 @@ def test_a_server_that_has_no_file_left_for_a_connection_goes_on(
     assert Store(server.address, SECRET).get("a") == b"b" and not failures
 
 
-def test_strangers_are_refused(server: StoreServer) -> None:
+def test_strangers_are_refused(server):
     with pytest.raises(ChannelError):
         Store(server.address, b"another secret of theirs")
     if server.address.startswith("tcp"):
@@ -85,15 +78,14 @@ def test_strangers_are_refused(server: StoreServer) -> None:
 
 
 @pytest.fixture
-def comms() -> list[StoreComm]:
-    """A communicator of four ranks, as each of them has it."""
+def comms():
     dist = pytest.importorskip("torch.distributed", reason="needs torch: pip install '.[torch]'")
     load()
     store = dist.HashStore()
     return [StoreComm.first(store, rank, range(SIZE), SIZE, 30.0) for rank in range(SIZE)]
 
 
-def test_deaths_are_looked_for_while_others_are_waited_for(comms: list[StoreComm]) -> None:
+def test_deaths_are_looked_for_while_others_are_waited_for(comms):
     """A death on one rank's board ends the exchanges of all."""
     looks = itertools.count()
     comms[1].watch(lambda: [3] if next(looks) > 20 else [])  # the others have long been waiting
@@ -105,7 +97,7 @@ def test_deaths_are_looked_for_while_others_are_waited_for(comms: list[StoreComm
     assert isinstance(late, PeerError) and "gone on without it" in str(late)
 
 
-def test_the_first_to_tell_of_a_death_is_right(comms: list[StoreComm]) -> None:
+def test_the_first_to_tell_of_a_death_is_right(comms):
     """Where a cut network has two sides take each other for dead."""
     for comm, others in ((comms[2], [0, 1]), (comms[0], [2, 3]), (comms[1], [2, 3])):
         comm.watch(lambda others=others: others)
@@ -115,14 +107,14 @@ def test_the_first_to_tell_of_a_death_is_right(comms: list[StoreComm]) -> None:
     assert all(isinstance(each, PeerError) for each in made[:2])
 
 
-def test_whoever_lives_is_waited_for(comms: list[StoreComm]) -> None:
+def test_whoever_lives_is_waited_for(comms):
     for comm in comms:
         comm.seconds = 1.0
     for failure in on_ranks(comms[:3], StoreComm.Shrink):
         assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
 
 
-def test_agreement(comms: list[StoreComm]) -> None:
+def test_agreement(comms):
     for comm, flag in zip(comms, (0b111, 0b101, 0b110, 0b100), strict=True):
         comm.flag = flag
     assert on_ranks(comms, lambda comm: comm.Agree(comm.flag)) == [0b100] * 4
@@ -133,11 +125,11 @@ def test_agreement(comms: list[StoreComm]) -> None:
     assert comms[1].Get_failed().ranks == (0,)
 
 
-def test_exchanges_take_no_room_in_the_store(comms: list[StoreComm]) -> None:
+def test_exchanges_take_no_room_in_the_store(comms):
     """A job that makes and releases communicators for weeks must not fill its store."""
     store = comms[0].store
 
-    def work(comm: StoreComm) -> Any:
+    def work(comm):
         part = comm.Dup()
         for number in range(20):
             assert part.allgather((number, comm.Get_rank())) == [(number, rank) for rank in range(SIZE)]
@@ -163,7 +155,7 @@ def test_exchanges_take_no_room_in_the_store(comms: list[StoreComm]) -> None:
     assert store.num_keys() <= 1, "how many of the first communicator's ranks have died"
 
 
-def test_a_receive_that_was_cancelled_leaves_its_word_to_the_next(comms: list[StoreComm]) -> None:
+def test_a_receive_that_was_cancelled_leaves_its_word_to_the_next(comms):
     word, later = bytearray(1), bytearray(1)
     given_up = comms[1].Irecv(word, 0, tag=5)
     assert not given_up.Test()

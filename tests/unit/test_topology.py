@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from plan_cases import calls, deep_topologies, topologies
 from processes import python
 
+from ucc_hetero.cli.plan import Traffic, traffic_of
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.rails import owner_shares
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
-from ucc_hetero.planner.cost import Traffic, traffic_of
 from ucc_hetero.planner.plan import Plan
 from ucc_hetero.planner.select import Choice, Tuning, choose, example_call, make_plan
 from ucc_hetero.planner.topology import Group, Topology, emulated_vendors, levels_of, link_weights, share_hosts

@@ -14,7 +14,7 @@ from ucc_hetero.torch.replicas import checksum
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_other_split_is_quicker(seed: int) -> None:
+def test_no_other_split_is_quicker(seed):
     rng = random.Random(seed)
     size, total = rng.randint(1, 4), rng.randint(4, 12)
     profile = Profile(0, tuple(rng.uniform(0, 3) for _ in range(size)), tuple(rng.uniform(0.1, 2) for _ in range(size)))
@@ -30,12 +30,12 @@ def test_no_other_split_is_quicker(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_other_cut_is_quicker(seed: int) -> None:
+def test_no_other_cut_is_quicker(seed):
     rng = random.Random(seed)
     ranks, layers = rng.randint(1, 4), rng.randint(4, 9)
     seconds = [[rng.uniform(0.1, 2) for _ in range(layers)] for _ in range(ranks)]
 
-    def slowest(cuts: list[tuple[int, int]]) -> float:
+    def slowest(cuts):
         return max(sum(row[a:b]) for row, (a, b) in zip(seconds, cuts, strict=True))
 
     cuts = split_layers(seconds)
@@ -62,14 +62,14 @@ NOISY = (
 
 
 @pytest.fixture
-def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+def warnings(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("ucc_hetero"), "propagate", True)  # whoever has configured it
     return caplog
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1, 2], [2, 0], [0, 1, 2]])
 @pytest.mark.parametrize("job", NOISY)
-def test_noise_divides_nothing(job, ranks: list[int], warnings: pytest.LogCaptureFixture) -> None:
+def test_noise_divides_nothing(job, ranks, warnings):
     """Ranks that are alike got shares such as 255 and 1 of 256."""
     profile = fitted(0, (1, 4), [job[rank] for rank in ranks])
     counts = profile.split(240).counts
@@ -79,7 +79,7 @@ def test_noise_divides_nothing(job, ranks: list[int], warnings: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_differences_beyond_noise_divide(seed: int, warnings: pytest.LogCaptureFixture) -> None:
+def test_differences_beyond_noise_divide(seed, warnings):
     """Ranks that are twice and three times as fast, measured to two per cent."""
     rng, slower = random.Random(seed), (6, 3, 2)
     samples = [[[s * (1 + 2 * n) * rng.uniform(0.98, 1.02) for _ in range(5)] for n in (1, 4)] for s in slower]
@@ -89,7 +89,7 @@ def test_differences_beyond_noise_divide(seed: int, warnings: pytest.LogCaptureF
     assert all(rows[r][i] == pytest.approx(s * n, rel=0.03) for r, s in enumerate(slower) for i, n in enumerate((3, 9)))
 
 
-def test_weights_make_the_average_that_of_all_samples() -> None:
+def test_weights_make_the_average_that_of_all_samples():
     counts = (1, 5, 2)
     values = torch.randn(8, dtype=torch.float64)
     shares = [Share(counts, rank) for rank in range(3)]
@@ -105,7 +105,7 @@ def test_weights_make_the_average_that_of_all_samples() -> None:
     (lambda: split_layers([[1.0], [1.0]]), "each needs one"),
     (lambda: BalancedSampler(4, Share((2, 3), 0)), "no batch of 5"),
 ])  # fmt: skip
-def test_mistakes_are_named(wrong, said: str) -> None:
+def test_mistakes_are_named(wrong, said):
     with pytest.raises(ValueError, match=said):
         wrong()
 
@@ -113,7 +113,7 @@ def test_mistakes_are_named(wrong, said: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool, torch.uint8]
 )
-def test_checksums_tell_bits_and_places_apart(dtype: torch.dtype) -> None:
+def test_checksums_tell_bits_and_places_apart(dtype):
     one = (torch.arange(12) % 5).to(dtype).reshape(3, 4)
     assert checksum([one]) == checksum([one.clone()]) == checksum([one.t().contiguous().t()])
     swapped = one.clone()

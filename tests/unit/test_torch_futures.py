@@ -2,12 +2,13 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
@@ -19,7 +20,7 @@ from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_ha
 import _ucc_hetero_autoload
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.torch import devices, futures, rendezvous
+from ucc_hetero.torch import futures, rendezvous, streams
 from ucc_hetero.torch.dispatch import Dispatch
 from ucc_hetero.torch.futures import CallbackThread, Future
 from ucc_hetero.torch.work import Work
@@ -197,13 +198,13 @@ def test_torch_begins_with_the_device_of_the_rank(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
-    devices.start_with(local)
+    streams.start_with(local)
     assert not found
     for call, _ in torch.cuda._queued_calls:  # as torch does
         call()
     assert found == chosen
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    devices.start_with(local)
+    streams.start_with(local)
     assert found == chosen, "the script has chosen one already"
 
 
@@ -234,6 +235,21 @@ def test_a_group_of_another_size_is_made_where_one_was() -> None:
         assert [each.exception() for each in said] == [None] * size
 
 
+def test_a_rank_that_chose_another_backend_where_a_group_was() -> None:
+    """It is found, also where ranks that waited in vain come again."""
+    store = dist.HashStore()
+
+    def come(ranks: Sequence[int], seconds: float) -> list[str]:
+        with ThreadPoolExecutor(3) as pool:
+            said = [pool.submit(rendezvous.await_all, store, rank, [0, 1, 2], seconds) for rank in ranks]
+        return [str(each.exception()) for each in said]
+
+    assert come([2, 0, 1], 60) == ["None"] * 3
+    for _ in range(2):
+        assert all("rank(s) [2] did not come" in text for text in come([0, 1], 0.05))
+    assert come([0, 1, 2], 60) == ["None"] * 3
+
+
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
 def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch, installs: Any) -> None:
     """Whether it imports ucc_hetero.torch or not; once."""
@@ -255,3 +271,36 @@ def test_ranks_that_chose_the_same_backend_go_on() -> None:
     rendezvous.await_all(store, 2, [0, 1, 2], 0)
     for thread in threads:
         thread.join()
+
+
+#: A group that comes while a thread that makes another looks which groups are over.
+GROUPS = """
+import threading
+from datetime import timedelta
+import torch.distributed as dist
+import ucc_hetero.torch as ut
+store, looks, goes_on = dist.HashStore(), threading.Event(), threading.Event()
+def makes(name):
+    return ut.process_group(dist.PrefixStore(name, store), 0, 1, timedelta(seconds=100))
+over, made = makes("over"), [makes("first")]
+over.shutdown()
+usable = ut.ProcessGroupUCCH.usable.fget
+def looked_at(group):
+    if threading.current_thread() is not threading.main_thread():
+        looks.set()
+        goes_on.wait()
+    return usable(group)
+ut.ProcessGroupUCCH.usable = property(looked_at)
+thread = threading.Thread(target=lambda: made.append(makes("second")))
+thread.start()
+looks.wait()
+made.append(makes("third"))
+goes_on.set()
+thread.join()
+assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.groups(), made)
+"""
+
+
+def test_groups_that_threads_make_at_once() -> None:
+    """All are listed, and so ended at the end of the process."""
+    python(GROUPS, timeout=100)

@@ -71,7 +71,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     found = Cuda()
     monkeypatch.setattr(streams.torch, "cuda", found)
     monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
-    monkeypatch.setattr(streams, "raw_stream", lambda device: None)  # a torch for CUDA asks the driver
+    monkeypatch.setattr(streams, "_raw_stream_of", lambda kind: None)  # a torch for CUDA asks the driver
     monkeypatch.setattr(streams, "_idle", {})
     return found
 

@@ -3,20 +3,18 @@
 import json
 import os
 import random
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ucc_hetero.__main__ import main
-from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Recording, clock_offsets, document, parse_part, used
+from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, clock_offsets, document, parse_part, used
 from ucc_hetero.trace.timeline import parts_of
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
 
 
-def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
+def ring(events, capacity):
     """Trace file of the native engine after writing these events one by one."""
     slots = np.zeros(capacity, EVENT)
     for i, event in enumerate(events):
@@ -25,7 +23,7 @@ def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
     return head.ljust(HEADER, b"\0") + slots.tobytes()
 
 
-def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Recording:
+def part(rank, events, steps=STEPS, clock=0):
     lines = [
         {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
         {"clock": [0, clock, 7]},
@@ -36,22 +34,22 @@ def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clo
     return parse_part([json.dumps(line) + "\n" for line in lines], used(ring(events, 16)))
 
 
-def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def of_kind(trace, kind):
     return [event for event in trace["traceEvents"] if event.get("cat") == kind]
 
 
-def spans(trace: dict[str, Any], kind: str) -> list[tuple[int, float, float]]:
+def spans(trace, kind):
     return [(e["pid"], e["ts"], e["dur"]) for e in of_kind(trace, kind) if e["ph"] == "X"]
 
 
 @pytest.mark.parametrize("count", [0, 3, 8, 9, 21])
-def test_the_last_events_of_a_ring_in_order(count: int) -> None:
+def test_the_last_events_of_a_ring_in_order(count):
     events = [(i + 1, i + 2, i, 1, -1, 0) for i in range(count)]
     found = np.frombuffer(used(ring(events, 8)), EVENT)
     assert found["seq"].tolist() == list(range(count))[-8:]
 
 
-def test_what_was_cut_off_is_left_out() -> None:
+def test_what_was_cut_off_is_left_out():
     found = parse_part(['{"rank": 3, "job": "j"}\n', '{"clock": [1, 2, 3]}\n', '{"comm": 1, "num'], b"")
     assert (found.rank, found.clock, found.comms) == (3, [(1, 2, 3)], {})
     with pytest.raises(ValueError, match="names the rank of these events"):
@@ -60,7 +58,7 @@ def test_what_was_cut_off_is_left_out() -> None:
         used(b"something else" * 1000)
 
 
-def test_phases_in_microseconds_on_lanes() -> None:
+def test_phases_in_microseconds_on_lanes():
     events = [(1000, 9000, 5, 1, -1, 0), (2000, 4000, 5, 1, 0, 0), (4000, 8000, 5, 1, 1, 0)]
     trace = document([part(0, events)])
     assert spans(trace, "call") == [(0, 0.0, 8.0)]
@@ -77,13 +75,13 @@ def test_phases_in_microseconds_on_lanes() -> None:
     json.dumps(trace)
 
 
-def test_overlapping_calls_get_lanes_of_their_own() -> None:
+def test_overlapping_calls_get_lanes_of_their_own():
     events = [(1000, 9000, 1, 1, -1, 0), (2000, 8000, 2, 1, -1, 0), (9000, 9500, 3, 1, -1, 0)]
     calls = of_kind(document([part(0, events)]), "call")
     assert [(e["args"]["call"], e["tid"]) for e in calls] == [(1, 0), (2, 1), (3, 0)]
 
 
-def test_waiting_for_the_rank_that_came_last() -> None:
+def test_waiting_for_the_rank_that_came_last():
     early = [(1000, 9000, 5, 1, -1, 0), (1000, 9000, 5, 1, 0, 0)]
     late = [(6000, 9000, 5, 1, -1, 0), (6000, 9000, 5, 1, 0, 0)]
     trace = document([part(0, early), part(1, late)])
@@ -91,7 +89,7 @@ def test_waiting_for_the_rank_that_came_last() -> None:
     assert (wait["pid"], wait["ts"], wait["dur"], wait["name"]) == (0, 0.0, 5.0, "for rank 1")
 
 
-def test_clocks_are_drawn_together() -> None:
+def test_clocks_are_drawn_together():
     # Rank 1's clock is 1 ms ahead; on one clock both came at the same time.
     shift = 1_000_000
     one = [(1000, 3000, 1, 1, 0, 0)]
@@ -102,14 +100,14 @@ def test_clocks_are_drawn_together() -> None:
     assert trace["otherData"]["clock uncertainty us"] == {"0": 0.007, "1": 0.007}
 
 
-def test_drift_is_interpolated() -> None:
+def test_drift_is_interpolated():
     found = part(0, [])
     found.clock = [(10_000, 0, 0), (20_000, 100, 0)]
     local = np.array([10_000, 15_000, 20_000], np.uint64)
     assert found.reference(local).tolist() == [10_000, 14_950, 19_900]
 
 
-def test_what_never_ended_lasts_to_the_end() -> None:
+def test_what_never_ended_lasts_to_the_end():
     trace = document([part(0, [(1000, 0, 5, 1, -1, 0), (2000, 0, 5, 1, 0, 0), (3000, 3500, 4, 1, -1, -1003)])])
     call, _ = of_kind(trace, "call")
     assert (call["dur"], call["args"]["unfinished"]) == (2.5, True)
@@ -118,7 +116,7 @@ def test_what_never_ended_lasts_to_the_end() -> None:
     assert names == ["allreduce (not finished)", "reduce_scatter 0.0 (not finished)", "allreduce (failed)"]
 
 
-def test_a_wire_has_a_row_each_way() -> None:
+def test_a_wire_has_a_row_each_way():
     wire = 0xFFFFFFFF  # number 2 sends, 3 receives
     sent = [(1000, 4000, 27, wire, 2, 0, 80), (1000, 6000, 27, wire, 2, 0, 16), (7000, 0, 27, wire, 2, 0, 16)]
     other = [(2000, 9000, 27, wire, 3, 0, 64), (3000, 5000, 99, wire, 0, -1, 8)]
@@ -135,11 +133,11 @@ def test_a_wire_has_a_row_each_way() -> None:
     assert (shown[2]["args"]["status"], shown[4]["args"]["unfinished"]) == (-1, True)
 
 
-def test_offsets_are_bounded_by_what_was_heard() -> None:
+def test_offsets_are_bounded_by_what_was_heard():
     rng = random.Random(1)
     shift, now = 5_000_000, 0
-    sent: list[list[int]] = [[], []]
-    done: list[list[int]] = [[], []]
+    sent = [[], []]
+    done = [[], []]
     for _ in range(20):
         now += 100_000
         starts = [now + rng.randrange(20_000) for _ in range(2)]
@@ -152,7 +150,7 @@ def test_offsets_are_bounded_by_what_was_heard() -> None:
     assert abs(offset - shift) <= error <= 10_000
 
 
-def test_ranks_of_one_host_share_its_clock() -> None:
+def test_ranks_of_one_host_share_its_clock():
     sent = [[10], [12], [1012], [1015]]
     done = [[30], [31], [1033], [1029]]
     found = clock_offsets(sent, done, [0, 0, 1, 1])
@@ -161,7 +159,7 @@ def test_ranks_of_one_host_share_its_clock() -> None:
     assert found[1] == ((985 + 1017) // 2, 16)
 
 
-def test_parts_are_merged_where_there_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_are_merged_where_there_is_no_trace(tmp_path, capsys):
     path = tmp_path / "t.json"
     for rank, job in ((0, "new"), (1, "old")):
         file, meta = parts_of(path, rank)

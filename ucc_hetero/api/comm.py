@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from itertools import chain
 from operator import attrgetter, methodcaller
 from threading import RLock
@@ -16,7 +15,6 @@ from ..bootstrap import exit, process, settings
 from ..bootstrap.meeting import Seat
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
-from ..calls.objects import Objects
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..calls.runner import Runner
@@ -27,15 +25,11 @@ from ..engine.lowering import Execution
 from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSupported
 from ..native.libraries import load
 from ..p2p.messages import Messages
-from ..p2p.neighbours import Neighbourhood
-from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS
 from .comm_faults import FaultMethods, FaultWatch
 from .comm_groups import GroupMethods
-from .comm_neighbours import NeighbourMethods
 from .comm_objects import ObjectMethods
-from .comm_p2p import MessageMethods
 
 SUM = OPS["SUM"]
 
@@ -65,7 +59,7 @@ _first_call = RLock()
     "case (``'sum'``), or one of MPI's.",
     stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
 )
-class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods, FaultMethods):
+class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
     Methods, defaults and buffer forms are mpi4py's. Methods with a capital letter take buffers: arrays of numpy, torch,
@@ -218,28 +212,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
 
-    @cached_property
-    def _messages(self) -> Messages:
-        return Messages(self._runner)
-
-    @cached_property
-    def _own_messages(self) -> Messages:
-        """Messages of the package's own calls, which no receive of the caller's matches."""
-        return Messages(self._runner, own=True)
-
     Disconnect = Free  # which waits for all that is under way
-
-    @cached_property
-    def _objects(self) -> Objects:
-        return Objects(self._runner)
-
-    @cached_property
-    def _neighbourhood(self) -> Neighbourhood:
-        return Neighbourhood(self.mpi, self._own_messages)
-
-    @cached_property
-    def _partitions(self) -> Partitions:
-        return Partitions(self._own_messages)
 
     def __bool__(self) -> bool:
         return vars(self).get("_runner") is not _freed

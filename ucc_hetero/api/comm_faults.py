@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from .. import log
-from ..bootstrap import faults, growth, settings
+from ..bootstrap import faults, settings, storecomm
 from ..bootstrap.storecomm import begin_without_mpi
 from ..calls.request import poll_hooks
 from ..calls.runner import Runner
@@ -182,7 +182,7 @@ class FaultMethods(ABC):
             raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
         if self.Is_revoked():
             raise RevokedError(f"rank {self._runner.rank}: Grow: this communicator was revoked: Shrink() first")
-        mpi = self._in_time("Grow", lambda: growth.let_in(self._mpi, store, least, self._runner.timeout))
+        mpi = self._in_time("Grow", lambda: storecomm.let_in(self._mpi, store, least, self._runner.timeout))
         if mpi is None:
             return None
         made, failure = self._attempt(mpi)
@@ -206,7 +206,7 @@ class FaultMethods(ABC):
             CollectiveTimeout: They have not called :meth:`Grow` within that time.
         """
         begin_without_mpi()
-        return cls._adopt(growth.arrive(store, settings.timeout() if timeout is None else timeout))
+        return cls._adopt(storecomm.arrive(store, settings.timeout() if timeout is None else timeout))
 
     def _need_survivors(self, what: str) -> None:
         if self._fault_watch.unsupported:

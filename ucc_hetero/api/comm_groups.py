@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.meeting import Again, Bids, Seat, all_ready
+from ..bootstrap.meeting import Again, Bids, Seat, Turn, all_ready
 from ..bootstrap.timely import Timely, timely
-from ..bootstrap.turns import Turn
 from ..calls.arguments import CallSpec
 from ..calls.runner import Runner
 from ..docstrings import described, forms

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request, finished
+from ..calls.runner import Runner
 from ..docstrings import forms
 from ..p2p.composite import MessageGroup, start_all
 from ..p2p.messages import Messages
@@ -16,7 +16,7 @@ from ..p2p.probe import Message, mprobe, object_message, probe, wait_for_any, wa
 
 
 @forms
-class MessageMethods(ABC):
+class MessageMethods:
     """Sends, receives and probes. A receive takes any ``source`` and ``tag`` unless they are given.
 
     A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
@@ -29,12 +29,21 @@ class MessageMethods(ABC):
     """
 
     _mpi: Any
+    _runner: Runner
     _attached: Any = None
 
     @cached_property
-    @abstractmethod
     def _messages(self) -> Messages:
-        """Messages of the caller's."""
+        return Messages(self._runner)
+
+    @cached_property
+    def _own_messages(self) -> Messages:
+        """Messages of the package's own calls, which no receive of the caller's matches."""
+        return Messages(self._runner, own=True)
+
+    @cached_property
+    def _partitions(self) -> Partitions:
+        return Partitions(self._own_messages)
 
     def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
         messages = self._messages
@@ -247,11 +256,6 @@ class MessageMethods(ABC):
         return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
 
     # --- partitioned --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    @abstractmethod
-    def _partitions(self) -> Partitions:
-        """The partitioned messages of this communicator."""
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> PartitionedRequest:
         """Set up a send of equal partitions, each of which goes when ``Pready`` of the request says so.

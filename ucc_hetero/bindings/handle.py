@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -64,18 +63,45 @@ class Present(Generic[T]):
         return [one for ref in self._found.valuerefs() if (one := ref()) is not None]
 
 
-def sweep(waiting: deque[T], busy: Callable[[T], object]) -> list[T]:
-    """Take out and return what is not busy any more; other threads may do so at the same time."""
-    ended: list[T] = []
-    for _ in range(len(waiting)):
-        try:
-            each = waiting.popleft()
-        except IndexError:
-            break  # another thread took it
-        try:
-            stays = busy(each)
-        except BaseException:
-            waiting.append(each)
-            raise
-        (waiting if stays else ended).append(each)
-    return ended
+class Kept(Generic[T]):
+    """Things that are kept until they are busy no more. Any thread may add some and look for those that are over.
+
+    What is busy is never out of it, wherever Ctrl-C or another thread comes: libucp or MPI may be writing there.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, T] = {}
+        self._looked_at: dict[int, object] = {}
+
+    def add(self, one: T) -> None:
+        """Keep one more."""
+        self._kept[id(one)] = one
+
+    def take(self, one: T) -> bool:
+        """Keep it no longer: True for the one caller that it was kept for."""
+        return self._kept.pop(id(one), None) is not None
+
+    def all(self) -> list[T]:
+        """Those that are kept now."""
+        return list(self._kept.values())
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept.clear()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def sweep(self, busy: Callable[[T], object]) -> None:
+        """Let go what is not busy any more. Of several threads one at a time asks that of a thing."""
+        for one in self.all():
+            key, me = id(one), object()
+            try:
+                if self._looked_at.setdefault(key, me) is me and key in self._kept and not busy(one):
+                    self.take(one)
+            finally:
+                try:  # no calls here: Ctrl-C would come behind them
+                    if self._looked_at[key] is me:
+                        del self._looked_at[key]
+                except KeyError:
+                    pass

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from .handle import sweep
+from .handle import Kept
 
 #: What is kept until something has happened, by its owner, and what is kept for ever.
-_until: WeakKeyDictionary[object, deque[tuple[object, Callable[[], object]]]] = WeakKeyDictionary()
+_until: WeakKeyDictionary[object, Kept[tuple[object, Callable[[], object]]]] = WeakKeyDictionary()
 _for_ever: list[object] = []
 
 
 def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
-    """Keep something alive, with all that it refers to, until the process ends or ``until`` is true.
-
-    :func:`release` asks that for its ``owner``: a class, a function, or what the thing refers to, as things do not
-    outlive their owner.
-    """
+    """Keep something alive until the process ends, or :func:`release` of its ``owner`` finds that ``until()`` is
+    true."""
     if until is None:
         _for_ever.append(thing)
     else:
-        _until.setdefault(owner, deque()).append((thing, until))
+        _until.setdefault(owner, Kept()).add((thing, until))
 
 
 @contextmanager
@@ -41,5 +37,5 @@ def release(owner: object) -> int:
     kept = _until.get(owner)
     if not kept:
         return 0
-    sweep(kept, lambda each: not each[1]())
+    kept.sweep(lambda each: not each[1]())
     return len(kept)

@@ -23,7 +23,7 @@ from ..native.libraries import ffi, lib, owned, preload_ucx
 from ..native.waiting import wait_in_slices
 from . import quarantine
 from .handle import Handle, Present, locked, memory
-from .ucc_enums import MemType
+from .ucc import MemType
 
 __all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "status_name"]
 
@@ -36,37 +36,15 @@ _PARAMS, _FEATURES, _SLEEPS = 0x1 | 0x20, 0x43, 0x10
 _ROUNDS = 1000
 
 
-class Status(IntEnum):
-    """``ucs_status_t``."""
-
-    OK = 0
-    INPROGRESS = 1
-    NO_MESSAGE = -1
-    NO_RESOURCE = -2
-    IO_ERROR = -3
-    NO_MEMORY = -4
-    INVALID_PARAM = -5
-    UNREACHABLE = -6
-    INVALID_ADDR = -7
-    NOT_IMPLEMENTED = -8
-    MESSAGE_TRUNCATED = -9
-    NO_PROGRESS = -10
-    BUFFER_TOO_SMALL = -11
-    NO_ELEM = -12
-    SOME_CONNECTS_FAILED = -13
-    NO_DEVICE = -14
-    BUSY = -15
-    CANCELED = -16
-    SHMEM_SEGMENT = -17
-    ALREADY_EXISTS = -18
-    OUT_OF_RANGE = -19
-    TIMED_OUT = -20
-    EXCEEDS_LIMIT = -21
-    UNSUPPORTED = -22
-    REJECTED = -23
-    NOT_CONNECTED = -24
-    CONNECTION_RESET = -25
-    ENDPOINT_TIMEOUT = -80
+#: ``ucs_status_t``.
+Status = IntEnum("Status", {
+    "OK": 0, "INPROGRESS": 1, "NO_MESSAGE": -1, "NO_RESOURCE": -2, "IO_ERROR": -3, "NO_MEMORY": -4, "INVALID_PARAM": -5,
+    "UNREACHABLE": -6, "INVALID_ADDR": -7, "NOT_IMPLEMENTED": -8, "MESSAGE_TRUNCATED": -9, "NO_PROGRESS": -10,
+    "BUFFER_TOO_SMALL": -11, "NO_ELEM": -12, "SOME_CONNECTS_FAILED": -13, "NO_DEVICE": -14, "BUSY": -15,
+    "CANCELED": -16, "SHMEM_SEGMENT": -17, "ALREADY_EXISTS": -18, "OUT_OF_RANGE": -19, "TIMED_OUT": -20,
+    "EXCEEDS_LIMIT": -21, "UNSUPPORTED": -22, "REJECTED": -23, "NOT_CONNECTED": -24, "CONNECTION_RESET": -25,
+    "ENDPOINT_TIMEOUT": -80,
+})  # fmt: skip
 
 
 def status_name(status: int) -> str:

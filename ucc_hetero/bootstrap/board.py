@@ -99,8 +99,8 @@ class Board:
         self.processes, self.hosts = known.processes, known.host_numbers
 
     def join(self, mapped: Sequence[bool] | None = None) -> None:
-        """Begin to use it, where all ranks of the host have it, as ``mapped`` tells: one without would look as if it
-        never arrived."""
+        """Begin to use it, where all ranks of the host have it (``mapped``): one without would look as if it never
+        arrived."""
         known = self._known
         if mapped is not None and not all(mapped):
             apart = {host for host, well in zip(known.hosts, mapped, strict=True) if not well}
@@ -137,17 +137,14 @@ class Board:
         return "" if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text) else _said(text)
 
     def difference(self, seq: int) -> tuple[int, int, str]:
-        """The first call up to ``seq`` that a rank of another host made differently, the rank, and what it called; or
-        0."""
+        """The first call up to ``seq`` that a rank of another host made differently, the rank, and its label; or 0."""
         rank, text = ffi.new("int *"), _room()
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], _said(text)) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
-        """The first call before ``seq`` that a rank of this host made differently, and the rank; or 0.
-
-        Of the last 64, which the page has (base/board.c).
-        """
+        """The first call before ``seq``, of the last 64, that a rank of this host made differently, and the rank; or
+        0."""
         for earlier in range(max(1, seq - 63), seq):
             if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
                 return earlier, self.ranks[slot]
@@ -178,8 +175,7 @@ class Board:
         return f"rank {rank} is in call {seq} of communicator {number} ({label}){since}"
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
-        """The last call of a rank of this host, or the one in which another host's waits for long; 0 where that is not
-        known. What it is, and since how many seconds (-1: not known)."""
+        """Where a rank is, or since when one of another host waits for long: (call or 0, label, seconds or -1)."""
         if self.shared and rank in self.ranks:
             slot = self.ranks.index(rank)
             seq = int(lib.ucch_board_seq(self.native, slot))
@@ -216,8 +212,8 @@ class Board:
         return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, number, text))
 
     def announce(self, label: str, *, as_any: bool = False) -> int:
-        """Say what the next call will be while it is being prepared; returns the number it will have. ``as_any``: it
-        is set up, to be made later, and the next one may be any but for a refused one."""
+        """Say what the next call will be, of this number, while it is prepared; ``as_any``: to be made later, after any
+        others."""
         return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL) if as_any else 0)
 
     def _write(self, how: Any, label: str, number: int = 0) -> int:
@@ -230,8 +226,7 @@ class Board:
         lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
 
     def refusal(self) -> tuple[int, int, str] | None:
-        """The refused call that has ended the communicator, the rank that refused it, and why; None while there is
-        none."""
+        """(refused call that has ended the communicator, the rank that refused it, why); None while there is none."""
         found = ffi.new("ucch_refusal *")
         if self.native is None or not lib.ucch_board_refusal(self.native, found):
             return None
@@ -316,11 +311,8 @@ def _anonymous(size: int) -> int:
 
 
 def salt(label: str) -> int:
-    """A number below 1,021 by which tags between hosts differ where calls do.
-
-    Always where they differ in one thing: collective, datatype, operation, root, or a count (unless by a multiple of
-    1,021); by chance, 1,020 times in 1,021, where they differ in several.
-    """
+    """A number below 1,021 by which tags between hosts differ where calls do; by chance equal if they differ in
+    much."""
     value = 0
     for word in label.replace("[", " ").split():
         number = word.rpartition("=")[2].rstrip("]")

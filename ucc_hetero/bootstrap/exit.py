@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import math
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
@@ -30,12 +33,53 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import timeline
 from ..transport import wires
-from . import faults, links, process, settings, timely, uncaught
+from . import faults, links, process, settings, timely
+
+#: Folder of the package, and the programs in it, whose frames are not the library's.
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
+_PROGRAMS = (f"{_PACKAGE}bench/", f"{_PACKAGE}launch/")
+
+
+def _ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_PROGRAMS)
+
+
+def _told_elsewhere(found: traceback.TracebackException) -> bool:
+    """True if an error came of another one that has frames of the caller's."""
+    before = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return before is not None and (not all(map(_ours, before.stack)) or _told_elsewhere(before))
+
+
+def text_of(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> str:
+    """Text of an error, as Python prints it.
+
+    One that the package raises on purpose is about the call, and not about the package: of its innermost frames in the
+    package the first is shown, which was called, unless the log has the level debug.
+    """
+    found = traceback.TracebackException(kind, value, tb)
+    frames = list(found.stack)
+    hidden = len(list(takewhile(_ours, reversed(frames)))) - 1
+    meant = hidden > 0 and (frames[-1].line or "").startswith("raise ") and hidden + 1 < len(frames)
+    if not meant or _told_elsewhere(found) or log.log("init").isEnabledFor(logging.DEBUG):
+        return "".join(found.format())
+    shown = traceback.StackSummary.from_list(frames[:-hidden]).format()
+    note = f"  ({hidden} more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)\n"
+    return "".join(["Traceback (most recent call last):\n", *shown, note, *found.format_exception_only()])
+
+
+def show(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
+    """Print an error, in the place of ``sys.__excepthook__``."""
+    if sys.stderr is not None:
+        sys.stderr.write(text_of(kind, value, tb))
+        sys.stderr.flush()
+
+
+# --- how an error that ends a rank is printed: in one piece, and in short ---------------------------------------------
 
 
 class Living(NamedTuple):
-    """Ways with a communicator that has not been freed: to its runner, made if need be, to let no thread use it any
-    more, which gives what releases it, and what a forked child calls."""
+    """Ways with a communicator that is not freed: to its runner; to let no thread use it, which gives its release;
+    after fork."""
 
     run: Callable[[Any], Any]
     retire: Callable[[Any], Callable[[], None]]
@@ -69,7 +113,7 @@ def register() -> None:
     if _registered:
         return
     _registered, _pid = True, os.getpid()
-    previous = uncaught.show if sys.excepthook is sys.__excepthook__ else sys.excepthook
+    previous = show if sys.excepthook is sys.__excepthook__ else sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
         global _status, _unsaid
@@ -99,10 +143,7 @@ def leak(comm: object) -> None:
 
 
 def _after_fork() -> None:
-    """Communicators are the parent's: a child that used them would take part in its calls.
-
-    The end of its process is its own where the parent has not begun MPI.
-    """
+    """Communicators are the parent's; the end of the process is its own where the parent has not begun MPI."""
     global _pid
     if not process.inherited():
         _pid = os.getpid()
@@ -227,10 +268,7 @@ def _runners() -> list[Any]:
 
 
 def _within_calls() -> list[int]:
-    """Threads that are within a call of a communicator's or a request's, or of MPI's for one.
-
-    They are daemons, as others have ended: a listener that waits for its next message, say.
-    """
+    """Threads, daemons by now, that are within a call of a communicator's or a request's, or of MPI's for one."""
     package = Path(__file__).parents[1]
     calls = tuple(str(package / folder) for folder in ("api", "calls", "bootstrap"))
     found = []

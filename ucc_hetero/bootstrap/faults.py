@@ -80,11 +80,8 @@ def dead_ranks(mpi: Any) -> list[int]:
 
 
 def settle(mpi: Any) -> None:
-    """Wait until no death of a rank of ``mpi`` has come to be known for a moment.
-
-    What ends one rank often ends its neighbours, too, and Open MPI 5.0.11 may crash where it hears of a death while it
-    makes a communicator.
-    """
+    """Wait until no death has been heard of for a moment: Open MPI 5.0.11 may crash if it hears of one in
+    ``Comm_dup``."""
     dead, until = dead_ranks(mpi), time.monotonic() + _SETTLED_S
 
     def settled() -> bool:
@@ -108,8 +105,7 @@ def leave(status: int) -> None:
 
 
 def leave_late() -> None:
-    """Have the process end some seconds after Python has, in case a rank dies while other ranks are in
-    ``MPI_Finalize``."""
+    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
     _at_the_end("ucch_leave_late")
 
 

@@ -17,8 +17,8 @@ from ..machine.facts import Facts
 from ..planner.rules import Table
 from ..planner.select import Tuning, agreed
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
-from ..transport.carriers import warn_idle
 from ..transport.paths import Device, staged
+from ..transport.wires import warn_idle
 from . import agreement
 from .process import Job
 
@@ -30,10 +30,7 @@ _MOST_PARTS = 64
 
 
 class Known:
-    """What the ranks of communicators know of each other, rank by rank.
-
-    ``places``: their numbers in the whole job. ``table``: measured choices of all. ``job``: what they share.
-    """
+    """What the ranks of communicators know of each other, rank by rank; ``places``: their numbers in the whole job."""
 
     def __init__(
         self, job: Job, facts: Sequence[Facts], places: Sequence[int], table: Table, runtime: DeviceRuntime | None
@@ -106,8 +103,8 @@ class Known:
 def _chosen_by(
     facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
 ) -> tuple[Topology, Topology, Tuning, bool]:
-    """The islands alone, the topology, the rules by which ranks choose algorithms, and True if messages are staged;
-    kept for their next communicator."""
+    """(islands alone, topology, rules by which ranks choose algorithms, True if messages are staged), kept for the
+    next."""
     hosts = numbered(f.host.node for f in facts)
     plain = not any(f.device_memory for f in facts)
     levels = levels_of([f.group for f in facts])

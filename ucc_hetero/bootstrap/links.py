@@ -34,10 +34,8 @@ def neighbours(count: int, place: int) -> set[int]:
 
 
 def spokes(hosts: Sequence[int], rank: int) -> list[int]:
-    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring host.
-
-    ``hosts[r]`` is the host of rank r, from 0 on.
-    """
+    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring one of
+    ``hosts[r]``."""
     ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
     here = ranks[hosts[rank]]
     found = {here[place] for place in neighbours(len(here), here.index(rank))}
@@ -90,10 +88,7 @@ def _door() -> _Door:
 
 
 class Links:
-    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``.
-
-    ``processes`` are the names of the ranks' processes.
-    """
+    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``."""
 
     def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
@@ -119,15 +114,12 @@ class Links:
         if handle == ffi.NULL:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
-        for rank, host in enumerate(hosts):
-            if host not in (hosts[self._rank], *hosts[:rank]) and env.get("HEARTBEAT"):
-                self._reach_by(rank, b"".join(map(_packed, self._offers[rank].addresses)))
-
-    def _reach_by(self, rank: int, addresses: bytes) -> None:
-        """Have links to the host of a rank looked at while calls wait for long."""
         patience = HEARTBEATS * env.get("HEARTBEAT")
-        if lib.ucch_circle_reach(self._handle, rank, addresses, len(addresses), patience):
-            raise MemoryError("no memory for the addresses of hosts")
+        for rank, host in enumerate(hosts) if patience else ():  # links to it are looked at while calls wait for long
+            if host not in (hosts[self._rank], *hosts[:rank]):
+                addresses = b"".join(map(_packed, self._offers[rank].addresses))
+                if lib.ucch_circle_reach(handle, rank, addresses, len(addresses), patience):
+                    raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
         """Connect with those of higher ranks, and accept the connections of the others, at the same time."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -18,12 +21,98 @@ from ..machine.facts import Facts, unpacked
 from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
-from . import agreement, faults, numbers, process, settings
+from . import agreement, faults, process, settings
 from .board import PAGES, offer
 from .known import Known
 from .process import MOST_SPARE, Job, Spare
 from .timely import Timely, not_met
-from .turns import Turn
+
+#: The longest pause after a failed attempt, in seconds.
+_PAUSE = 0.002
+
+_creating = threading.RLock()
+
+
+class Turn:
+    """A context in which this process has its turn to create something, and so has every other rank of it: one thread
+    at a time, the same one on every rank that takes part.
+
+    libucc sends what it exchanges during a creation under one tag: threads that create teams at the same time would
+    take each other's messages, and locks taken in different orders on different ranks would wait for ever.
+    ``everyone(ready)`` tells the ranks whether this one is ready and returns whether all are; collective among them,
+    and repeated by all until they are.
+    """
+
+    def __init__(self, everyone: Callable[[bool], bool]) -> None:
+        self._everyone = everyone
+
+    def __enter__(self) -> None:
+        while True:
+            ready = _creating.acquire(blocking=False)
+            together = False
+            try:
+                together = self._everyone(ready)
+            finally:
+                if ready and not together:
+                    _creating.release()
+            if together:
+                return
+            time.sleep(random.uniform(0, _PAUSE))
+
+    def __exit__(self, *error: object) -> None:
+        _creating.release()
+
+
+def alone() -> threading.RLock:
+    """Held while this process destroys something: libucc returns its number to the table that creations exchange.
+
+    A table that changes on its way makes ranks choose different numbers for one team.
+    """
+    return _creating
+
+
+#: Communicators that a process can have.
+MOST_COMMS = 4096
+
+#: Communicator numbers in use by this process, a bit each; the last one claimed, and the first above it that may be
+#: in use.
+_ids = bytearray(MOST_COMMS // 8)
+_last, _next_used = [-1], [MOST_COMMS]
+
+
+def numbers_taken() -> tuple[int, int]:
+    """(the last number that this process has claimed, the first one above it that may be in use)."""
+    return _last[0], _next_used[0]
+
+
+def free_number(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
+    """The first number from ``following`` on that is free on all of these ranks; collective among them.
+
+    A communicator's number is its rest by `MOST_COMMS`. Messages that were not received may still be on their way when
+    their communicator is freed: the number that these ranks claim is above all that they have claimed before. ``ask``
+    exchanges the numbers in use, as bits.
+    """
+    bits = 0
+    for each in ask(bytes(_ids)):
+        bits |= int.from_bytes(each, "little")
+    claimed = next((each for each in range(following, following + MOST_COMMS) if not bits >> each % MOST_COMMS & 1), -1)
+    if claimed < 0:
+        raise UCCHError(f"{MOST_COMMS} communicators exist already; Free those that are no longer used")
+    own, after = int.from_bytes(_ids, "little"), claimed + 1
+    while after < claimed + MOST_COMMS and not own >> after % MOST_COMMS & 1:
+        after += 1
+    _next_used[0] = after
+    return claimed
+
+
+def claim_number(claimed: int) -> None:
+    _ids[claimed % MOST_COMMS >> 3] |= 1 << (claimed & 7)
+    _last[0] = claimed
+
+
+def release_number(number: int) -> None:
+    _ids[number >> 3] &= ~(1 << (number & 7))
+
 
 _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 
@@ -43,8 +132,7 @@ class Said(NamedTuple):
 
 
 class Seat:
-    """What the ranks of a new communicator have agreed upon: its number, as they have ``claimed`` it (:mod:`.numbers`),
-    and what an earlier one of theirs has left.
+    """What the ranks of a new communicator have agreed upon: its number, as ``claimed``, and what an earlier one left.
 
     ``file`` is what the first one of this host offers for the arrival board, ``spare`` numbers of what all of them
     could use again, in one order on all, ``seconds`` the most that the end of an old team may take.
@@ -52,9 +140,9 @@ class Seat:
 
     def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
         self.known, self.claimed, self.file = known, claimed, file
-        numbers.claim(claimed)
+        claim_number(claimed)
         #: Part of every message tag.
-        self.id = claimed % numbers.MOST
+        self.id = claimed % MOST_COMMS
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
         self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
         for each in spare:
@@ -79,7 +167,7 @@ class Seat:
             lib.ucch_board_give_back(page.address, known.rank, self.claimed + 1, True)
         known.job.process.discard(self.id)
         known.job.spare[self.left_by] = self.spare
-        numbers.release(self.id)
+        release_number(self.id)
 
 
 class Bids:
@@ -97,7 +185,7 @@ class Bids:
         mine.ready = ready
         if ready and (job is None or job.sound()):
             mine.ready, spare = _GOES_ON, process.spare(job)
-            mine.last, mine.next_used = numbers.taken()
+            mine.last, mine.next_used = numbers_taken()
             mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
 
     def heard(self) -> bool:
@@ -105,20 +193,18 @@ class Bids:
         return self._claimed != _NOT_READY
 
     def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
-        """Agree on the number of the new communicator. False where a rank wants no more of their job.
-
-        ``ask`` exchanges something among all ranks, which call it where the next number may be in use on one.
-        """
+        """Agree on the new communicator's number, by ``ask`` where one may be in use; False where a rank wants no more
+        of its job."""
         if self._claimed == lib.UCCH_ASK:
-            self._claimed = numbers.free(1 + max(each.last for each in self.all), ask)
-        if self._claimed >= numbers.MOST:
+            self._claimed = free_number(1 + max(each.last for each in self.all), ask)
+        if self._claimed >= MOST_COMMS:
             # Before any rank is past what all ranks have to come to: those that are may send.
-            process.process().discard(self._claimed % numbers.MOST)
+            process.process().discard(self._claimed % MOST_COMMS)
         return self._claimed >= 0
 
     def seat(self, known: Known, ranks: Sequence[int] | None, seconds: float) -> Seat:
-        """This rank's seat in the new communicator: of these ``ranks`` of all that are ``known``, or of those of its
-        color in the order of their keys."""
+        """This rank's seat among these ``ranks`` of all that are ``known``, or those of its color in the order of their
+        keys."""
         if ranks is None:
             count = lib.ucch_words_ranks(self.all, self._size, known.rank, self._ranks)
             ranks = ffi.unpack(self._ranks, count)
@@ -196,8 +282,7 @@ class _Meeting:
         return Said(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
-        address another host has, too."""
+        """Let all ports of a host carry data, if libucp has not begun; none whose address another host has, too."""
         allowed = os.environ.get("UCX_NET_DEVICES", "")
         nodes, offers, found = zip(*self._everyones_ports, strict=True)
         repeated = nics.repeated(nodes, found)
@@ -222,20 +307,15 @@ def _table() -> Table:
 
 @contextmanager
 def met(mpi: Any) -> Iterator[Said]:
-    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here.
-
-    Raises :class:`AgreementError` on every rank when their facts do not fit together.
-    """
+    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here."""
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
         yield meeting.exchange()
 
 
 class Again:
-    """The ranks of a communicator as they make others of some of them, one after the other.
-
-    ``exchange``: in a call of this name, brings all the bytes of each rank's bid.
-    """
+    """The ranks of a communicator as they make others of some of them; ``exchange`` brings all bids, in a call of a
+    name."""
 
     def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
         self._known, self._exchange = known, exchange
@@ -272,7 +352,7 @@ def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Ti
             raise PeerError(f"{where} {dead} died")
 
     places = [known.members[rank] for rank in ranks]
-    own = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    own = MOST_COMMS + number * _TAGS + tag % _TAGS  # beyond those of teams
     least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
     if least < 0:
         not_met()

@@ -22,11 +22,11 @@ from ..trace import flight
 from ..trace.timeline import communicator
 from ..transport import wires
 from ..transport.channels import Channels, join
-from . import faults, numbers, process
+from . import faults, process
 from .board import PAGES, Board
 from .known import Known
 from .links import Links
-from .meeting import Said, Seat, met
+from .meeting import MOST_COMMS, Said, Seat, met, release_number
 from .process import Spare
 from .teams import Teams
 from .timely import Timely, timely
@@ -102,7 +102,7 @@ class Membership:
         self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
         # Before teams are made: deaths are heard of meanwhile.
         board.join(None if seat.ready else self.mpi.allgather(board.mapped))
-        board.id, times = self.id, seat.claimed // numbers.MOST
+        board.id, times = self.id, seat.claimed // MOST_COMMS
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
             self.links = Links(self.mpi, board, board.hosts, known.processes)
@@ -172,10 +172,7 @@ class Membership:
         return None
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one.
-
-        In one fragment each: the others are on the same teams, but for slivers that unlike islands cut differently.
-        """
+        """Plans, in one fragment, of calls of all sizes whose counts every rank knows, from or to rank 0 if to one."""
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
             for count in USUAL_COUNTS:
@@ -205,10 +202,8 @@ class Membership:
         return self.channels or (self._graphs and self._graphs[0]) or None
 
     def for_graphs(self) -> tuple[Channels | None, Topology, str]:
-        """Channels for calls that are captured in graphs, among which islands, and why there are none.
-
-        Devices of one vendor, whose library such calls are left to otherwise, get theirs with the first; collective.
-        """
+        """(channels for captured calls, among which islands, why there are none); made by the first one,
+        collectively."""
         if self.channels is not None or not self.topology.flat:
             return self.channels, self.topology, self.lacks
         if self._graphs is None:
@@ -260,4 +255,4 @@ class Membership:
     def release_id(self) -> None:
         with self._discarding:
             self._is_closed = True
-        numbers.release(self.id)
+        release_number(self.id)

@@ -30,9 +30,9 @@ from ..native.waiting import progress_until
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
-from ..transport import carriers, wires
-from . import agreement, fabrics, faults
-from .timely import timely
+from ..transport import wires
+from . import agreement, faults
+from .timely import be_silent, talk_over, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -72,7 +72,7 @@ class Process:
             self.worker = self.ucx.worker()
         #: What UCX has found when it began, which it goes by from then on.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
-        self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
+        self._transports, self._idle_ports = tuple(sorted(transports)), wires.idle_ports(transports)
         self.connections: dict[str, ucx.Connection] = {}
         self._connecting = threading.Lock()
         self._libs: dict[str, ucc.Lib] = {}
@@ -95,7 +95,7 @@ class Process:
             transports=self._transports,
             idle_ports=self._idle_ports,
             settings=agreement.steering(env.settings(*agreement.STEERING_PREFIXES)),
-            byteorder=agreement.BYTEORDER,
+            byteorder=sys.byteorder,
             host=self.host,
             vendor=place.vendor,
             device=place.device,
@@ -169,7 +169,7 @@ class Job:
     communicators of some of its ranks.
     """
 
-    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, name: str) -> None:
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: agreement.Split, name: str) -> None:
         self.process, self.name = process, name
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
@@ -207,6 +207,7 @@ class Job:
             forsake(self)
             raise
         self._errors = lib.ucch_endpoint_errors()
+        talk_over(self.comm)
         # Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer.
         here = sum(f.host.node == self.process.host.node for f in self.facts)
         lib.ucch_set_spin(spin_rounds(here))
@@ -287,11 +288,7 @@ class Job:
         self.comm.Send(array("i", [word]), place, tag)
 
     def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
-        """A rank's small number; None if it does not come in time.
-
-        Peers may need our side of earlier transfers before they come to speak. What ``look`` raises meanwhile ends the
-        wait.
-        """
+        """A rank's small number, None if it does not come in time; what ``look`` raises ends the wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
         with quarantine.unless_over((request, word)):
@@ -338,6 +335,7 @@ class Job:
             if context is not None:
                 context.close()
         self.bridge = self.native = None
+        be_silent(self.comm)
         for comm in self._comms:
             comm.Free()
         self._comms.clear()
@@ -393,10 +391,8 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory.
-
-    It stays what it was at first, also where ranks are numbered anew after deaths.
-    """
+    """Vendor and device of this rank's buffers, which stay what they were at first, also where ranks are numbered
+    anew."""
     global _place
     if _place is None or not begun():
         layout = env.get("EMULATE")
@@ -432,10 +428,8 @@ def spare(of: Job | None = None) -> tuple[int, ...]:
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
-    """The job that these processes share: the first one of all their offers, or a new one (collective).
-
-    Ranks that share several jobs joined them in the same order, so that all find the same one.
-    """
+    """The job that these processes share: the first one of all their offers, in order of joining, or a new one
+    (collective)."""
     usable = set.intersection(*(set(each[1:]) for each in offers))
     for job in _jobs:
         if job.name in usable and job.serves(everyone):
@@ -446,7 +440,7 @@ def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], 
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and _collectives(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
+    job = Job(process(), comm, everyone, agreement.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
 
@@ -559,27 +553,6 @@ def mpi_runs() -> bool:
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
-def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
-
-    Processes that a rank has started are alone by intent.
-    """
-    from mpi4py import MPI
-
-    told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
-    (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
-    if launchers.CHILD in os.environ:
-        return
-    if alone and int(size) > 1:
-        raise NotSupported(
-            f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
-            f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
-            "in MPI4PY_LIBMPI"
-        )
-    if alone and not told:
-        _refuse_launcher_without_mpi()
-
-
 #: Variables in which launchers that know nothing of MPI tell how many ranks they have started: what marks the launcher,
 #: its name, and the way out.
 _WITHOUT_MPI = {
@@ -593,8 +566,21 @@ _WITHOUT_MPI = {
 }  # fmt: skip
 
 
-def _refuse_launcher_without_mpi() -> None:
-    for name, (mark, launcher, cure) in _WITHOUT_MPI.items():
+def refuse_foreign_launcher() -> None:
+    """``NotSupported`` where another MPI's launcher has started this rank: each rank would be a job of its own."""
+    from mpi4py import MPI
+
+    told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
+    (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
+    if launchers.CHILD in os.environ:
+        return
+    if alone and int(size) > 1:
+        raise NotSupported(
+            f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
+            f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
+            "in MPI4PY_LIBMPI"
+        )
+    for name, (mark, launcher, cure) in _WITHOUT_MPI.items() if alone and not told else ():
         size = os.environ.get(name, "")
         if mark in os.environ and size.isdigit() and int(size) > 1:
             raise NotSupported(

@@ -18,28 +18,23 @@ _TOLD = "_first_rank_prints"
 
 
 def read(rank: int) -> str:
-    """Read this rank's settings where one has changed, and return what is wrong with them; empty where nothing is.
-
-    Those of the log take effect, and ``rank`` may be part of its file's name; unknown ones are warned of.
-    """
+    """What is wrong with this rank's settings, read where one has changed; those of the log take effect, unknown ones
+    warn."""
     global _read
     now = env.settings(env.PREFIX)
     if not log.configured():
         log.set_rank(rank)
     if now != _read[0] or not log.configured():
-        _read = now, _mistakes()
+        try:
+            env.check()
+            parse_tune(env.get("TUNE"))
+            log.configure()
+        except ValueError as error:
+            _read = now, str(error)
+        else:
+            log.warn_unknown()
+            _read = now, ""
     return _read[1]
-
-
-def _mistakes() -> str:
-    try:
-        env.check()
-        parse_tune(env.get("TUNE"))
-        log.configure()
-    except ValueError as error:
-        return str(error)
-    log.warn_unknown()
-    return ""
 
 
 def timeout() -> float:

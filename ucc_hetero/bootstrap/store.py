@@ -150,10 +150,6 @@ class StoreServer:
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret, self._values, self._lock = secret, dict[str, str](), threading.Lock()
-        self._methods: dict[str, Callable[..., Any]] = {
-            "set": self._set, "get": self._get, "check": self._check, "add": self._add,
-            "compare_set": self._compare_set, "delete_key": self._delete_key,
-        }  # fmt: skip
         self._listener = Listener(address, secret, "ucch-store")
         self.address = self._listener.address
         self._listener.accept(self._welcome)
@@ -176,39 +172,35 @@ class StoreServer:
     def _answer(self, said: Any) -> dict[str, Any]:
         try:
             name, *words = said
+            if not all(isinstance(word, int if (name, i) == ("add", 1) else str) for i, word in enumerate(words)):
+                raise TypeError(f"{words!r} are no texts")
             with self._lock:
-                return {"answer": self._methods[name](*words)}
+                return {"answer": self._done(name, *words)}
         except (TypeError, ValueError, KeyError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _set(self, key: str, value: str) -> None:
-        self._values[_str(key)] = _str(value)
-
-    def _get(self, key: str) -> str | None:
-        return self._values.get(_str(key))
-
-    def _check(self, *keys: str) -> bool:
-        return all(_str(key) in self._values for key in keys)
-
-    def _add(self, key: str, amount: int) -> int:
-        total = int(self._values.get(_str(key), "0")) + int(amount)
-        self._values[key] = str(total)
-        return total
-
-    def _compare_set(self, key: str, expected: str, desired: str) -> str:
-        if self._values.get(_str(key), "") == _str(expected):
-            self._values[key] = _str(desired)
-        return self._values.get(key, "")
-
-    def _delete_key(self, key: str) -> bool:
-        return self._values.pop(_str(key), None) is not None
+    def _done(self, *question: Any) -> Any:
+        values = self._values
+        match question:
+            case "set", key, value:
+                values[key] = value
+                return None
+            case "get", key:
+                return values.get(key)
+            case "check", *keys:
+                return all(key in values for key in keys)
+            case "add", key, amount:
+                total = int(values.get(key, "0")) + amount
+                values[key] = str(total)
+                return total
+            case "compare_set", key, expected, desired:
+                if values.get(key, "") == expected:
+                    values[key] = desired
+                return values.get(key, "")
+            case "delete_key", key:
+                return values.pop(key, None) is not None
+        raise ValueError(f"{question!r:.100} is no question to a store")
 
     def close(self) -> None:
         """Serve no more connections."""
         self._listener.close()
-
-
-def _str(word: Any) -> str:
-    if not isinstance(word, str):
-        raise TypeError(f"{word!r} is no text")
-    return word

@@ -126,10 +126,8 @@ class StoreComm:
         cls, store: Any, rank: int, ranks: Sequence[int], size: int, seconds: float, deaths: Deaths | None = None,
         place: str = "",
     ) -> StoreComm:  # fmt: skip
-        """A communicator of ranks that have none yet: those of the job's ``size`` that are named.
-
-        ``deaths`` where there are some among the job's ranks; ``place``: where in the store these meet.
-        """
+        """A communicator of ranks that have none yet: those named, of the job's ``size``, who meet at ``place`` in the
+        store."""
         deaths = deaths or Deaths(store, ranks[rank], place)
         return cls(store, place or _place(), rank, deaths, ranks, _World(ranks[rank], size), seconds)
 
@@ -417,3 +415,54 @@ class Deaths:
 def _place() -> str:
     """Where the job's ranks meet in the store: torchrun may start them again with one that has the first ones' keys."""
     return f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+# --- ranks that come later --------------------------------------------------------------------------------------------
+
+
+#: Seconds in which a newcomer must answer, or it is gone; and between looks at the store.
+_ANSWER_S, _LOOK_S = 5.0, 1e-2
+_PLACE = "ucch/growth"
+
+
+def arrive(store: Any, seconds: float) -> StoreComm:
+    """Be let in by the ranks that are there: the exchange among all. ``CollectiveTimeout`` after ``seconds``."""
+    until = time.monotonic() + (seconds or math.inf)
+    while True:
+        number = store.add(f"{_PLACE}/came", 1)
+        called = f"{_PLACE}/called/{number}"
+        if not progress_until(partial(store.check, [called]), until - time.monotonic(), longest=_LOOK_S):
+            raise CollectiveTimeout(f"no rank of a communicator has called Grow() with this store within {seconds:g} s")
+        place = store.get(called).decode()
+        store.set(f"{place}/here/{number}", "")
+        listed = f"{place}/list"
+        if progress_until(partial(store.check, [listed]), 2 * _ANSWER_S, longest=_LOOK_S):
+            before, numbers = json.loads(store.get(listed))
+            if number in numbers:
+                size = before + len(numbers)
+                return StoreComm.first(store, before + numbers.index(number), range(size), size, seconds, place=place)
+
+
+def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
+    """Collective: the exchange with all newcomers that have come by now; None if fewer than ``least`` have."""
+    rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
+    place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
+    size = before + count
+    return StoreComm.first(store, rank, range(size), size, seconds, place=place) if count else None
+
+
+def _call(store: Any, before: int, least: int) -> tuple[str, int]:
+    """(where in the store all meet, how many newcomers have answered)."""
+    came, done = store.add(f"{_PLACE}/came", 0), store.add(f"{_PLACE}/done", 0)
+    new = range(done + 1, came + 1)
+    if len(new) < least:
+        return "", 0
+    place = f"{_PLACE}/{store.add(f'{_PLACE}/times', 1)}"
+    store.add(f"{_PLACE}/done", len(new))
+    for number in new:
+        store.set(f"{_PLACE}/called/{number}", place)
+    keys = {number: f"{place}/here/{number}" for number in new}
+    progress_until(partial(store.check, list(keys.values())), _ANSWER_S, longest=_LOOK_S)
+    numbers = [number for number, key in keys.items() if store.check([key])]
+    store.set(f"{place}/list", json.dumps([before, numbers]))
+    return place, len(numbers)

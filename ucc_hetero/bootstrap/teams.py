@@ -28,9 +28,8 @@ from ..types import DTYPES, OPS
 from . import agreement
 from .faults import EXCHANGE_ERRORS
 from .known import MOST_NUMBERS
-from .meeting import Seat
+from .meeting import Seat, Turn, alone
 from .process import TEAM_IDS, Spare
-from .turns import Turn, alone
 
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
@@ -200,11 +199,8 @@ class Teams:
         return claimed if claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
 
     def _blame(self, error: BaseException) -> None:
-        """Raise PeerError in the place of an error that the death of a rank has caused, once that is known.
-
-        libucp fails to attach the memory of a process that has died before its peers see its end, and libucc then takes
-        the failed connection for a result.
-        """
+        """Raise PeerError for an error that a death has caused: libucc takes the failed connection for a result before
+        that is known."""
         if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
             progress_until(self.look, _WHY_S)
 
@@ -250,10 +246,7 @@ class Teams:
                     raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
-        """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use.
-
-        Once for the same ranks: later teams of theirs have the same connections.
-        """
+        """A checked allreduce, once for the same ranks: libucc may report success with wrong data."""
         if (link, team.ranks) in self.job.tried:
             return
         mine = array("d", [1.0, float(team.rank)])

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import accumulate
 from typing import Any, TypeVar
+from zlib import crc32
 
 from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError, UCCHError
@@ -60,6 +61,57 @@ def _end_job(what: str) -> None:
 _watchdog = Watchdog(_end_job)
 
 
+class Words:
+    """Words over one of MPI's communicators, by which ranks that wait for others in vain tell each other so.
+
+    Only jobs in which a rank was missing have such messages: a word, which ranks wait together, and the number of the
+    one of them that says it.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        #: What has come, by the ranks that wait together.
+        self.heard: dict[bytes, list[bytes]] = {}
+
+    def listen(self) -> None:
+        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
+            while message := self._mpi.Improbe(tag=largest_tag()):
+                said = bytearray(1 + 2 * _LENGTH)
+                message.Recv(said)
+                self.heard.setdefault(bytes(said[1 : 1 + _LENGTH]), []).append(bytes(said))
+
+    def say(self, said: bytes, place: int) -> None:
+        with suppress(*faults.EXCHANGE_ERRORS):
+            sent = self._mpi.Isend(said, place, largest_tag())
+            quarantine.keep((sent, said), sent.Test, unmet)
+
+    def places(self, mpi: Any) -> list[int]:
+        """The numbers here of the ranks of another communicator; none unless all can be talked with here."""
+        if not faults.mpi_lacks() and faults.revoked(self._mpi):
+            return []
+        theirs, ours = mpi.Get_group(), self._mpi.Get_group()
+        places = list(type(ours).Translate_ranks(theirs, list(range(mpi.Get_size())), ours))
+        theirs.Free()
+        ours.Free()
+        return places if min(places) >= 0 else []
+
+
+#: Those over communicators that no caller probes or receives on.
+_private: dict[Any, Words] = {}
+
+
+def talk_over(mpi: Any) -> None:
+    """Have ranks that wait for others in vain say so over this communicator of ours, where it has all of them; without
+    one it is the communicator that they wait on, which may be a caller's."""
+    if isinstance(mpi, Timely):
+        _private[mpi] = Words(mpi)
+
+
+def be_silent(mpi: Any) -> None:
+    """Use a communicator for that no more."""
+    _private.pop(mpi, None)
+
+
 class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
     are for."""
@@ -68,6 +120,7 @@ class Timely:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
+        self._own = Words(mpi)
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
         self._lost = 0.0
 
@@ -156,30 +209,26 @@ class Timely:
         return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
 
     def _answer(self) -> None:
-        """Tell the ranks that have waited in vain that this one waits, too.
-
-        Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
-        """
-        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
-            while message := self._mpi.Improbe(tag=largest_tag()):
-                said = bytearray(1 + _LENGTH)
-                message.Recv(said)
-                source = int.from_bytes(said[1:], "little")
+        """Tell the ranks that have waited in vain that this one waits, too."""
+        for words in (*tuple(_private.values()), self._own):
+            words.listen()
+            places = words.places(self._mpi) if words.heard else []
+            for said in words.heard.pop(_together(places), ()):
+                source = int.from_bytes(said[1 + _LENGTH :], "little")
                 self._come.add(source)
                 if said[:1] == _ASKED:
-                    self._say(_HERE, source)
+                    self._say(_HERE, words, places, source)
 
-    def _say(self, word: bytes, rank: int) -> None:
-        said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
-        with suppress(*faults.EXCHANGE_ERRORS):
-            sent = self._mpi.Isend(said, rank, largest_tag())
-            quarantine.keep((sent, said), sent.Test, unmet)
+    def _say(self, word: bytes, words: Words, places: list[int], rank: int) -> None:
+        words.say(word + _together(places) + self._mpi.Get_rank().to_bytes(_LENGTH, "little"), places[rank])
 
     def _missing(self) -> list[int]:
         """Ranks that do not answer: they have not come, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
+        ways = ((words, words.places(self._mpi)) for words in (*tuple(_private.values()), self._own))
+        words, places = next(way for way in ways if way[1])
         for rank in others:
-            self._say(_ASKED, rank)
+            self._say(_ASKED, words, places, rank)
 
         def told() -> bool:
             self._answer()
@@ -199,6 +248,11 @@ class Timely:
             if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
                 raise
             raise PeerError(self._gone(dead)) from error
+
+
+def _together(places: list[int]) -> bytes:
+    """What stands in words for ranks that wait together."""
+    return crc32(repr(places).encode()).to_bytes(_LENGTH, "little")
 
 
 def timely(mpi: Any, seconds: float, what: str) -> Any:

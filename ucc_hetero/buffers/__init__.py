@@ -6,10 +6,9 @@
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
-from .buffer import Buffer, Entries, Layout, PointerVendor, VBuffer
+from .buffer import Buffer, Entries, Layout, PointerVendor, VBuffer, copy, empty_like, pack
 from .dtypes import dtype_of
 from .forms import as_blocks, as_buffer, as_entries, as_vbuffer, is_in_place
-from .strided import copy, empty_like, pack
 
 __all__ = [
     "Buffer", "Entries", "Layout", "PointerVendor", "VBuffer", "as_blocks", "as_buffer", "as_entries", "as_vbuffer",

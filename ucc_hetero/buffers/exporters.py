@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Hashable
 from math import prod
 from typing import Any
 
@@ -139,3 +140,43 @@ def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
             f"pass an object with __dlpack__, or run where the vendor's runtime library is found"
         )
     return pointer_vendor(ptr)
+
+
+#: (all that tells such arrays apart but their address, the address).
+Description = tuple[Hashable, int]
+
+
+def describe_fast(array: Any) -> Description | None:
+    """Key by which an array is known again, and its address; None for arrays that need :func:`as_buffer`."""
+    kind = type(array)
+    if kind not in _readers:
+        _readers[kind] = _reader(kind)
+    read = _readers[kind]
+    return read(array) if read is not None else None
+
+
+def _reader(kind: type) -> Callable[[Any], Description | None] | None:
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    return {"torch.Tensor": _torch, "torch.Parameter": _torch, "cupy.ndarray": _cupy}.get(name)
+
+
+def _torch(tensor: Any) -> Description | None:
+    try:
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            return None
+        address = tensor.data_ptr()
+    except RuntimeError:  # it has no single block of memory
+        return None
+    if not address:  # none at all: a meta tensor, or one of no elements
+        return None
+    return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), address
+
+
+def _cupy(array: Any) -> Description | None:
+    if not array.flags.c_contiguous:
+        return None
+    return ("cupy", array.dtype, array.size, array.data.device_id), array.data.ptr
+
+
+#: Types that were met before.
+_readers: dict[type, Callable[[Any], Description | None] | None] = {}

@@ -143,10 +143,7 @@ def as_blocks(
 
 
 def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Entries:
-    """Find the entries of an MPI datatype that a caller's buffer argument names, in host memory, as :func:`as_buffer`.
-
-    ``TypeError`` also if the memory is a device's.
-    """
+    """Find the entries of an MPI datatype that an argument names, in host memory alone, as :func:`as_buffer`."""
     try:
         buf, number, displ, datatype = _split(spec)
         memory = _memory(buf, datatype, writable, None) or Memory(0, 0, 1, None, "host", 0, None, False, None)
@@ -289,10 +286,8 @@ def _resolve(
 def _memory(
     buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> Memory | None:
-    """The memory that is meant; None for a ``None`` that stands for an empty buffer.
-
-    ``vouched``: there are MPI datatypes beside ``datatype``, which say what is meant where an address alone is given.
-    """
+    """The memory that is meant, None for an empty one; ``vouched``: other MPI datatypes say what an address alone
+    is."""
     if mpi_datatypes.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")

@@ -49,21 +49,9 @@ class Element:
 
 #: mpi4py's type characters of each dtype: numpy's, and ``c`` (CHAR) and ``p`` (AINT, OFFSET, COUNT).
 _CHARACTERS_OF = {
-    "int8": "bc",
-    "int16": "h",
-    "int32": "i",
-    "int64": "lqp",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "LQ",
-    "bool": "?",
-    "float16": "e",
-    "float32": "f",
-    "float64": "d",
-    "complex64": "F",
-    "complex128": "D",
-}
+    "int8": "bc", "int16": "h", "int32": "i", "int64": "lqp", "uint8": "B", "uint16": "H", "uint32": "I",
+    "uint64": "LQ", "bool": "?", "float16": "e", "float32": "f", "float64": "d", "complex64": "F", "complex128": "D",
+}  # fmt: skip
 _CHARACTERS = {character: name for name, characters in _CHARACTERS_OF.items() for character in characters}
 
 #: Predefined datatypes seen so far, by handle. Handles of derived ones are used again once freed.
@@ -80,10 +68,7 @@ def is_bottom(buf: object) -> bool:
 
 
 def bare_address(buf: object) -> int:
-    """The address that an ``MPI.memory`` (``MPI.buffer``) of no bytes stands for; 0 for anything else.
-
-    Array libraries pass ``MPI.memory.fromaddress(address, 0)`` with a count and a datatype, which then say it all.
-    """
+    """The address that an ``MPI.memory`` of no bytes stands for, as array libraries pass it; 0 for anything else."""
     module = _mpi()
     if module is None or not isinstance(buf, module.memory) or buf.nbytes:
         return 0

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..buffers import Buffer, VBuffer, as_blocks, as_buffer, as_vbuffer, is_in_place
-from ..buffers.fast_path import describe_fast
+from ..buffers.exporters import describe_fast
 from ..device import pointer_vendor
 from ..errors import NotSupported
 from ..native.libraries import ffi
@@ -36,10 +36,8 @@ class CallSpec(NamedTuple):
 
 
 class Completion(Enum):
-    """Waiter for the end of a call. ``STREAM``: the one it is a part of; without one, as ``ON_WAIT``.
-
-    With ``HOST`` ranks may exchange counts of a call in a stream before it, that is, wait for each other.
-    """
+    """Waiter for the end of a call: the ``STREAM`` that it is part of, or else as ``ON_WAIT``; ``HOST`` may wait before
+    it, too."""
 
     HOST = "the host, as soon as it has begun"
     STREAM = "the stream"
@@ -373,8 +371,7 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
 
 
 def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
-    """True if MPI computes the call's operation, as it is the user's own, or works on pairs. ``TypeError`` or
-    ``ValueError`` for what is no operation."""
+    """True if MPI computes the call's operation: the user's own, or one on pairs; raises for what is no operation."""
     if call.op is None:
         return False
     try:

@@ -33,10 +33,8 @@ def _free(datatype: Any) -> None:
 
 
 def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
-    """The calls that an allreduce of a long vector becomes, in which each rank reduces a block; none for other calls.
-
-    Operations that do not commute get whole vectors, as with Open MPI.
-    """
+    """The calls of an allreduce of a long vector in which each rank reduces a block, if its operation commutes; else
+    none."""
     from mpi4py import MPI
 
     name, send, recv, op = call[:4]

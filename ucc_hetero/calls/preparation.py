@@ -15,8 +15,7 @@ from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
 from ..engine.lowering import Execution, Lowering, Program, Recipe, Route
-from ..engine.placement import Placement, ProgramSpec
-from ..engine.stream_program import queues
+from ..engine.placement import Placement, ProgramSpec, queues
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi
 from ..planner.algorithms import Role, with_role
@@ -68,11 +67,7 @@ class CountExchange(NamedTuple):
 
 
 class ProgramPool:
-    """Idle programs of calls that differ in addresses alone, and the label of these calls on the arrival board.
-
-    ``exchange`` is the exchange of counts that comes before such a call, and ``counts`` the counts that the programs
-    were made for.
-    """
+    """Idle programs of calls that differ in addresses alone; ``exchange`` comes before one, with these ``counts``."""
 
     __slots__ = ("counts", "exchange", "idle", "label")
 
@@ -98,10 +93,7 @@ ProgramCache: TypeAlias = BoundedDict[Hashable, ProgramPool]
 
 
 class _BoundCall(NamedTuple):
-    """A bound call with its label, its reduction, and the exchange that brought its counts, if there was one.
-
-    ``counted``: a rank alone does not know the counts of such a call.
-    """
+    """A bound call with its label, reduction and exchange of counts; ``counted``: no rank alone knows its counts."""
 
     bound: Bound
     label: str
@@ -280,8 +272,8 @@ class Preparation:
         return self._cache.keep(key, ProgramPool(label, [program]))
 
     def keep(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
-        """Let calls of this signature, if they differ in addresses alone, be made without a look at their arguments:
-        those of this communicator, and of later ones of these ranks."""
+        """Let calls of this signature that differ in addresses alone be made without a look at them, also by later
+        communicators."""
         if key is None or not prepared.repeatable:
             return
         # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
@@ -444,10 +436,7 @@ class Preparation:
         )
 
     def _runs_on_device(self, spec: ProgramSpec, local: bool, op: Op | None) -> bool:
-        """True if the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
-
-        Everything else goes by way of host memory whole.
-        """
+        """True, alike on all ranks, if the devices do a call themselves; else it goes by way of host memory whole."""
         members = self.members
         if members.topology.flat:
             # libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
@@ -540,10 +529,8 @@ class Preparation:
         return look
 
     def _choice_without_counts(self, spec: ProgramSpec) -> Choice:
-        """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
-
-        In one island of devices the vendor's library, which needs its own counts only; else a message per block.
-        """
+        """Choice where only some ranks know the counts: one step if libraries need a rank's own alone, else
+        messages."""
         one_step = self.members.topology.flat and spec.memory is not None
         return Choice(with_role(spec.call.collective, Role.ONE_STEP if one_step else Role.UNCOUNTED))
 
@@ -556,10 +543,8 @@ class Preparation:
         return CountExchange(mine, rows, prepared)
 
     def _exchange_counts(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
-        """Bind the counts of all ranks, and compare those that two ranks know; alike on every rank.
-
-        The exchange that was made for it comes second; None if ``rows`` are given.
-        """
+        """Bind the counts of all ranks, alike on all; and the exchange that was made for it, None if ``rows`` are
+        given."""
         call, me, p = bound.call, self.rank, self.size
         if call.collective == "alltoallv":
             mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
@@ -613,10 +598,8 @@ class Preparation:
                 )
 
     def _send_counts_along(self, name: str, call: Call) -> Callable[[], None]:
-        """Send the counts along with a non-blocking call; returns what compares them when the call has ended.
-
-        libucc reports nothing when less arrives than was expected.
-        """
+        """Send the counts along with a non-blocking call; returns what compares them, as libucc does not, at its
+        end."""
         me, p, root = self.rank, self.size, call.root
         ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
         peers = [peer for peer in range(p) if ones[peer]]

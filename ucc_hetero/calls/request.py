@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from .. import log
-from ..bindings.handle import sweep
+from ..bindings.handle import Kept
 from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported
@@ -40,7 +39,7 @@ class _Operation:
 #: are collected in any order, and the native operation must not go first.
 under_way: set[_Operation] = set()
 #: Operations under way whose requests were dropped.
-dropped_calls: deque[_Operation] = deque()
+dropped_calls: Kept[_Operation] = Kept()
 
 
 #: Functions that every wait calls now and then, for news such as a failure on another rank.
@@ -60,23 +59,35 @@ def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
 
 def reap() -> None:
     """Take the ends of operations whose requests were dropped."""
-    for each in sweep(dropped_calls, lambda call: not _peek(call.op)):
-        under_way.discard(each)
-        try:
-            each.finish(_peek(each.op), None)
-        except Exception as error:  # its request was dropped, and the call that cleans up here must not fail for it
-            log.log("coll").warning("a call whose request was dropped failed: %s", error)
+    dropped_calls.sweep(_goes_on)
+
+
+def _goes_on(call: _Operation) -> bool:
+    """True while a call is under way. Its end is taken once, even where that is interrupted."""
+    state = int(_peek(call.op))
+    if state:
+        under_way.discard(call)
+        if dropped_calls.take(call):
+            _finish(call, state)
+    return not state
+
+
+def _finish(call: _Operation, state: int) -> None:
+    try:
+        call.finish(state, None)
+    except Exception as error:  # its request was dropped, and the call that cleans up here must not fail for it
+        log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
 
 def dropped(owner: object) -> list[Any]:
     """The native operations of a communicator that are under way, and whose requests were dropped."""
     reap()
-    return [each.op for each in list(dropped_calls) if each.owner is owner]
+    return [each.op for each in dropped_calls.all() if each.owner is owner]
 
 
 def withdraw(owner: object) -> None:
     """Cancel a communicator's receives whose requests were dropped, and that have not been matched."""
-    for each in list(dropped_calls):
+    for each in dropped_calls.all():
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
 
@@ -282,7 +293,7 @@ class Request:
 
     def _drop(self) -> None:
         if self._call is not None:
-            dropped_calls.append(self._call)
+            dropped_calls.add(self._call)
 
     def at_end(self, then: Callable[[bool], None]) -> None:
         """Call ``then`` once the call has ended, before any wait returns, with True if the call has failed."""

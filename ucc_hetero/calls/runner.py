@@ -120,10 +120,8 @@ class Runner(State):
     # --- before a call ------------------------------------------------------------------------------------------------
 
     def check_usable(self, *, calls: bool = True) -> None:
-        """Raise if the communicator cannot be used.
-
-        Messages and set-ups are no ``calls`` on the board: of a refused call they go on until this rank comes to it.
-        """
+        """Raise if the communicator cannot be used; of a refused call, what makes no ``calls`` goes on until this rank
+        comes to it."""
         if self.orphaned:
             raise CollectiveError(forked_text(self.rank))
         if lib.ucch_board_broken(self.board.native):
@@ -203,10 +201,8 @@ class Runner(State):
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
-        """Run a call on host memory to its end that is a part of something larger.
-
-        The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
-        """
+        """Run a call on host memory that is part of something larger: ranks compare ``label``, by which it is
+        repeated."""
         try:
             with self.refusing:
                 pool = self._cache.get(label) or self._prepared.inherited(label)
@@ -224,10 +220,8 @@ class Runner(State):
     def _run_from_pool(
         self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
-        """Run a program of a pool to its end; False if it could not be started.
-
-        With the whole ``call``, the next one like it needs no Python.
-        """
+        """Run a program of a pool to its end; False if it could not be started. With ``call`` the next needs no
+        Python."""
         program = pool.take()
         if program is None:
             return False  # all are in use
@@ -312,14 +306,20 @@ class Runner(State):
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that is started now: what starts without one is lost where Ctrl-C comes then."""
+        given_back = False
 
         def finish(state: int, status: Any) -> None:
+            nonlocal given_back
+            if given_back:
+                return  # Ctrl-C came after that, and the request was waited for again
             if state != 1:
                 self._judge(program, state, keep, pool.label)
+            if prepared is not None:
+                prepared.finish()
+            given_back = True  # first: another call may have the program at once
             if prepared is None:
                 pool.give_back(program)
             else:
-                prepared.finish()
                 prepared.give_back()
 
         return Request(program.op, keep, finish, owner=self)
@@ -380,10 +380,7 @@ class Runner(State):
         return Captured()
 
     def make_repeatable(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
-        """Let calls that differ from this one in addresses alone be made by ``key``, as :class:`RepeatableCall` says.
-
-        This one was launched, or made on host memory.
-        """
+        """Let calls like this one, which has been made, be made by ``key``, as :class:`RepeatableCall` says."""
         if self._verification is not None:
             return  # the checksums must be compared, which the short way does not do
         pool = look_up(self._cache, self._in_place, *call)[1]
@@ -471,21 +468,14 @@ class Runner(State):
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         with self.refusing:
-            prepared = self._set_up(call)
-        return self._persistent_request(prepared, call)
-
-    def _set_up(self, call: CallSpec) -> Prepared:
-        self.check_ready(calls=False)
-        prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
-        status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
-        if status < 0:
-            raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
-        lib.ucch_progress_thread(1)
-        self._persistent[id(prepared)] = prepared
-        return prepared
-
-    def _persistent_request(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        program = prepared.program
+            self.check_ready(calls=False)
+            prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
+            program = prepared.program
+            status = lib.ucch_program_persist(program.handle, prepared.send, prepared.recv, self.timeout)
+            if status < 0:
+                raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")
+            lib.ucch_progress_thread(1)
+            self._persistent[id(prepared)] = prepared
 
         def start() -> int:
             self.check_ready()

@@ -59,10 +59,7 @@ class Refusing:
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
-
-    ``seat`` and ``queues`` as in :class:`.Membership`.
-    """
+    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create."""
 
     def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         timeout = settings.timeout()
@@ -113,10 +110,7 @@ class State:
             self.ended_by_refusal(self.board.next)
 
     def ended_by_refusal(self, seq: int = 0) -> bool:
-        """True if a rank has refused call ``seq`` or one before it, which ends the communicator here, too.
-
-        Without a number, if a rank has refused any call: ranks that have not come to that one make those before it.
-        """
+        """True if call ``seq`` or one before it was refused, by which the communicator ends; 0: if any was."""
         why = "" if self.broken else refusal_text(self.board, seq)
         if why:
             self.abandon(why)
@@ -308,10 +302,7 @@ def refusal_text(board: Board, seq: int = 0) -> str:
 
 
 class Watch:
-    """A call while it is prepared, or while messages run it: shown to the peers, timed, compared.
-
-    ``show`` puts its label on the arrival board, and returns the numbers of the call and of its record.
-    """
+    """A call that is prepared or made of messages: ``show`` puts it on the board; timed, and compared."""
 
     def __init__(self, state: State, label: str, show: Callable[[str], tuple[int, int]] | None = None) -> None:
         self.state, self.board, self.label = state, state.board, label

@@ -101,8 +101,7 @@ def _no_memory(buffer: Buffer) -> Any:
 
 
 class Verification:
-    """Samples of one communicator's calls, one in ``every``; ``used`` as in :class:`.Preparation`. Collective to
-    create."""
+    """Samples of one communicator's calls, one in ``every``. Collective to create."""
 
     def __init__(self, state: State, every: int, used: Mapping[str, tuple[Choice, str, Execution]]) -> None:
         self._state, self._every, self._used = state, every, used
@@ -258,8 +257,7 @@ class Verification:
             self._judge(self._queue.popleft(), rows)
 
     def attend(self) -> None:
-        """Go on while this rank waits in another call: other ranks may need it to find a wrong element before they come
-        to that call."""
+        """Go on while this rank waits in another call: others may need it before they come to that call."""
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:

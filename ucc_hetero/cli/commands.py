@@ -160,7 +160,7 @@ def _topo(args: argparse.Namespace) -> int:
 
 def _carriers() -> dict[str, str]:
     from ..errors import LibraryNotFound
-    from ..transport.carriers import describe, survey
+    from ..transport.wires import describe, survey
 
     try:
         return describe(survey()[1])

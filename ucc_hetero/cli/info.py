@@ -16,7 +16,7 @@ from ..machine.discover import cores, host_identity
 from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS
 from ..native.libraries import load
-from ..transport.carriers import describe, survey
+from ..transport.wires import describe, survey
 
 
 def components(ucc_path: str) -> list[str]:

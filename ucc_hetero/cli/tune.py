@@ -6,10 +6,12 @@ choice becomes a rule (UCCH_TUNE_FILE).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +23,82 @@ from ..planner.collectives import ROWS, elements, recv_length, send_length
 from ..planner.rules import Measured, Rule, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
-from .finding import Finding, rules_of
+from .plan import short_name
+
+#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
+_GAIN = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Seconds of each choice for a collective; ``noise``: in which the middle half of its samples lie."""
+
+    collective: str
+    nbytes: int
+    default: Choice
+    seconds: Mapping[Choice, float]
+    noise: Mapping[Choice, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, collective: str, nbytes: int, default: Choice, samples: Mapping[Choice, Sequence[float]]) -> Finding:
+        """The finding of one or more ``samples`` of each choice, in seconds: medians, and how far they lie apart."""
+        noise = {}
+        for choice, times in samples.items():
+            low, _, high = quantiles(times, method="inclusive") if len(times) > 1 else (0.0, 0.0, 0.0)
+            noise[choice] = high - low
+        return cls(collective, nbytes, default, {choice: median(times) for choice, times in samples.items()}, noise)
+
+    @property
+    def best(self) -> Choice:
+        """The fastest of those that are faster than the default by more than the noise of both, or the default."""
+        usual, noise = self.seconds[self.default], self.noise.get
+        clear = {
+            choice: seconds
+            for choice, seconds in self.seconds.items()
+            if choice == self.default or usual - seconds > noise(choice, 0.0) + noise(self.default, 0.0)
+        }
+        return self._fastest(clear)
+
+    def _fastest(self, seconds: Mapping[Choice, float]) -> Choice:
+        """The fastest of these, or the default where nothing is clearly faster."""
+        fastest = min(seconds, key=seconds.__getitem__)
+        return fastest if seconds[fastest] < _GAIN * seconds[self.default] else self.default
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the default stays although something was faster: by no more than noise."""
+        return self.best == self.default != self._fastest(self.seconds)
+
+    def line(self) -> str:
+        """The best, and what the first choices took."""
+        times = sorted(self.seconds.items(), key=lambda item: item[1])[:6]
+        mark = "?" if self.doubtful else "=" if self.best == self.default else "!"
+        parts = ", ".join(f"{short_name(what)} {seconds * 1e6:.1f}" for what, seconds in times)
+        return f"{self.collective:<22}{self.nbytes:>12} {mark} {parts} us"
+
+
+def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
+    """Rules for ranges of sizes, which end halfway (geometrically) between sizes with different bests.
+
+    There are none for sizes where the default was best, so that they follow what later versions know better, and none
+    from twice the longest size on.
+    """
+    names = dict.fromkeys(one.collective for one in found)
+    return tuple(rule for name in names for rule in _rules(name, [one for one in found if one.collective == name]))
+
+
+def _rules(collective: str, found: Sequence[Finding]) -> Iterator[Rule]:
+    row = sorted(found, key=lambda one: one.nbytes)
+    better = [None if one.best == one.default else one.best for one in row]
+    low = 0.0
+    for i, (one, best) in enumerate(zip(row, better, strict=True)):
+        last = i + 1 == len(row)
+        if last or better[i + 1] != best:
+            high = float(2 * one.nbytes if last else round(math.sqrt(max(one.nbytes, 1) * row[i + 1].nbytes)))
+            if best is not None:
+                yield Rule(collective, low, high, best.algorithm, best.fragments)
+            low = high
+
 
 #: Collectives with counts that a size alone gives.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
@@ -64,10 +141,7 @@ class Trial:
 
 
 class _Example:
-    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one.
-
-    ``ValueError`` for a collective with counts per rank.
-    """
+    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one."""
 
     def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
         if collective not in MEASURABLE:
@@ -105,9 +179,6 @@ def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | N
     took = [trial.sample() for _ in range(samples)]
     example.close()
     return took
-
-
-# --- collectives ------------------------------------------------------------------------------------------------------
 
 
 def _forced(choice: Choice, collective: str) -> Tuning:
@@ -157,9 +228,6 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
     return Finding.of(collective, total, default, times)
 
 
-# --- links of hosts ---------------------------------------------------------------------------------------------------
-
-
 def link_speeds(comm: Communicator) -> list[int]:
     """MB/s of the links of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
 
@@ -189,9 +257,6 @@ def _pair_speed(comm: Communicator, one: int, other: int) -> int:
 
     trial = Trial(comm, exchange)
     return max(1, round(out.size * pairs / min(trial.sample() for _ in range(_ROUNDS)) / 1e6))
-
-
-# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,35 +4,22 @@ A runtime's library is found and opened when it is first asked for, never at imp
 the vendor ``host``.
 """
 
-from .pointers import pointer_vendor, whose
 from .rank import Place, bind, free_memory, local_rank, own_device, place_of
-from .registry import available, collective_library, late_settings, no_runtime, register, report, runtime_of
-from .runtime import Block, DeviceRuntime, Event, Pointer, Stream
-from .streams import stream_handle, uncaptured
-from .vector import Vector
+from .registry import (
+    available,
+    collective_library,
+    late_settings,
+    no_runtime,
+    pointer_vendor,
+    register,
+    report,
+    runtime_of,
+    whose,
+)
+from .runtime import Block, DeviceRuntime, Event, Pointer, Stream, Vector, stream_handle, uncaptured
 
 __all__ = [
-    "Block",
-    "DeviceRuntime",
-    "Event",
-    "Place",
-    "Pointer",
-    "Stream",
-    "Vector",
-    "available",
-    "bind",
-    "collective_library",
-    "free_memory",
-    "late_settings",
-    "local_rank",
-    "no_runtime",
-    "own_device",
-    "place_of",
-    "pointer_vendor",
-    "register",
-    "report",
-    "runtime_of",
-    "stream_handle",
-    "uncaptured",
-    "whose",
-]
+    "Block", "DeviceRuntime", "Event", "Place", "Pointer", "Stream", "Vector", "available", "bind",
+    "collective_library", "free_memory", "late_settings", "local_rank", "no_runtime", "own_device", "place_of",
+    "pointer_vendor", "register", "report", "runtime_of", "stream_handle", "uncaptured", "whose",
+]  # fmt: skip

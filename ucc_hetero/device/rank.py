@@ -51,10 +51,8 @@ def _device(runtime: DeviceRuntime) -> int:
 
 
 def bind(place: Place) -> DeviceRuntime | None:
-    """Let the native engine, and the calling thread, work with this device from now on.
-
-    Returns its runtime, None for a rank without one. A process has one device: ``DeviceError`` for a second one.
-    """
+    """Let the engine and this thread work with this device from now on; its runtime, or None. A second one is
+    refused."""
     global _bound
     runtime = runtime_of(place.vendor)
     if runtime is None:

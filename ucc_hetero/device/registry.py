@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 
 from .. import env
@@ -13,6 +14,8 @@ from .runtime import DeviceRuntime
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
+#: One thread at a time loads: the engine gives each adapter the first place that is free.
+_loading = threading.Lock()
 
 
 def register(row: Vendor) -> None:
@@ -28,8 +31,10 @@ def register(row: Vendor) -> None:
 def runtime_of(vendor: str) -> DeviceRuntime | None:
     """The runtime of a vendor; None for ``host``, and where it is absent or sees no device."""
     if vendor not in _loaded:
-        row = VENDORS.get(vendor)
-        _loaded[vendor] = _load(row) if row is not None and row.adapter else None
+        with _loading:
+            if vendor not in _loaded:
+                row = VENDORS.get(vendor)
+                _loaded[vendor] = _load(row) if row is not None and row.adapter else None
     return _loaded[vendor]
 
 
@@ -79,8 +84,7 @@ def no_runtime(rank: int, vendor: str) -> str:
 
 @cache
 def collective_library(memory: int) -> bool:
-    """True if libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked
-    after a context exists."""
+    """True if libucc has loaded the vendor's own library of collectives, which it has once a context exists."""
     wanted = vendors.of_memory(memory).collectives
     return bool(wanted) and all(map(mapped, wanted))
 
@@ -89,3 +93,28 @@ def forget() -> None:
     """Look for the libraries anew at the next call (for tests, after a change of the environment)."""
     _loaded.clear()
     _tried.clear()
+
+
+def pointer_vendor(address: int) -> tuple[str, int]:
+    """Vendor and device number of a device pointer, ``host`` for pinned memory; ``BufferError`` where none knows it."""
+    runtimes = available()
+    if not runtimes:
+        tried = "; ".join(f"{row.name}: {report(row.name)}" for row in VENDORS.values() if row.adapter)
+        raise BufferError(f"cannot classify pointer {address:#x}: no GPU runtime is loaded ({tried})")
+    for runtime in runtimes:
+        found = runtime.pointer(address)
+        if found.kind == "pinned":
+            return "host", 0
+        if found.kind != "unknown":
+            return runtime.vendor, found.device
+    names = " or ".join(runtime.vendor for runtime in runtimes)
+    raise BufferError(f"{address:#x} is not memory of {names}: it was freed, or is not a device pointer")
+
+
+def whose(address: int) -> tuple[str, int] | None:
+    """As :func:`pointer_vendor`, with None for what is not device memory or cannot be told."""
+    for runtime in available():
+        found = runtime.pointer(address)
+        if found.kind in ("device", "managed"):
+            return runtime.vendor, found.device
+    return None

@@ -7,9 +7,13 @@ from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import env
-from ..errors import DeviceError
+from ..errors import DeviceError, NotSupported
 from ..machine import vendors
+from ..machine.vendors import STREAMS, VENDORS
 from ..native.libraries import ffi, lib
 
 #: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
@@ -74,11 +78,6 @@ class DeviceRuntime:
     def eager(self) -> bool:
         """True if no kernel is loaded at its first launch, which waits for the device."""
         return bool(self.traits & lib.UCCH_EAGER)
-
-    @property
-    def waits_anywhere(self) -> bool:
-        """True if streams can wait for a word in any memory, and not only for the runtime's own."""
-        return bool(self.traits & lib.UCCH_WAITS_ANYWHERE)
 
     @property
     def holds(self) -> bool:
@@ -248,3 +247,83 @@ class Block(_Handle):
     def _release(self, handle: Any) -> None:
         ops = self.runtime.ops
         self.runtime.check("free", (ops.unpin if self.pinned else ops.release)(handle))
+
+
+# --- streams of PyTorch, CuPy and others, turned into the runtime's handle --------------------------------------------
+
+
+#: CuPy's; numba's and cuda.core's.
+_ATTRIBUTES = ("ptr", "handle")
+
+
+def stream_handle(stream: Any) -> int:
+    """The handle of a stream: an integer (0 is the default stream), or an object that has or gives one.
+
+    Takes torch's and CuPy's streams, ours, and everything with an attribute that a vendor's row has for them
+    (``__cuda_stream__``: a pair of version and handle). ``TypeError`` for anything else.
+    """
+    if isinstance(stream, int):
+        return stream
+    for name in STREAMS:
+        found = getattr(stream, name, None)
+        if type(found) is int:
+            return found
+        if found is not None and name.startswith("__"):
+            return int((found() if callable(found) else found)[1])
+    for name in (*STREAMS, *_ATTRIBUTES):
+        value = getattr(stream, name, None)
+        if value is not None and not callable(value):
+            return int(getattr(value, "value", value) or 0)
+    raise TypeError(f"stream {stream!r} is neither a stream of torch, CuPy or numba nor an integer handle")
+
+
+def uncaptured(stream: Any, what: str) -> int:
+    """The handle of a stream for something that hosts take part in: ``NotSupported`` while it is being captured."""
+    handle = stream_handle(stream)
+    if lib.ucch_stream_captures(handle):
+        raise NotSupported(f"{what} cannot be captured in a graph, as hosts take part in it; do it outside of graphs")
+    return handle
+
+
+# --- numbers of our own in the memory that a rank's buffers live in, for measurements and checks ----------------------
+
+
+Array = npt.NDArray[Any]
+
+
+class Vector:
+    """``values`` in the memory of ``runtime``'s device, or for None in the host's."""
+
+    def __init__(self, values: Array, runtime: DeviceRuntime | None) -> None:
+        self.runtime = runtime
+        self.host = np.ascontiguousarray(values)
+        self.block = runtime.alloc(max(self.host.nbytes, 1)) if runtime else None
+        if self.runtime and self.block:
+            self._copy(self.runtime, self.block.handle, self.host.ctypes.data)
+            interface = {
+                "shape": self.host.shape,
+                "typestr": self.host.dtype.str,
+                "data": (self.block.handle, False),
+                "version": 2,
+            }
+            for name in VENDORS[runtime.vendor].interfaces if runtime else ():
+                setattr(self, name, interface)
+
+    @property
+    def buffer(self) -> Any:
+        """The buffer to pass to a communicator."""
+        return self if self.block else self.host
+
+    def get(self) -> Array:
+        if self.runtime and self.block:
+            self._copy(self.runtime, self.host.ctypes.data, self.block.handle)
+        return self.host
+
+    def _copy(self, runtime: DeviceRuntime, dst: int, src: int) -> None:
+        with runtime.stream() as stream:  # calls without a stream do not wait for the device's other work
+            runtime.copy(dst, src, self.host.nbytes, stream.handle)
+            stream.synchronize()
+
+    def close(self) -> None:
+        if self.block:
+            self.block.close()

@@ -10,8 +10,7 @@ from enum import IntEnum
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ..bindings.ucc import status_name
-from ..bindings.ucc_enums import CollFlag
+from ..bindings.ucc import CollFlag, status_name
 from ..bootstrap.board import Board, salt
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of
@@ -23,8 +22,7 @@ from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace import timeline
 from ..trace.timeline import Note
 from ..transport.channels import Channels
-from .placement import Local, Placement, ProgramSpec, is_each
-from .stream_program import may_hold, of_vendors, queued
+from .placement import Local, Placement, ProgramSpec, is_each, may_hold, of_vendors, queued
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
@@ -47,8 +45,8 @@ class Execution(IntEnum):
 
 
 class Recipe:
-    """A native program but for the communicator's board: ``spec`` has fields of a ``ucch_spec``, each step those of a
-    ``ucch_part``. These may point into ``keep``."""
+    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a
+    ``ucch_part``."""
 
     __slots__ = ("_about", "_keep", "_steps")
 
@@ -113,8 +111,7 @@ class Lowering:
         self.bounce = 0
 
     def program(self, label: str, nbytes: int) -> Program:
-        """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
-        board shows of the call, ``nbytes`` are those of the caller's buffers."""
+        """Make the program, shown as ``label``, and the teams that are new (collective among their members)."""
         steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:

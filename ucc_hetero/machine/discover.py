@@ -67,9 +67,6 @@ def host_cores() -> set[int]:
         os.sched_setaffinity(0, own)
 
 
-# --- network, devices, processors -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Nic:
     """A network port. ``speed`` in Mbit/s, 0 unknown; ``numa`` -1 unknown; ``pci`` empty for a virtual one."""
@@ -232,8 +229,6 @@ def _distance(root: Path, one: str, other: str) -> str:
     nodes = [number(text(base / pci / "numa_node"), -1) for pci in (one, other)]
     return "node" if nodes[0] == nodes[1] >= 0 else "system"
 
-
-# --- records of machines ----------------------------------------------------------------------------------------------
 
 #: Files that ``machine`` reads, as patterns below the root.
 _RECORDED = (

@@ -39,10 +39,8 @@ def places(name: str, torchrun: bool = True) -> tuple[str, ...]:
 
 
 def number(name: str, environ: Mapping[str, str], otherwise: int, torchrun: bool = True) -> int:
-    """The number that torchrun calls ``name`` (see `places`), or ``otherwise`` without a launcher.
-
-    In a process that torchrun has started, other launchers' variables are torchrun's own.
-    """
+    """The number that torchrun calls ``name``, by any launcher's variables but in a process of torchrun's; or
+    ``otherwise``."""
     nearest = (name,) if torchrun and "TORCHELASTIC_RUN_ID" in environ else ()
     found = (environ.get(place, "") for place in (*nearest, *places(name, torchrun)))
     return next((int(text) for text in found if text.isdigit()), otherwise)

@@ -37,8 +37,7 @@ _RUNS = 0x1 | 0x40
 
 
 class Port(NamedTuple):
-    """A network interface: its IPv4 network (address and mask in one number), its speed in Mbit/s, 0 unknown, and its
-    address."""
+    """A network interface: network (address and mask in one number), Mbit/s (0: unknown), and IPv4 address."""
 
     name: str
     network: int
@@ -47,8 +46,7 @@ class Port(NamedTuple):
 
 
 def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
-    """This host's Ethernet ports among ``allowed`` (UCX's list of devices; empty or ``all``: any), by network; none
-    where there is anything better than plain Ethernet."""
+    """This host's Ethernet ports among ``allowed`` (UCX's list), by network; none where there is anything better."""
     here = nics(root)
     if any((root / "sys/class/infiniband" / nic.name).exists() for nic in here):
         return ()
@@ -140,8 +138,8 @@ def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> fro
 
 
 def without(unwanted: Set[int], allowed: str, root: Path = Path("/")) -> str:
-    """libucp's list of this host's devices among ``allowed`` but for interfaces with these addresses; empty where there
-    is nothing to leave out. libucp 1.18 has no other way to leave one out."""
+    """libucp's list of devices among ``allowed`` but for those with these addresses; empty if there are none to leave
+    out."""
     here = interfaces(root)
     out = {name for name, address in here.items() if address in unwanted}
     listed = allowed.split(",") if allowed not in ("", "all") else [*(port.name for port in rdma.active(root)), *here]
@@ -194,8 +192,7 @@ def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: 
 
 
 def _joining(offers: Sequence[tuple[Port, ...]], slowest: int) -> list[list[Port]]:
-    """Of each rank's ports those at most so many times slower than its fastest, in networks where every host has such
-    a port: others may lead to no other host."""
+    """Of each rank's ports those that are not much slower than its fastest, in networks that every host is in."""
     fit = [[p for p in each if p.speed * slowest >= max(q.speed for q in each)] for each in offers]
     common = set.intersection(*({port.network for port in each} for each in fit))
     return [[port for port in each if port.network in common] for each in fit]

@@ -57,10 +57,7 @@ def meant(ports: tuple[RdmaPort, ...], environ: Mapping[str, str]) -> tuple[Rdma
 
 
 def site_ucx(kinds: Collection[str], environ: Mapping[str, str], root: Path = Path("/")) -> str:
-    """The first folder of this host with a UCX that has modules for ports of these kinds; empty if there is none.
-
-    It may be that of HPC-X, of ``LD_LIBRARY_PATH`` or of the distribution. Only files are looked at.
-    """
+    """The first folder of this host with a UCX that has modules for such ports, going by files alone; or empty."""
     hpcx = environ.get("HPCX_UCX_DIR", "")
     usual = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/local/lib")
     for name in (f"{hpcx}/lib" if hpcx else "", *environ.get("LD_LIBRARY_PATH", "").split(":"), *usual):

@@ -274,8 +274,7 @@ def _ucc_candidates() -> list[tuple[str, str]]:
 
 
 def _preload() -> None:
-    """Load what libucc's components need of the vendors, and no wheel's search path leads to: without it they stay away
-    silently and device memory is taken for host memory. Only where there is a driver to run it."""
+    """Load what libucc's components need of vendors with a driver, and no search path leads to."""
     for row in VENDORS.values():
         if row.driver and os.path.exists(row.driver) and not mapped(row.preload.name):
             for path in candidates(row.preload):

@@ -89,10 +89,8 @@ class CapturedMessages:
         return bool(lib.ucch_stream_captures(stream) == self._capture)
 
     def give(self, message: CapturedMessage, stream: int, *, late: bool = True) -> None:
-        """Have ``stream`` wait for a message. If no stream has it, ``stream`` gets it now, and all others with it.
-
-        ``late``: raise if the capture has ended.
-        """
+        """Have ``stream`` wait for a message, and get all that no stream has; ``late``: raise once the capture has
+        ended."""
         if message.given is not None:
             self._follow(message.given, stream)
         elif self._captures(message.stream):

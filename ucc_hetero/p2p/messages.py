@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
-from ..bindings.handle import sweep
-from ..bindings.ucc_enums import MemType
+from ..bindings.handle import Kept
+from ..bindings.ucc import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.membership import Membership
 from ..bootstrap.settings import limit_text
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
-from ..buffers.fast_path import describe_fast
+from ..buffers.exporters import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
@@ -57,7 +56,7 @@ from .transfer import (
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Messages that ended for their caller while libucp (after a timeout, or Ctrl-C) or a stream uses their memory.
-_held: deque[AnyTransfer] = deque()
+_held: Kept[AnyTransfer] = Kept()
 
 #: Seconds that a process may take to end once its memory is gone.
 _DYING_S = 1.0
@@ -145,8 +144,8 @@ class Arrays:
 
 def _hold(transfer: AnyTransfer) -> None:
     """Keep the memory of a transfer that has ended for its caller, while libucp or a stream uses it."""
-    if transfer.held() and transfer not in _held:
-        _held.append(transfer)
+    if transfer.held():
+        _held.add(transfer)
 
 
 class Messages:
@@ -195,7 +194,7 @@ class Messages:
         if self.captured.waiting:
             self.captured.check()
         if _held:
-            sweep(_held, lambda transfer: transfer.held())
+            _held.sweep(lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """A peer and a tag as integers, checked. ``what`` is ``dest`` or ``source``, which may be any, as its tag."""
@@ -258,18 +257,10 @@ class Messages:
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
-    @overload
-    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ...) -> Transfer: ...
-
-    @overload
-    def outgoing(
-        self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any
-    ) -> AnyTransfer | CapturedMessage: ...
-
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> AnyTransfer | CapturedMessage:
-        """Make a send, without beginning it.
+    ) -> Any:
+        """Make a send (an `AnyTransfer`, or a `CapturedMessage`), without beginning it.
 
         ``sync``: it ends only when it has been matched. ``copy``: it sends a copy that is made now. ``stream``: it
         sends what the buffer holds when this stream gets there.
@@ -315,8 +306,7 @@ class Messages:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
     def goes_by_lane(self, peer: int) -> bool:
-        """True if messages in streams with a rank go by a lane (p2p/lane.c). Raises for any rank: streams wait for
-        one."""
+        """True if messages in streams with a rank go by a lane (p2p/lane.c); raises for any rank."""
         if self._lanes == ffi.NULL or peer in (self.rank, self.null):
             return False
         if peer == self.any_source:
@@ -349,14 +339,8 @@ class Messages:
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
 
-    @overload
-    def incoming(self, buf: Any, source: int, tag: int) -> Transfer: ...
-
-    @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> AnyTransfer | CapturedMessage: ...
-
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> AnyTransfer | CapturedMessage:
-        """Make a receive, without beginning it; it writes to the buffer once ``stream`` gets there."""
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Any:
+        """Make a receive, likewise; it writes to the buffer once ``stream`` gets there."""
         self.check_usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)

@@ -51,8 +51,6 @@ class Message:
 
     __hash__ = object.__hash__
 
-    # --- probes, with mpi4py's spellings ------------------------------------------------------------------------------
-
     @classmethod
     def Probe(cls, comm: Any, *args: Any, **more: Any) -> Message:
         """Wait for a message of a communicator and take it out, as :meth:`~ucc_hetero.Communicator.Mprobe` does.
@@ -104,8 +102,6 @@ class Message:
             mpi4py.MPI.Message | None: To be received, or None.
         """
         return comm.improbe(*args, **more)
-
-    # --- receives -----------------------------------------------------------------------------------------------------
 
     def _take(self, buf: Any, timeout: float, then: Callable[[Transfer], _T]) -> _T:
         if not self:

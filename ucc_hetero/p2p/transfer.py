@@ -28,11 +28,8 @@ def object_waits(mpi: Any, source: int, tag: int) -> bool:
     """True if a Python object has come over ``mpi``, which no receive of a buffer takes."""
     if hasattr(mpi, "world"):  # an exchange that is not MPI's
         return False
-    from mpi4py import MPI
-
-    status = MPI.Status()
     with suppress(*EXCHANGE_ERRORS):
-        return bool(mpi.Iprobe(source, min(tag, largest_tag()), status)) and status.tag != largest_tag()
+        return bool(mpi.Iprobe(source, min(tag, largest_tag())))
     return False
 
 
@@ -117,10 +114,8 @@ class Transfer:
 
 
 class LaneMessage:
-    """A message in a stream that goes by a lane (p2p/lane.c). It has a :class:`Transfer`'s methods, and starts once.
-
-    It cannot be cancelled: messages of a lane are matched in order, and the next one would be taken for it.
-    """
+    """A message in a stream that goes by a lane (p2p/lane.c), as a :class:`Transfer` but never cancelled or started
+    again."""
 
     __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
 

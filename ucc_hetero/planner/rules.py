@@ -58,9 +58,6 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
     return best
 
 
-# --- the TUNE grammar -------------------------------------------------------------------------------------------------
-
-
 def parse_tune(text: str, where: str = "UCCH_TUNE") -> tuple[Rule, ...]:
     """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
 
@@ -129,9 +126,6 @@ def _range(text: str) -> tuple[float, float]:
     return bounds
 
 
-# --- the measured table -----------------------------------------------------------------------------------------------
-
-
 #: The format of tables whose rules are texts in the TUNE grammar.
 _FORMAT = 2
 
@@ -145,10 +139,7 @@ class Measured:
 
 
 def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
-    """Put what was measured for a topology into a JSON table, beside other topologies already there.
-
-    ``ValueError`` if the file is there and not such a table.
-    """
+    """Put what was measured for a topology into a JSON table beside others; ``ValueError`` if the file is none."""
     rules = [str(rule) for rule in found.rules]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rules}
     file = Path(path)
@@ -161,11 +152,7 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
 
 
 def load_table(text: str, topology: Topology) -> Measured:
-    """Entry of a JSON table (its text: rank 0 reads the file, all get the same) for a topology; nothing if unknown.
-
-    Tables go by topologies without weights: those are part of what was measured. ``ValueError`` if the text is not such
-    a table.
-    """
+    """Entry of a JSON table's text for a topology without weights, or nothing; ``ValueError`` for another text."""
     table = _parse(text)
     with _reading():
         entry = table["topologies"].get(topology.fingerprint())

@@ -21,10 +21,8 @@ LONGEST = 1 << 30
 
 
 class Choice(NamedTuple):
-    """Choice of what runs: an algorithm's name, and into how many fragments it cuts the data.
-
-    ``queued``: it is made for the streams of devices, with messages in the place of collectives over bridges.
-    """
+    """An algorithm and its fragments; ``queued``: for streams, with messages in the place of collectives over
+    bridges."""
 
     algorithm: str
     fragments: int = 1

@@ -288,10 +288,7 @@ def levels_of(groups: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
-    """True if islands are parts of several hosts, one of which has more than one: hosts are a level then.
-
-    What islands of one host have to tell other hosts crosses the links once then.
-    """
+    """True if islands are parts of several hosts, one of which has more than one: a level that spares links."""
     places = len(set(zip(islands, hosts, strict=True)))
     return places == len(set(islands)) and places > len(set(hosts)) > 1
 

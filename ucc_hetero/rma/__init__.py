@@ -14,30 +14,14 @@ from __future__ import annotations
 from .agent import Agent, AgentPeer, Certificates
 from .channel import ChannelError
 from .endpoint import Endpoint, Target
-from .memory import Memory
 from .pages import PageTable, PageTarget, Receipt
-from .region import Region
+from .region import Memory, Region
 from .request import Request, Requests
 from .wire_format import FormatError
 from .worker import Counter, Notification, Worker, connect_all
 
 __all__ = [
-    "Agent",
-    "AgentPeer",
-    "Certificates",
-    "ChannelError",
-    "Counter",
-    "Endpoint",
-    "FormatError",
-    "Memory",
-    "Notification",
-    "PageTable",
-    "PageTarget",
-    "Receipt",
-    "Region",
-    "Request",
-    "Requests",
-    "Target",
-    "Worker",
+    "Agent", "AgentPeer", "Certificates", "ChannelError", "Counter", "Endpoint", "FormatError", "Memory",
+    "Notification", "PageTable", "PageTarget", "Receipt", "Region", "Request", "Requests", "Target", "Worker",
     "connect_all",
-]
+]  # fmt: skip

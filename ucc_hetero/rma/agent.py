@@ -299,7 +299,9 @@ class Agent(Handle):
         """Prove, be convinced, and exchange addresses; from then on a thread reads."""
         try:
             keep_alive(sock)
-            self._end_lost()
+            for lost in self.peers:  # before one that is made anew could share the endpoint's end
+                if not lost.endpoint.alive:
+                    lost.leave()
             channel = Channel(sock, self._secret, server)
             channel.send({"name": self.name[:200], "worker": self.worker.address.hex()})
             peer = self._join(*_introduction(channel.receive()), channel)
@@ -318,12 +320,6 @@ class Agent(Handle):
             self._part(peer)
             raise
         return peer
-
-    def _end_lost(self) -> None:
-        """End connections whose endpoints libucp has given up, before one that is made anew could share such an end."""
-        for peer in self.peers:
-            if not peer.endpoint.alive:
-                peer.leave()
 
     def _join(self, name: str, address: bytes, channel: Channel) -> AgentPeer:
         """Add a connection, with an endpoint that is shared by those with the same peer.

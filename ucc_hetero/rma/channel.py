@@ -186,9 +186,6 @@ def _seal(key: bytes, who: bytes, data: bytes) -> bytes:
     return hmac.digest(key, who + data, "sha256")
 
 
-# --- addresses --------------------------------------------------------------------------------------------------------
-
-
 def _place(address: str) -> tuple[socket.AddressFamily, Any]:
     parts = urlsplit(address)
     if parts.scheme == "unix" and parts.path and not parts.netloc:

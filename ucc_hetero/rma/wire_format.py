@@ -31,8 +31,7 @@ class FormatError(ValueError):
 
 
 class Address(NamedTuple):
-    """A worker as peers find it: its number, a key of its host, its process there, the IPv4 addresses of its host's
-    interfaces, and libucp's address."""
+    """A worker as peers find it: number, key of its host, process, its host's IPv4 addresses, libucp's address."""
 
     uid: int
     host: bytes

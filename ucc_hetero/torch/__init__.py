@@ -12,10 +12,9 @@ made.
 
 from __future__ import annotations
 
-from .backend import groups, process_group, register, replace
+from .backend import groups, process_group, rebuild, register, replace
+from .creation import hybrid_mesh
 from .group import ProcessGroupUCCH
-from .mesh import hybrid_mesh
-from .recovery import rebuild
 
 __all__ = ["ProcessGroupUCCH", "groups", "hybrid_mesh", "process_group", "rebuild", "register", "replace"]
 

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
+from ..bindings.handle import Kept
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..bootstrap.timely import timely
@@ -22,13 +24,13 @@ from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import discover, vendors
 from ..native.libraries import load
-from . import creation, devices, futures, rendezvous
+from . import creation, futures, rendezvous, streams
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH, end_all
 from .work import limit_of, seconds_of, torch_error
 
-_groups: list[ProcessGroupUCCH] = []
+_groups: Kept[ProcessGroupUCCH] = Kept()
 
 
 class _DefaultGroup:
@@ -48,7 +50,7 @@ _default_group = _DefaultGroup()
 def register() -> None:
     """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
     # Scripts choose their device before they make a group, and then it is too late (docs/gpu.md).
-    late = ("load", "start") if any(devices.started()) else ("load",)
+    late = ("load", "start") if any(streams.started()) else ("load",)
     for row in vendors.VENDORS.values():
         if row.torch_build and getattr(torch.version, row.torch_build, None) is not None:
             vendors.prepare(row.name, os.environ, late)
@@ -71,7 +73,7 @@ def replace(names: Sequence[str]) -> None:
     """
     if names:
         if not creation.replaced:
-            devices.start_with(local_rank())
+            streams.start_with(local_rank())
         creation.replaced.update(name.lower() for name in names)
         rendezvous.export_ranks()
 
@@ -128,7 +130,8 @@ def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
-    _groups[:] = [*groups(), group]  # those that are over hold all that they were made of
+    _groups.sweep(_is_usable)  # those that are over hold all that they were made of
+    _groups.add(group)
     log.log("torch").info("group %s: rank %d of %d", group.group_name, group.rank(), group.size())
     return group
 
@@ -169,7 +172,10 @@ def groups() -> list[ProcessGroupUCCH]:
     Returns:
         Those that are in use, in the order in which they were made.
     """
-    return [group for group in _groups if group.usable]
+    return [*filter(_is_usable, _groups.all())]
+
+
+_is_usable = attrgetter("usable")
 
 
 def _over_store(opts: Any) -> Communicator:
@@ -221,7 +227,7 @@ def _over_mpi(opts: Any) -> Communicator:
 def _at_exit() -> None:
     """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
     if not exit.failed():
-        end_all(_groups)
+        end_all(_groups.all())
     futures.stop()
     _groups.clear()
 
@@ -233,3 +239,40 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+#: How often this process's default group was made anew.
+_rebuilt = 0
+
+
+def rebuild() -> None:
+    """Give up all groups, and make the default group anew of the ranks that live; collective among these.
+
+    To be called when a call has failed; ranks that wait in a call of the default group are called back (their calls
+    fail). Ranks are numbered anew, in the same order. Groups, meshes and ``DistributedDataParallel`` are to be made
+    again. It needs ``mpirun --with-ft ulfm``, or a store that does not die with a rank (docs/faults.md).
+    """
+    global _rebuilt
+    group = c10d.GroupMember.WORLD
+    if group is None:
+        raise TypeError('rebuild() is for a default group of the backend "ucch"; this process has none')
+    if not isinstance(group, ProcessGroupUCCH):
+        raise TypeError(
+            f"rebuild() cannot tell which ranks of a default group live that is torch's own "
+            f"({c10d._world.pg_backend_config[group]}): set UCCH_TORCH_VENDOR=n, with which the backend ucch serves it"
+        )
+    name, store = c10d._world.pg_map[group]
+    timeout = timedelta(seconds=group.seconds) if group.seconds else None
+    try:
+        comm = group.communicator.Shrink()
+        _rebuilt = 1 + max(comm.mpi.allgather(_rebuilt))
+    except UCCHError as failure:
+        raise torch_error(failure) from failure
+    c10d._abort_process_group()
+    if rendezvous.launched_by_mpi():  # the store may have been that of a rank which has died
+        store = rendezvous.store_over(comm.mpi, timeout or dist.default_pg_timeout)[0]
+    adopt_next(comm)
+    more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    dist.init_process_group(
+        name, store=dist.PrefixStore(f"ucch-rebuilt/{_rebuilt}", store), rank=comm.rank, world_size=comm.size, **more
+    )

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from .. import log
-from .devices import started
+from .streams import started
 
 Clock = Callable[[], float]
 
@@ -150,10 +150,7 @@ def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> list[float]
 
 
 def _unlike(rank: int, samples: Sequence[Sequence[float]]) -> bool:
-    """True if ranks differ in seconds of the same work by clearly more than a rank does from itself.
-
-    Rank 0 warns where they do not. ``samples[r]`` are seconds on rank r, again and again.
-    """
+    """True if ranks' ``samples`` of the same work differ by clearly more than a rank's own; rank 0 warns where not."""
     medians = [statistics.median(row) for row in samples]
     difference, noise = max(medians) - min(medians), statistics.median(max(row) - min(row) for row in samples)
     # Medians of many ranks that are alike lie as far apart as samples of one rank do.

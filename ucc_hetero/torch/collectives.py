@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from ..calls.arguments import CallSpec
-from .devices import started
 from .dispatch import Dispatch
 from .layout import (
     Finish,
+    TorchReduction,
     copy_back,
     elements_of,
     overlap,
@@ -21,10 +21,11 @@ from .layout import (
     to_receive_all,
     to_send,
     to_send_all,
+    torch_reduction,
     without_overlap,
 )
 from .not_compiled import not_compiled
-from .reduction import TorchReduction, torch_reduction
+from .streams import started
 from .work import Work
 
 #: A flat tensor and how many of its elements are each rank's.
@@ -69,10 +70,7 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
 
 
 def _refusing(method: _M) -> _M:
-    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks.
-
-    Else theirs would wait for this rank, and could meet its next call.
-    """
+    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks."""
 
     @wraps(method)
     def made(self: Any, *args: Any, **more: Any) -> Any:
@@ -110,7 +108,7 @@ class Collectives(Dispatch):
         if tensor.is_sparse:
             return self._sum_sparse(tensor, how)
         if not tensor.numel():
-            return self._done([tensor])
+            return Work(self, [tensor])
         operand = how.operand(tensor)
         if operand is not tensor:  # of a sum of products with a factor, for one
             key = None
@@ -129,7 +127,7 @@ class Collectives(Dispatch):
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, device=tensor.device).coalesce()
         with torch.no_grad():  # detach() of a sparse tensor does not share its elements
             tensor.copy_(total)
-        return self._done([tensor])
+        return Work(self, [tensor])
 
     def _gathered_rows(self, rows: Any, counts: list[int]) -> Any:
         parts = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
@@ -154,7 +152,7 @@ class Collectives(Dispatch):
     def _broadcast_one(self, tensors: Any, opts: Any, root: int, key: Hashable) -> Work:
         tensor = _one(tensors, "broadcast")
         if not tensor.numel():
-            return self._done([tensor])
+            return Work(self, [tensor])
         target, finish = (to_send(tensor), None) if self.rank() == root else to_receive(tensor)
         call = CallSpec("bcast", None, target, None, root)
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
@@ -164,7 +162,7 @@ class Collectives(Dispatch):
         """Reduce to the root, in place there."""
         tensor = _one(tensors, "reduce")
         if not tensor.numel():
-            return self._done([tensor])
+            return Work(self, [tensor])
         how = _reduction(opts)
         root = self._root(opts, root)
         operand = how.operand(tensor)
@@ -205,7 +203,7 @@ class Collectives(Dispatch):
                 f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
             )
         if not input.numel():
-            return self._done([output])
+            return Work(self, [output])
         target, finish = to_receive(output)
         return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
 
@@ -237,7 +235,7 @@ class Collectives(Dispatch):
                 f"place in the output list {counts[self.rank()]} of {outputs[self.rank()].dtype}"
             )
         if not sum(counts):
-            return self._done(outputs)
+            return Work(self, outputs)
         flat, finish = to_receive_all(outputs)
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
@@ -259,7 +257,7 @@ class Collectives(Dispatch):
         """Collect equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), self._root(opts, root)
         if not tensor.numel():
-            return self._done([])
+            return Work(self, [])
         if self.rank() != root:
             return self._post(CallSpec("gather", to_send(tensor), None, None, root), opts, [], inputs=tensor)
         outputs = _list(output_lists)
@@ -279,7 +277,7 @@ class Collectives(Dispatch):
         """Give each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
         if not tensor.numel():
-            return self._done([tensor])
+            return Work(self, [tensor])
         target, finish = to_receive(tensor)
         send, inputs = None, ()
         if self.rank() == root:
@@ -306,7 +304,7 @@ class Collectives(Dispatch):
                 f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
             )
         if not output.numel():
-            return self._done([output])
+            return Work(self, [output])
         how = _reduction(opts)
         return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input, key)
 
@@ -340,7 +338,7 @@ class Collectives(Dispatch):
                 f"input list {counts[self.rank()]}"
             )
         if not sum(counts):
-            return self._done([output])
+            return Work(self, [output])
         how = _reduction(opts)
         operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
         uneven = None if min(counts) == max(counts) else counts
@@ -363,7 +361,7 @@ class Collectives(Dispatch):
         send = without_overlap(to_send(input), target)
         if into is None and outof is None:
             if not send.numel() and not target.numel():
-                return self._done([output])
+                return Work(self, [output])
             return self._post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input)
         given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from _ucc_hetero_autoload import stock_group
 
@@ -31,8 +33,7 @@ from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
 from . import rendezvous
-from .monitored_barrier import NO_LIMIT
-from .work import limit_of, torch_error
+from .work import NO_LIMIT, limit_of, torch_error
 
 NAME = "ucch"
 
@@ -103,10 +104,8 @@ def install() -> None:
 
 
 def is_by_device(name: str) -> bool:
-    """True if a group was asked for with a backend for each type of device, as also where none is named.
-
-    Backends of torch's own then make calls on the host's tensors in one order, and those on devices' in another.
-    """
+    """True if a group has a backend of torch's for each type of device, so that calls on these have orders of their
+    own."""
     return name in _by_device
 
 
@@ -203,10 +202,8 @@ def share_fabric(members: Sequence[RankFacts]) -> bool:
 
 
 def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
-    """torch's backend for the vendor of rank ``at`` of a group, and the ranks of the group that share its fabric.
-
-    Each of these has a device of its own. No message is needed, and both ranks of a pair find the same.
-    """
+    """torch's backend for the vendor of rank ``at``, and the ranks that share its fabric; alike on both ranks of a
+    pair."""
     mine = _known.get(ranks[at])
     if mine is None or not mine.backend:
         return "", frozenset()
@@ -292,3 +289,33 @@ def _note(row: Vendor, size: int, name: str) -> None:
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():
         exit.register()  # a rank that fails ends the job
+
+
+def hybrid_mesh(device_type: str = "") -> DeviceMesh:
+    """A mesh for hybrid sharding (HSDP): shards inside one vendor's fabric, replicas across.
+
+    A step moves each parameter three times between the ranks that share it, and its gradient once, by a shard, between
+    replicas: the many bytes stay on the vendor's own fabric and library, and the few cross.
+
+    Args:
+        device_type: that of the mesh; by default torch's accelerator, or ``cpu`` without one.
+
+    Returns:
+        A mesh of the dimensions ``replicate`` and ``shard`` over all ranks of the default group. The ``shard`` groups
+        are as large as they can be with one size for all: where vendors have 8 and 4 ranks, three groups of 4.
+
+    Raises:
+        RuntimeError: the default group was not asked of the backend ``ucch``.
+    """
+    found: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = device_type or ("cpu" if found is None else str(found.type))
+    return DeviceMesh(kind, torch.tensor(shards(fabrics())), mesh_dim_names=("replicate", "shard"))
+
+
+def shards(names: list[str]) -> list[list[int]]:
+    """Ranks in groups of one size, each of ranks with one name."""
+    members: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        members.setdefault(name, []).append(rank)
+    size = math.gcd(*map(len, members.values()))
+    return [ranks[at : at + size] for ranks in members.values() for at in range(0, len(ranks), size)]

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 
-from ..api.comm import Communicator, adopted
-from ..calls.arguments import CallSpec
-from ..calls.request import Captured
-from ..calls.runner import RepeatableCall
+from ..api.comm import Communicator, adopted, messages_of, runner_of
+from ..calls.arguments import CallSpec, Completion
+from ..calls.request import Captured, Request, run_poll_hooks, wait_op
+from ..calls.runner import RepeatableCall, Runner
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
@@ -24,10 +24,8 @@ from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
 from . import futures
-from .devices import capture_query, module
 from .fabric_messages import FabricMessages
 from .futures import CallbackThread
-from .group_comm import GroupComm
 from .layout import Finish, is_plain
 from .not_compiled import not_compiled
 from .profiling import profiled
@@ -35,14 +33,111 @@ from .streams import (
     EnteredStream,
     Ready,
     SideStream,
+    capture_query,
     captures,
     current_handle,
     device_of,
     mean_of,
+    module,
     stream_query,
     tensors_in,
 )
-from .work import CombinedWork, GraphWork, LaneWork, PendingWork, ReceiveStatus, Work, limit_of, torch_error
+from .work import NO_LIMIT, CombinedWork, GraphWork, LaneWork, ReceiveStatus, Work, limit_of, torch_error
+
+
+class GroupComm:
+    """One communicator with the locks that order what is posted on it; ``check_aborted`` raises on an abort."""
+
+    def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
+        self.communicator, self.runner = comm, runner_of(comm)
+        self.messages = messages_of(comm)
+        #: Streams that asynchronous calls on a device go into in turn: those queued whole keep their order themselves.
+        self.streams = 1 if self.runner.members.channels is None else 2
+        self._check_aborted = check_aborted
+        self._lock = threading.RLock()
+        #: The time limit that the runner has: -1 before the first call.
+        self._seconds = -1.0
+        #: Messages have one of their own: a peer may come to a collective only after a message of ours.
+        self._message_lock = threading.RLock()
+        self.runner.wait = partial(wait_op, look=self._look)
+        self.runner.exchanges = False
+
+    def _look(self) -> None:
+        self._check_aborted()
+        run_poll_hooks()
+
+    def call(self, call: CallSpec, seconds: float) -> None:
+        """Run a collective on host memory to its end in this thread."""
+        with self._lock:
+            self._limited(seconds).blocking(*call)
+
+    def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
+        """Start a collective, with ``stream`` when that gets there.
+
+        Where the stream cannot wait for its end the host has to, and can do so later. None is held for it: torch
+        allocates whenever it likes. The progress thread is to be woken if a call without a stream does not end at once.
+        Where devices of several vendors need all counts of an ``alltoallv``, these are exchanged first; streams do the
+        rest.
+        """
+        with self._lock:
+            agrees = stream is not None and call.name == "alltoallv" and not self.runner.members.topology.flat
+            return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
+
+    def repeat(
+        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int | None, keep: Any
+    ) -> bool:
+        with self._lock:
+            if seconds != self._seconds:
+                self._limited(seconds)
+            return self.runner.repeat(repeatable, *both, stream, keep)
+
+    def repeat_in_stream(
+        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int
+    ) -> Request | None:
+        with self._lock:
+            if seconds != self._seconds:
+                self._limited(seconds)
+            return self.runner.repeat_in_stream(repeatable, *both, stream)
+
+    def refuse(self, mistake: Exception) -> None:
+        with self._lock:
+            self.runner.refuse(mistake)
+
+    def _limited(self, seconds: float) -> Runner:
+        """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
+        runner = self.runner
+        if self._seconds != seconds:
+            self._seconds = runner.timeout = seconds
+            runner.members.teams.timeout = seconds or NO_LIMIT
+        return runner
+
+    def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a send; of what is there when ``stream`` gets there."""
+        with self._message_lock:
+            messages = self.messages
+            messages.timeout = seconds
+            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
+
+    def goes_by_lane(self, peer: int) -> bool:
+        """As :meth:`.Messages.goes_by_lane`; ``peer`` -1 is any."""
+        return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
+
+    def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
+        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`goes_by_lane` is true for."""
+        messages, arrays = self.messages, self.messages.arrays
+        any_source = not outgoing and peer < 0
+        messages.check("dest" if outgoing else "source", messages.any_source if any_source else peer, tag)
+        arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
+        messages.captured.load()
+
+    def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
+        with self._message_lock:
+            messages = self.messages
+            messages.timeout = seconds
+            origin = messages.any_source if source < 0 else source
+            return messages.start(messages.incoming(tensor, origin, tag, stream=stream))
+
 
 #: Seconds that an asynchronous call is polled before it returns.
 _MOMENT = 20e-6
@@ -68,14 +163,10 @@ class _Batch(threading.local):
 
 @not_compiled
 class Dispatch:
-    """Base of a process group: starts a collective or a message, and returns its Work.
+    """Base of a process group: starts a collective or a message, in program order, and returns its Work."""
 
-    Collectives are posted in program order and run in that order. The group's time limit is that of every call, unless
-    the call brings its own.
-    """
-
-    #: Works whose end the host has not seen, in order; keeps their tensors alive.
-    in_flight: dict[PendingWork, None]
+    #: Works (and `WaitedWork`) whose end the host has not seen, in order; keeps their tensors alive.
+    in_flight: dict[Any, None]
     #: True once a stream waits for a message by itself, without the host.
     streams_wait = False
     #: Failed operations of this process at the last check.
@@ -257,13 +348,6 @@ class Dispatch:
     def _side(self, device: Any) -> SideStream:
         return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
 
-    def _joined(self, side: SideStream) -> EnteredStream | None:
-        """The stream that the calls of one Work share; None if the call has a Work of its own."""
-        joined = self._batch.joined
-        if joined is None:
-            return None
-        return joined.get(side) or joined.setdefault(side, side.enter())
-
     def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
         self._batch.profiled = True
         try:
@@ -281,7 +365,9 @@ class Dispatch:
         self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
     ) -> Work:
         side = self._side(device)
-        joined = self._joined(side) if asynchronous else None
+        shared, joined = self._batch.joined, None
+        if asynchronous and shared is not None:
+            joined = shared.get(side) or shared.setdefault(side, side.enter())
         memory = *memory, *outputs
         request, ready = side.run(start, memory, finish, asynchronous=asynchronous, joined=joined)
         if type(request) is Captured:  # no host ever hears of its end
@@ -296,10 +382,7 @@ class Dispatch:
             )
 
     def _comm(self, *, on_host: bool) -> GroupComm:
-        """The communicator of a collective, which may be on tensors of the host.
-
-        Calls that callbacks post have one of their own (:mod:`.futures`).
-        """
+        """The communicator of a collective; calls that callbacks post have one of their own (:mod:`.futures`)."""
         at = futures.level()
         if not at:
             return self._hosts if on_host else self._comms[0]
@@ -316,10 +399,8 @@ class Dispatch:
         return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception, memory: Sequence[Any] | None = None) -> None:
-        """Tell the other ranks that this one cannot make its next collective: if one of them makes it, the group ends.
-
-        Its tensors are in ``memory``; None: they may be the host's or a device's.
-        """
+        """Tell the other ranks that this one cannot make its next collective, whose tensors are in ``memory``, if that
+        is known."""
         self._check_usable()
         self._posted += 1
         kinds = (True, False) if memory is None else (any(each.is_cpu for each in tensors_in(memory)),)
@@ -431,10 +512,6 @@ class Dispatch:
             batch.joined, batch.works = joined, collected
         return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
 
-    def _done(self, outputs: Sequence[Any]) -> Work:
-        """The Work of a call that has nothing to do."""
-        return Work(self, outputs)
-
     def callbacks(self, at: int) -> CallbackThread:
         """The thread that runs the callbacks of a level; once the group has ended, they run where they are attached."""
         with self._lock:
@@ -501,7 +578,7 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
     return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
-def _oldest(works: dict[PendingWork, None]) -> tuple[PendingWork, ...]:
+def _oldest(works: dict[Any, None]) -> tuple[Any, ...]:
     """The two oldest calls: one more than each call adds, so that none stays for long."""
     try:
         return tuple(islice(works, 2))

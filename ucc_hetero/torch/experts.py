@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from .devices import module, started
 from .group import ProcessGroupUCCH
-from .streams import current
+from .streams import current, module, started
 
 # Under their names of torch 2.13, or those before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

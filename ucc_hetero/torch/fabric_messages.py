@@ -25,13 +25,11 @@ import torch.distributed as dist
 from .. import log
 from ..native.waiting import progress_until
 from . import creation
-from .devices import module
 from .futures import Future
 from .layout import Finish
-from .monitored_barrier import NO_LIMIT
 from .not_compiled import not_compiled
-from .streams import current, in_idle_stream, used_in_current, using_stream
-from .work import Work, limit_of, seconds_of, torch_error
+from .streams import current, in_idle_stream, module, used_in_current, using_stream
+from .work import NO_LIMIT, Work, limit_of, seconds_of, torch_error
 
 #: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
 BackendMaker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
@@ -52,10 +50,7 @@ BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
 def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
-    """Messages within the fabric of rank ``at`` of a group; None if no other rank of the group shares its fabric.
-
-    ``ranks`` are the group's ranks by their numbers in the default group.
-    """
+    """Messages within the fabric of rank ``at`` among ``ranks`` of the default group; None if it is alone there."""
     name, places = creation.fabric_peers(ranks, at)
     if not places or name not in BACKENDS:
         return None
@@ -64,10 +59,7 @@ def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timed
 
 
 class FabricMessages:
-    """Messages between one rank of a group and those that share its fabric, by a backend for each pair and direction.
-
-    Backends are made when they are first needed.
-    """
+    """Messages among ranks that share a fabric, by a backend for each pair and direction, made at need."""
 
     def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
@@ -196,8 +188,6 @@ class FabricWork(Work):
         self._peer, self._outgoing, self._finish = peer, outgoing, finish
         self._begun, self._done, self._seconds = threading.Event(), False, seconds
 
-    # --- its start ----------------------------------------------------------------------------------------------------
-
     def begin(self, backend: Any) -> None:
         """Start behind what the current stream has to do."""
         tensor = self._tensor
@@ -223,8 +213,6 @@ class FabricWork(Work):
         """End the message with a failure, without starting it."""
         self._error = failure
         self._begun.set()
-
-    # --- its end ------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message; the host waits until its start, that of a first one."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,26 +37,6 @@ this_thread = _ThreadState()
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
     return this_thread.level
-
-
-class Completable(Protocol):
-    """A call as its future, and the thread that completes futures, use it."""
-
-    @property
-    def devices(self) -> Sequence[Any] | None:
-        """Devices of its results; None for the host's alone."""
-
-    def wait(self) -> bool:
-        """Wait for the end; raises what the call raised."""
-
-    def is_over(self) -> bool:
-        """True if it has ended."""
-
-    def listen(self) -> None:
-        """Have the engine's doorbell ring at the end."""
-
-    def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future."""
 
 
 class CallbackThread:
@@ -130,7 +109,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     def __init__(
         self,
         callbacks: Callable[[int], CallbackThread],
-        work: Completable | None = None,
+        work: Any = None,
         devices: Sequence[Any] | None = None,
     ) -> None:
         #: Devices of the tensors that the result may hold; None for the host's alone.
@@ -163,10 +142,8 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Call ``callback(self)`` when there is a result; the returned future holds what it returns.
-
-        At once, before this returns, where the caller has waited for the result.
-        """
+        """Call ``callback(self)`` when there is a result, at once for one that was waited for; the future of what it
+        returns."""
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
@@ -214,12 +191,12 @@ class _Completer:
     """
 
     def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Completable] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
-    def add(self, work: Completable) -> None:
+    def add(self, work: Any) -> None:
         """Complete the future of a call once the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
@@ -227,7 +204,7 @@ class _Completer:
 
     def _loop(self) -> None:
         this_thread.ordinary = False
-        works: list[Completable] = []
+        works: list[Any] = []
         while self._on:
             known = lib.ucch_doorbell_count()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
@@ -238,11 +215,11 @@ class _Completer:
             works = left
 
     @staticmethod
-    def _completed(work: Completable) -> bool:
+    def _completed(work: Any) -> bool:
         try:
             work.listen()  # it may have begun only now
             with in_idle_stream(work.devices):
-                done = work.is_over()
+                done: bool = work.is_over()
                 if done:
                     work.publish()
         except Exception as failure:  # this thread serves others, too
@@ -262,20 +239,13 @@ _completer: _Completer | None = None
 _lock = threading.Lock()
 
 
-def complete_later(work: Completable) -> None:
+def complete_later(work: Any) -> None:
     """Set the result of a call's future once the call has finished."""
     global _completer
     with _lock:
         if _completer is None:
             _completer = _Completer()
         _completer.add(work)
-
-
-def stop_all(threads: Sequence[CallbackThread]) -> bool:
-    """End threads; what they were given is done before. True if all have ended."""
-    end = time.monotonic() + 5.0
-    ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
-    return all(ended)
 
 
 def stop() -> None:

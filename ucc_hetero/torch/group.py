@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,17 +17,15 @@ from torch.distributed import distributed_c10d as c10d
 from .. import log
 from ..api.comm import Communicator, runner_of
 from ..bindings import quarantine
+from ..bindings.handle import Kept
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
-from . import futures
 from .collectives import Collectives, PointToPoint
-from .dispatch import Dispatch
+from .dispatch import Dispatch, GroupComm
 from .fabric_messages import FabricMessages
-from .group_comm import GroupComm
-from .monitored_barrier import NO_LIMIT, monitored_barrier
 from .not_compiled import not_compiled
-from .work import Work, limit_of
+from .work import NO_LIMIT, Work, limit_of
 
 #: Seconds in which other ranks destroy the same group as this one, in general.
 _PATIENCE_S = 5.0
@@ -105,7 +104,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         """
         every = _all_are_destroyed()
         with _left([*c10d._world.pg_names] if every else [self]):
-            for each in _by_name(_leaving):
+            for each in _by_name(_leaving.all()):
                 if every and each.name >= self._name:
                     _end(each, each.seconds, every=True)
                 elif not every:
@@ -118,11 +117,12 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
-        ended = futures.stop_all(threads)
+        until = time.monotonic() + _PATIENCE_S
+        ended = [each.stop(max(0.0, until - time.monotonic())) for each in threads]
         self._settle()  # what callbacks have posted
         self._ended = True
         for comm in self._every_comm():
-            if not ended and not comm.runner.broken:
+            if not all(ended) and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
 
@@ -245,7 +245,7 @@ def _all_are_destroyed() -> bool:
 def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
     """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
     with _left(groups):
-        for each in _by_name(_leaving):
+        for each in _by_name(_leaving.all()):
             _end(each, each.seconds, every=True)
 
 
@@ -260,7 +260,7 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     comms = [comm for group in ours for comm in group._every_comm()]
 
     def discard() -> None:
-        for comm in {*comms, *(each.comm for each in _leaving)}:
+        for comm in {*comms, *(each.comm for each in _leaving.all())}:
             if not comm.runner.broken:
                 comm.runner.members.discard_users()
 
@@ -268,7 +268,9 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
     try:
         for group in ours:
             group._finish()
-        _leaving.extend(each for group in ours for each in group._leave())
+        for group in ours:
+            for each in group._leave():
+                _leaving.add(each)
         yield
     finally:
         poll_hooks.remove(discard)
@@ -300,7 +302,7 @@ class _Leaving(NamedTuple):
 
 
 #: Those of groups that this rank leaves, until they are released.
-_leaving: list[_Leaving] = []
+_leaving: Kept[_Leaving] = Kept()
 
 
 def _by_name(leaving: Iterable[_Leaving]) -> list[_Leaving]:
@@ -323,7 +325,8 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
     """Release a communicator once all its ranks are about to; leave it to a later time, or the end, otherwise."""
     comm, name, _, vote = leaving
     runner = comm.runner
-    _leaving.remove(leaving)
+    if not _leaving.take(leaving):
+        return  # another thread does
 
     def died() -> bool:
         run_poll_hooks()
@@ -336,7 +339,7 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         runner.abandon("a rank of it died")
         return
     if not together and not every and runner.board.dead() < 0:
-        _leaving.append(leaving)
+        _leaving.add(leaving)
     elif not together:
         quarantine.keep(vote)
         dead = runner.board.dead()
@@ -352,3 +355,61 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
         comm.communicator.Free()
     elif not runner.broken:
         runner.abandon("a rank of it failed")
+
+
+# --- a barrier that names the ranks which do not come, over the group's store -----------------------------------------
+
+
+#: Word of rank 0 in the store when all ranks have arrived.
+_ALL = b"all"
+#: Seconds by which the others wait longer than rank 0, for its word on who is missing.
+_GRACE = 1.0
+
+
+def monitored_barrier(store: Any, key: str, place: tuple[int, int], seconds: float, wait_all_ranks: bool) -> None:
+    """Wait for all ranks by keys that begin with ``key``; on rank 0 the error says, as gloo's, which have not come."""
+    rank, size = place
+    if rank == 0:
+        _collect(store, key, size, seconds, wait_all_ranks)
+        return
+    store.set(f"{key}/{rank}", b"here")
+    done = f"{key}/done"
+    if not _came(store, done, seconds + _GRACE):
+        found = f"nothing came within {seconds:g} s"
+    elif (word := store.get(done)) != _ALL:
+        found = word.decode()
+    else:
+        return
+    raise dist.DistBackendError(
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+        f"rank 0: {found}"
+    )
+
+
+def _collect(store: Any, key: str, size: int, seconds: float, wait_all_ranks: bool) -> None:
+    """Wait for the other ranks' words, and tell them what became of it."""
+    end = time.monotonic() + seconds
+    missing: list[int] = []
+    for other in range(1, size):
+        left = end - time.monotonic()
+        if left <= 0 and not missing:
+            raise dist.DistBackendError(f"Rank 0 timed out in monitoredBarrier after {seconds * 1000:g} ms.")
+        if not _came(store, f"{key}/{other}", max(left, 1e-3)):
+            missing.append(other)
+            if not wait_all_ranks:
+                break
+    who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    verdict = f"{who} failed to pass monitoredBarrier in {seconds * 1000:g} ms" if missing else ""
+    store.set(f"{key}/done", verdict.encode() or _ALL)
+    if missing:
+        raise dist.DistBackendError(f"Rank 0: {verdict}")
+
+
+def _came(store: Any, key: str, seconds: float) -> bool:
+    if store.check([key]):
+        return True
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except RuntimeError:  # the store's time is up
+        return False
+    return True

@@ -11,10 +11,7 @@ T = TypeVar("T", bound=type)
 
 
 def not_compiled(kind: T) -> T:
-    """Class decorator: neither inline the class's own methods nor compile them, or what they call, on their own.
-
-    ``torch.compiler.disable`` would do the same, but wraps every call and imports the compiler.
-    """
+    """Class decorator: compile neither its methods nor what they call; ``torch.compiler.disable`` wraps each call."""
     for member in vars(kind).values():
         function = member.fget if isinstance(member, property) else member
         if isinstance(function, FunctionType):

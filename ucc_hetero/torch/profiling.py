@@ -17,7 +17,7 @@ from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 
 from .futures import complete_later
 from .not_compiled import not_compiled
-from .work import CombinedWork, OwningGroup, Work
+from .work import CombinedWork, Work
 
 #: The engine's names of calls -> the dispatcher's; calls that have several forms there name theirs.
 _OPERATIONS = {
@@ -76,7 +76,7 @@ class _Span:
 class _ProfiledWork(CombinedWork):
     """A call with its range, which the thread that completes futures ends."""
 
-    def __init__(self, group: OwningGroup, work: Work, span: _Span) -> None:
+    def __init__(self, group: Any, work: Work, span: _Span) -> None:
         super().__init__(group, [work])
         self._span = span
 
@@ -98,7 +98,7 @@ class _ProfiledWork(CombinedWork):
         return self._parts[0].source_rank()
 
 
-def profiled(group: OwningGroup, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.
 
     The range of a call on device memory ends once it is part of its stream's work, as NCCL's do: the device's part is

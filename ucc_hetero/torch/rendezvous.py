@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -42,10 +43,8 @@ def _export(name: str, value: object) -> None:
 
 
 def export_ranks() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, where they are not set.
-
-    For scripts that read them before they call ``init_process_group``. Does not touch MPI.
-    """
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for scripts, from the launcher's variables, where they are
+    not."""
     for name, sources in launchers.MPI.items():
         value = next((os.environ[source] for source in sources if source in os.environ), None)
         if value is not None:
@@ -83,8 +82,14 @@ def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> No
     store.set(keys[rank], "y")
     if store.add("ucch/chosen", 1) == len(ranks):
         store.set("ucch/all", "y")  # one question for each look, however many ranks there are
-    if not progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05):
-        missing = [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
+    together = progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05)
+    missing = [] if together else [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
+    with suppress(NotImplementedError, RuntimeError):  # stores that keep everything
+        if together:  # a later group of theirs may have the same place in the store
+            store.delete_key(keys[rank])
+        if store.add("ucch/chosen", -1) == 0:
+            store.delete_key("ucch/all")
+    if not together:
         raise not_come(ranks[rank], missing, seconds)
 
 

@@ -6,15 +6,55 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ..calls.request import Request
 from ..device import stream_handle
-from .devices import module, raw_stream, raw_stream_query, started
+from ..machine.vendors import TORCH
 from .layout import Finish
+
+
+def module(device: Any) -> Any:
+    """The module of a device's type: streams, events, which device and stream are current."""
+    return getattr(torch, device.type)
+
+
+@cache
+def _raw_stream_of(kind: str) -> Any:
+    """torch's function that returns the handle of the calling thread's stream on a device; None where it has none."""
+    return getattr(torch._C, f"_{kind}_getCurrentRawStream", None)
+
+
+def capture_query(device: Any) -> Callable[[], bool]:
+    """A function that returns True if the calling thread's stream is being captured, as quickly as torch can."""
+    short: Callable[[], bool] | None = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
+    long: Callable[[], bool] = module(device).is_current_stream_capturing
+    return long if short is None else short
+
+
+def start_with(local_rank: int) -> None:
+    """Let torch begin with the device of this rank where several are in sight; scripts may still choose another one."""
+    for kind in TORCH:
+        found: Any = getattr(torch, kind, None)
+        if hasattr(found, "_lazy_call") and not found.is_initialized():
+            found._lazy_call(partial(_choose, found, local_rank))
+
+
+def _choose(found: Any, local_rank: int) -> None:
+    count = found.device_count()
+    if count > 1:
+        found.set_device(local_rank % count)
+
+
+def started() -> Iterator[tuple[str, Any]]:
+    """The types of devices that this process uses already, and their modules."""
+    for kind in TORCH:
+        found = getattr(torch, kind, None)
+        if found is not None and found.is_initialized():
+            yield kind, found
 
 
 def device_of(*memory: Any) -> Any:
@@ -41,10 +81,10 @@ _streams: dict[tuple[Any, int], Any] = {}
 
 def current(device: Any) -> Any:
     """The calling thread's stream on a tensor's device."""
-    handle = raw_stream(device)
-    if handle is None:
+    tell = _raw_stream_of(device.type)
+    if tell is None:
         return module(device).current_stream(device)
-    key = device, handle
+    key = device, int(tell(device.index))
     found = _streams.get(key)
     if found is None:
         found = _streams[key] = module(device).current_stream(device)
@@ -52,19 +92,18 @@ def current(device: Any) -> Any:
 
 
 def current_handle(device: Any) -> int:
-    handle = raw_stream(device)
-    return stream_handle(module(device).current_stream(device)) if handle is None else handle
+    tell = _raw_stream_of(device.type)
+    return stream_handle(module(device).current_stream(device)) if tell is None else int(tell(device.index))
 
 
 def stream_query(device: Any) -> Callable[[], int]:
     """A function that returns the handle of the calling thread's stream on a device, as quickly as torch can."""
-    short = raw_stream_query(device)
-    return partial(current_handle, device) if short is None else short
+    tell = _raw_stream_of(device.type)
+    return partial(current_handle, device) if tell is None else partial(tell, device.index)
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over; when
-    that is. None for memory of the host."""
+    """Tell torch that the current stream uses a call's memory; when that is over, None for memory of the host."""
     stream = None
     for tensor in tensors_in(memory):
         if not tensor.is_cpu:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch.distributed as dist
@@ -22,13 +22,15 @@ from ..native.libraries import lib
 from ..native.waiting import wait_in_slices
 from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import LaneMessage
-from .futures import CallbackThread, Future, complete_later, this_thread
+from .futures import Future, complete_later, this_thread
 from .layout import Finish
 from .not_compiled import not_compiled
 from .streams import Ready, used_in_current
 
 _peek, _follow = lib.ucch_peek, lib.ucch_lane_message_follow
 
+#: Seconds that stand for "no limit" where a store needs one.
+NO_LIMIT = 1e7
 #: Seconds until a call fails that is not to go on; 0 would be no limit.
 _AT_ONCE = 1e-6
 
@@ -65,8 +67,7 @@ class PendingOperation(NamedTuple):
     keep: object
 
     def wait(self, seconds: float) -> Any:
-        """Wait so long; true if the operation has ended. Once another thread has taken the end of the request, its
-        operation may serve the next call."""
+        """Wait so long; true if the operation, or its request, which another thread may have taken, has ended."""
         return self.request.finished or lib.ucch_wait(self.op, seconds)
 
 
@@ -81,54 +82,6 @@ class ReceiveStatus:
     def Set_cancelled(self, cancelled: bool) -> None:
         """As :meth:`mpi4py.MPI.Status.Set_cancelled`."""
         self.cancelled = cancelled
-
-
-class PendingWork(Protocol):
-    """What a group keeps of a call from its start until the host has seen its end."""
-
-    @property
-    def leaves_work(self) -> bool:
-        """True if results must still be copied or converted once it has ended."""
-
-    def is_over(self) -> bool:
-        """True if the call has ended, after taking its results; without making progress."""
-
-    def let_go(self) -> None:
-        """Let streams that wait for the call go on, as the group has been aborted."""
-
-    def settle(self) -> None:
-        """Wait until the call no longer uses memory of the group, before that ends."""
-
-
-class OwningGroup(Protocol):
-    """The group of a call, as its work sees it."""
-
-    #: Calls that have been posted and not collected, in order.
-    in_flight: dict[PendingWork, None]
-    #: True once a stream was left to wait for a message by itself.
-    streams_wait: bool
-
-    def rank(self) -> int:
-        """This process's rank in the group."""
-
-    @property
-    def group_name(self) -> str:
-        """The name torch gave the group."""
-
-    def callbacks(self, at: int) -> CallbackThread:
-        """Thread that runs the callbacks of a level."""
-
-    def failure_of(self, message: LaneMessage) -> UCCHError:
-        """Why a message has failed."""
-
-    def broke(self, error: Exception) -> None:
-        """A call has failed: no stream may wait for one after it."""
-
-    def check_data(self) -> None:
-        """Raise where data is missing for which a stream has waited."""
-
-    def check_aborted(self) -> None:
-        """Raise where the group was aborted."""
 
 
 @not_compiled
@@ -157,7 +110,7 @@ class Work(dist.Work):
 
     def __init__(
         self,
-        group: OwningGroup,
+        group: Any,
         outputs: Sequence[Any],
         requests: Sequence[Request] = (),
         finish: Finish = None,
@@ -323,8 +276,7 @@ class Work(dist.Work):
         return self._error
 
     def settle(self) -> None:
-        """Wait for what the call still does with our memory, before the group ends; a receive whose message has not
-        come is taken back."""
+        """Wait for what the call still does with our memory; a receive whose message has not come is taken back."""
         if self._source is not None:
             for request in self.unfinished():
                 request.Cancel()
@@ -421,7 +373,7 @@ class LaneWork(Work):
 
     def __init__(
         self,
-        group: OwningGroup,
+        group: Any,
         outputs: Sequence[Any],
         message: LaneMessage,
         finish: Finish,
@@ -530,7 +482,7 @@ class GraphWork(Work):
 
     def __init__(
         self,
-        group: OwningGroup,
+        group: Any,
         outputs: Sequence[Any],
         message: CapturedMessage,
         finish: Finish,
@@ -562,7 +514,7 @@ class GraphWork(Work):
 
 @not_compiled
 class CombinedWork(Work):
-    def __init__(self, group: OwningGroup, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
+    def __init__(self, group: Any, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
         """``entered``: of the streams that the parts share, when the parts have passed them."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
         self._parts, self._entered = parts, entered

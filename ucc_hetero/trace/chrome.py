@@ -124,9 +124,6 @@ def clock_offsets(
     return found
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Event:
     """One event on the reference's clock, in µs."""

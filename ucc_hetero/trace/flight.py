@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ class _Recorder:
         self.path = self.folder / f"{job}.{rank}.flight" if self.folder else None
         self.comms: dict[int, dict[str, Any]] = {}
         self._made, self._freed = 0, deque[int]()
+        #: Communicators are made and freed in any thread.
+        self._lock = threading.RLock()
         ring, self._about, self._stack = (os.memfd_create(name) for name in FILES)
         where = (ffi.NULL, ffi.NULL) if self.path is None else (os.fsencode(self.path.parent), self.path.name.encode())
         if lib.ucch_flight_open(ring, self._about, self._stack, RECORDS, rank, *where):
@@ -64,24 +67,26 @@ class _Recorder:
                 atexit.register(lib.ucch_flight_without_python)
 
     def comm(self, data: dict[str, Any]) -> int:
-        number = self._made = self._made + 1  # at once: first calls of communicators come here in any thread
-        line = self.comms[number] = {"comm": number, **data}
-        # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
-        os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
+        with self._lock:
+            number = self._made = self._made + 1
+            line = self.comms[number] = {"comm": number, **data}
+            # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
+            os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
         return number
 
     def forget(self, number: int) -> None:
         """Note that a communicator was freed. The oldest of these are forgotten once there are many."""
-        self._freed.append(number)
-        if len(self._freed) < 2 * _FREED:
-            return
-        for _ in range(_FREED):
-            self.comms.pop(self._freed.popleft(), None)
-        lines = [self._facts, *self.comms.values()]
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        os.pwrite(self._about, text, 0)
-        os.ftruncate(self._about, len(text))
-        os.lseek(self._about, 0, os.SEEK_END)
+        with self._lock:
+            self._freed.append(number)
+            if len(self._freed) < 2 * _FREED:
+                return
+            for _ in range(_FREED):
+                self.comms.pop(self._freed.popleft(), None)
+            lines = [self._facts, *self.comms.values()]
+            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            # Empty lines at the end: the file may just be read, by a signal's handler or another process.
+            os.pwrite(self._about, text.ljust(os.fstat(self._about).st_size, b"\n"), 0)
+            os.lseek(self._about, len(text), os.SEEK_SET)
 
     def dump(self, path: Path | None, cause: int) -> bool:
         """Write stack and records; the stack of a signal that comes meanwhile would be written into the same memory."""

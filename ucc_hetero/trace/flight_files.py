@@ -130,6 +130,8 @@ def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
     about: dict[str, Any] = {}
     comms: dict[int, Comm] = {}
     for number, line in enumerate(text.splitlines(), 1):
+        if not line:
+            continue  # there were more
         try:
             data = json.loads(line)
             if "comm" in data:

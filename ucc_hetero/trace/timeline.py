@@ -94,8 +94,7 @@ class TimelineRecorder:
         return number
 
     def describe(self, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> int:
-        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator. Returns
-        the program's number in them."""
+        """Tell what the events of a native program of communicator ``of`` will mean; returns its number in them."""
         steps = [(*note, i) for i, note in enumerate(notes)]
         data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
         return self._number(data)

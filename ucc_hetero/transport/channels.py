@@ -61,8 +61,8 @@ class Channels:
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def discard(self, worker: Any, tag: int, mask: int) -> int:
-        """Throw away messages by lanes that have come and will not be received; those without a stream under such
-        tags. A rank to which :meth:`reach` is needed first, or -1."""
+        """Throw away messages by lanes that will not be received; a rank that has to be :meth:`reach`-ed first, or
+        -1."""
         if self._lanes == ffi.NULL:
             return -1
         lib.ucch_lanes_discard(self._lanes)
@@ -117,9 +117,9 @@ def join(
     would be slow without a word.
     """
     places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
-    why = _needless(everyone)
-    if why is not None:
-        return None, why
+    devices = [facts.device_memory for facts in everyone]
+    if not all(devices):
+        return None, "some ranks have host memory" if any(devices) else ""
     rank = int(mpi.Get_rank())
     offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream))
     why = _obstacle(rank, offers)
@@ -146,12 +146,6 @@ def usual_slot(nwires: int) -> int:
     """
     part = nwires * int(lib.UCCH_WIRE_RANGE)
     return -(-SLOT // part) * part if part else SLOT
-
-
-def _needless(everyone: Sequence[Facts]) -> str | None:
-    """Why no rank has channels, by what all know; empty where no device is there, None where they are to be made."""
-    devices = [facts.device_memory for facts in everyone]
-    return None if all(devices) else "some ranks have host memory" if any(devices) else ""
 
 
 def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
@@ -186,7 +180,8 @@ def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
         return "no GPU runtime"
     if not (runtime.eager or lazy):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    waits = runtime.waits_anywhere or kernels.ready(lib.UCCH_AWAIT, 0, 0, 0, insist=True)
+    anywhere = runtime.traits & lib.UCCH_WAITS_ANYWHERE  # or for the runtime's own words only
+    waits = anywhere or kernels.ready(lib.UCCH_AWAIT, 0, 0, 0, insist=True)
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 

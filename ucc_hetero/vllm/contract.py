@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..rma.layout import convertible, scale
+from ..rma.pages import convertible, scale
 from ..types import DTYPES
 
 #: Of messages between connectors.
@@ -32,8 +32,7 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Contract:
-    """An engine's cache. ``elements``: a type of elements, or vLLM's name of a packed format; ``scales``: of keys and
-    values of each layer; ``vllm``: its version."""
+    """An engine's cache: type or packed format of elements, scales of each layer's keys and values, vLLM's version."""
 
     model: str
     layers: list[str]

@@ -94,8 +94,8 @@ class Links:
         return call
 
     def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
-        """Call ``then`` in another thread once all have been called: only one call of a place is under way, and none of
-        waiters for it keeps a thread."""
+        """Call ``then`` in another thread once all have been called; one call of a place at a time, and no waiting
+        threads."""
         self._await([self.to(place) for place in places], then)
 
     def _await(self, calls: list[Future[Link]], then: Callable[[list[Future[Link]]], None]) -> None:
@@ -121,8 +121,6 @@ class Links:
         told = {"contract": self.contract.told(), "table": self.table.descriptor.hex()}
         with suppress(PeerError):
             peer.send({"op": "hello", "answer": answer, **told})
-
-    # --- the reader -------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         due = time.monotonic()

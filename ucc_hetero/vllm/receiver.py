@@ -77,11 +77,8 @@ class Receiver:
             state.writers = {link.peer: link for link in sources}
             return {link.peer: ticket for link, ticket in zip(sources, state.receipt.tickets, strict=True)}
 
-    # --- ends -------------------------------------------------------------------------------------------------------
-
     def _give_up(self, state: _Loading, why: str) -> None:
-        """Refuse what still comes, and ask those that write themselves to say when they no longer do: until then the
-        blocks cannot be used otherwise."""
+        """Refuse what still comes, and keep the blocks until those that write themselves say that they no longer do."""
         if state.why:
             return
         load, state.why = state.load, why

@@ -64,8 +64,7 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
 
 
 def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
-    """True if all of these kernels are there. Makes all of them now, so that none is found missing when it is
-    needed."""
+    """True if all of these kernels are there; makes those that are not."""
     return min((ready(*each, insist=True) for each in wanted), default=True)
 
 

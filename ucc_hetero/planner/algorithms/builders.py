@@ -11,8 +11,6 @@ from ..plan import EqualRegions, Operand, Region, Step
 from .partition import rounds
 from .registry import Piece, Stage, Stages
 
-# --- building steps ---------------------------------------------------------------------------------------------------
-
 
 class LocalSteps(list[Step]):
     """A stage of local steps alone."""
@@ -98,8 +96,6 @@ def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 
-# --- where ranks keep what they own -----------------------------------------------------------------------------------
-
 #: (rank, block of the dense buffer) -> where that rank keeps it. What is empty may be anywhere.
 Place = Callable[[int, Block], Region]
 
@@ -142,9 +138,6 @@ class Windows:
         if rank not in self.made:
             self.made[rank] = Window(self.piece, rank, self.blocks(rank))
         return self.made[rank](block)
-
-
-# --- steps over shares ------------------------------------------------------------------------------------------------
 
 
 def _places(place: Place, ranks: Sequence[int], blocks: Sequence[Block]) -> tuple[Region, ...]:

@@ -45,8 +45,8 @@ class _PlanWriter:
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
-        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``. Each is asked for if its member's steps are wanted:
-        a plan for one rank need not be right for the other ranks."""
+        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``, each asked for where its member's steps are
+        wanted."""
         if not (self.wants(i) or self.wants(j)):
             return
         there = dst() if self.wants(j) else None
@@ -64,11 +64,8 @@ class _PlanWriter:
             steps.append(Step("message", (one, other), (here, None), (None, there), link=self.step.link))
 
     def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
-        """Member ``i`` gets the reduction of all members' ``part(j)`` in ``into``: first messages, then its own part,
-        then the sums.
-
-        Its own only once the other members are served: ``into`` may lie over what they get.
-        """
+        """Reduce all members' ``part(j)`` in ``into`` of member ``i``, its own, which may lie over others', after
+        messages."""
         others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all from one member
         spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):

@@ -41,8 +41,7 @@ def _seen(operand: Operand) -> Operand:
 
 
 class _Gathered(NamedTuple):
-    """Steps of a gather: in the root's island, in the other islands, from these to the root, and there to their
-    places."""
+    """Steps of a gather: in the root's island, in the others, from these to the root, and there to their places."""
 
     home: list[Step]
     inside: list[Step]

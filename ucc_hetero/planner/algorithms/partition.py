@@ -135,12 +135,8 @@ def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]
 
 
 def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
-    """Members' lists of blocks, one of each member per round; a member with fewer blocks brings nothing to the later
-    rounds."""
+    """Members' lists of blocks, one of each per round; of a member with fewer, nothing later."""
     return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
-
-
-# --- blocks of many ranks ---------------------------------------------------------------------------------------------
 
 
 def group_blocks(group: Members, shape: Shape, piece: Piece) -> list[Block]:

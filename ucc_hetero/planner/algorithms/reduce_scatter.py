@@ -13,8 +13,7 @@ from . import ranking
 from .builders import Place, Windows, each, only, reduce_scatter_steps, region, shifted, stages
 from .partition import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
 from .registry import Piece, Stages, algorithm
-from .tree import Team, levels, up_and_down
-from .tree_blocks import Item, crossings, everything
+from .tree import Item, Team, crossings, everything, levels, up_and_down
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 

@@ -9,12 +9,14 @@ same backwards. Islands on hosts are a tree of two levels; deeper ones are nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
-from ..collectives import Block
-from ..plan import Operand, Step
+from ..collectives import Block, Shape
+from ..plan import Operand, Region, Step
 from ..topology import Group, Topology
 from .builders import Place, allgather_steps, each, reduce_scatter_steps, stages
-from .partition import Division, Segment, cuts, divisions, owned_blocks, refine
+from .partition import Division, Segment, cuts, divisions, group_blocks, merge, owned_blocks, refine
 from .registry import Piece, Stages
 
 
@@ -73,26 +75,28 @@ class Hierarchy:
             if not self.piece.wants(group.ranks):
                 return []
             return reduce_scatter_steps(group.ranks, self.blocks(group), self.place)
-        return [self._inward(group, part) for part in self.segments(group)]
+        out = []
+        for part in self.segments(group):
+            shares, kept = self._kept(part)
+            out.append(Step("reduce_scatter", part.owners, self.sources(group, part, shares), kept))
+        return out
 
-    def _inward(self, group: Group, part: Segment) -> Step:
+    def _kept(self, part: Segment) -> tuple[list[Block], tuple[Region, ...]]:
+        """The owners' shares of a segment, and where each keeps its own."""
         owners, shares = part.owners, cuts(part, len(part.owners))
-        dst = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return Step("reduce_scatter", owners, self.sources(group, part, shares), dst)
+        return shares, self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
 
     def gather(self, group: Group) -> list[Step]:
-        """One group's way outward, into ``recv``: blocks that its ranks own go to the ranks that had owned them
-        before."""
+        """One group's way outward, into ``recv``: its ranks' blocks go to those that had owned them before."""
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
             return allgather_steps(group.ranks, self.blocks(group), self.place)
-        return [self._outward(part) for part in self.segments(group)]
-
-    def _outward(self, part: Segment) -> Step:
-        owners, shares = part.owners, cuts(part, len(part.owners))
-        src = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return Step("allgather", owners, src, (each("recv", shares),) * len(src))
+        out = []
+        for part in self.segments(group):
+            shares, kept = self._kept(part)
+            out.append(Step("allgather", part.owners, kept, (each("recv", shares),) * len(kept)))
+        return out
 
 
 def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[int, list[Segment]]]:
@@ -168,3 +172,57 @@ def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
         of = [Team(group, root) for group in groups if group.size > 1]
         out.append([team for team in of if piece.wants(team.ranks)])
     return out
+
+
+class Item(NamedTuple):
+    """What the ranks of a group have, or want: merged runs of the dense buffer, and which rank has which part of them.
+
+    In a group of groups the part of an item that lies in one of them crosses to, or comes from, the others over rails,
+    divided among all their ranks; inside each of those it is an item like those it began with. So nothing crosses a
+    level twice.
+    """
+
+    runs: list[Block]
+    division: Division
+
+
+class Crossing(NamedTuple):
+    """The part of an item that one child of a group has: the owners of its segments, and what it is to each child."""
+
+    home: int
+    segments: list[Segment]
+    #: The item that it is inside each child.
+    items: list[Item]
+
+
+def everything(topology: Topology, shape: Shape, piece: Piece) -> Item:
+    """This fragment's slice of all blocks, each with its own rank."""
+    group = topology.tree
+    blocks = group_blocks(group, shape, piece)
+    ends = accumulate(block.count for block in blocks)
+    return Item(merge(blocks), list(zip(ends, group.ranks, strict=True)))
+
+
+def _parts(item: Item, group: Group) -> Iterator[Item]:
+    """The part of an item that each child of a group has."""
+    where = {rank: i for i, child in enumerate(group.children) for rank in child.ranks}
+    blocks: list[list[Block]] = [[] for _ in group.children]
+    owners: list[list[tuple[int, int]]] = [[] for _ in group.children]
+    for part in refine(item.runs, [item.division]):
+        (rank,) = part.owners
+        blocks[where[rank]].append(Block(part.offset, part.count))
+        owners[where[rank]].append((part.count, rank))
+    for of, by in zip(blocks, owners, strict=True):
+        ends = accumulate(count for count, _ in by)
+        yield Item(merge(of), [(end, rank) for end, (_, rank) in zip(ends, by, strict=True)])
+
+
+def crossings(topology: Topology, group: Group, items: Sequence[Item]) -> Iterator[Crossing]:
+    """The items of a group that its children exchange."""
+    for item in items:
+        for home, own in enumerate(_parts(item, group)):
+            total = sum(run.count for run in own.runs)
+            if not total:
+                continue
+            whole = divisions(topology, group.children, total, {home: own.division})
+            yield Crossing(home, refine(own.runs, whole), [Item(own.runs, division) for division in whole])
