@@ -42,7 +42,6 @@ void ucch_leave_late(void);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
 void ucch_op_deadline(ucch_op *op, double timeout);
-void ucch_op_error(ucch_op *op, ucch_error *error);
 uint64_t ucch_failures(void);
 
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker);
@@ -186,25 +185,21 @@ int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t b
               int mem_type, double timeout);
 int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       const ucch_offer *found, int mem_type, double timeout);
-void ucch_message_info(ucch_message *message, uint64_t *sender_tag, size_t *bytes);
 void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
 int ucch_message_held(ucch_message *message);
-ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
-int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
 
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- offer.c: messages whose data goes by lanes, and what looks at messages before they are received ---- */
-int ucch_message_by_lane(const ucch_message *message);
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched);
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
-int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
+int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
 
@@ -225,13 +220,11 @@ int ucch_rma_counter_next(ucch_rma *at, int counter);
 int ucch_rma_arriving(ucch_rma *at, int counter);
 int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
 
-int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
                          int *status);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
-uint64_t ucch_peer_count(ucch_peer *peer, int which);
 void ucch_peer_leave(ucch_peer *peer, double timeout);
 int ucch_peer_left(ucch_peer *peer);
 void ucch_peer_free(ucch_peer *peer);
@@ -242,10 +235,7 @@ int ucch_region_users(ucch_rma *at, ucch_region *region);
 void ucch_region_free(ucch_rma *at, ucch_region *region);
 ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t bytes, int on_device);
 int ucch_target_borrow(ucch_target *target, const void *lent);
-int ucch_target_opened(const ucch_target *target);
 int ucch_target_key(ucch_target *target, const void *key);
-int ucch_target_stale(ucch_target *target);
-int ucch_target_users(ucch_target *target);
 void ucch_target_close(ucch_target *target);
 void ucch_target_free(ucch_target *target);
 
@@ -275,7 +265,6 @@ int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, co
 int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
 int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);
-const char *ucch_transfer_link(const ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */

@@ -51,7 +51,6 @@ int ucch_lane_message_post(ucch_lanes *lanes, ucch_lane_message *message, int pe
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout);
 int ucch_lane_message_follow(ucch_lane_message *message, uintptr_t stream, double timeout);
 int ucch_lane_message_held(const ucch_lane_message *message);
-void ucch_lane_message_info(const ucch_lane_message *message, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
 int ucch_gates_held(void);

@@ -42,26 +42,6 @@
 /* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
 #define MOST (UCCH_RING_SLOTS / 4)
 
-/* A message, for use once. */
-struct ucch_lane_message {
-    ucch_op op; /* first */
-    ucch_lane *of;
-    ucch_board *board;
-    ucch_record about;
-    int slot; /* of the peer, on the board */
-    uint32_t number;
-    char *data;
-    void *copy;   /* of what is sent, from the pool */
-    void *stream; /* that moves it: the lane's, or the caller's */
-    uint64_t bytes, tag, found_bytes, found_tag;
-    int sync, ordered, queued, by_host;
-    /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
-    int headed, status;
-    uint32_t base, done, pieces;
-    double left;
-    struct ucch_lane_message *behind;
-};
-
 static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
 
 /* ---- giving a stream its work ---- */
@@ -360,11 +340,6 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     int passed = 1; /* given up when only a part of it had been given to the stream */
     ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
     return !passed;
-}
-
-void ucch_lane_message_info(const ucch_lane_message *m, uint64_t *tag, size_t *bytes) {
-    *tag = m->found_tag;
-    *bytes = m->found_bytes;
 }
 
 static void describe(ucch_lane_message *m, int peer, int comes) {

@@ -11,6 +11,13 @@
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
+static void sent(void *request, ucs_status_t status, void *data) {
+    ucp_request_free(request);
+    ucch_message *m = data;
+    m->request = NULL;
+    ucch_message_end_locked(m, status);
+}
+
 /* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
@@ -46,7 +53,7 @@ static int issue_locked(ucch_message *m) {
         if (!m->came) return ucch_message_begun_locked(m, request);
         return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* it was called back before libucp returned */
     }
-    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
+    ucp_request_param_t p = ucch_ucp_params(sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
                                             ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
@@ -185,23 +192,15 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     return begin(m, worker, &start, timeout);
 }
 
-/* All that was sent by an endpoint, to be waited for like a message. */
-int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
+/* All that was sent by an endpoint, which is closed behind it where it `closes`: to be waited for like a message. */
+int ucch_flush(ucch_message *m, ucp_ep_h ep, int closes, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, UCS_MEMORY_TYPE_HOST);
+    ucp_request_param_t p = ucch_ucp_params(sent, m, UCS_MEMORY_TYPE_HOST);
     m->request = NULL;
     m->left = 0;
     UCCH_LOCKED;
     ucch_op_begin_locked(&m->op, timeout);
-    return ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
-}
-
-/* True if a lane has brought the received data to its place. */
-int ucch_message_by_lane(const ucch_message *m) { return m->by_lane; }
-
-void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
-    *sender_tag = m->info.sender_tag;
-    *bytes = m->info.length;
+    return ucch_message_begun_locked(m, closes ? ucp_ep_close_nbx(ep, &p) : ucp_ep_flush_nbx(ep, &p));
 }
 
 /* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any source

@@ -53,7 +53,6 @@ struct ucch_message {
 
 /* request.c */
 void ucch_message_end_locked(ucch_message *m, int status);
-void ucch_message_sent(void *request, ucs_status_t status, void *data);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 
 /* offer.c */
@@ -90,6 +89,26 @@ typedef struct ucch_lane {
     int failed, users, closed;
     unsigned refs; /* messages that have been posted, and the lane itself */
 } ucch_lane;
+
+/* A message of a lane, for use once. */
+struct ucch_lane_message {
+    ucch_op op; /* first */
+    ucch_lane *of;
+    ucch_board *board;
+    ucch_record about;
+    int slot; /* of the peer, on the board */
+    uint32_t number;
+    char *data;
+    void *copy;   /* of what is sent, from the pool */
+    void *stream; /* that moves it: the lane's, or the caller's */
+    uint64_t bytes, tag, found_bytes, found_tag;
+    int sync, ordered, queued, by_host;
+    /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
+    int headed, status;
+    uint32_t base, done, pieces;
+    double left;
+    struct ucch_lane_message *behind;
+};
 
 /* What is known of a rank: how to tell it what a receiver has matched, and where it is on the board. */
 typedef struct ucch_lane_peer {

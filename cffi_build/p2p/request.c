@@ -1,6 +1,4 @@
-/* Messages as libucp's requests: parameters, callbacks and what a request has come to; and endpoints. */
-#include <sched.h>
-
+/* Messages as libucp's requests: callbacks, and what a request has come to. */
 #include "p2p/p2p.h"
 
 void ucch_message_end_locked(ucch_message *m, int status) {
@@ -15,13 +13,6 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     ucch_op_end_locked(&m->op, status, -1, -1);
 }
 
-void ucch_message_sent(void *request, ucs_status_t status, void *data) {
-    ucp_request_free(request);
-    ucch_message *m = data;
-    m->request = NULL;
-    ucch_message_end_locked(m, status);
-}
-
 /* libucp has taken a message, or ended it at once: 0, or the failure that has. */
 int ucch_message_begun_locked(ucch_message *m, void *p) {
     if (p == NULL || IS_STATUS(p))
@@ -29,32 +20,4 @@ int ucch_message_begun_locked(ucch_message *m, void *p) {
     else if (m->op.state == UCCH_ACTIVE)
         m->request = p;
     return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
-}
-
-/* ---- endpoints ---- */
-
-ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status) {
-    ucp_ep_h ep = NULL;
-    UCCH_LOCKED;
-    *status = ucch_ucp_connect(worker, address, NULL, NULL, &ep);
-    return *status ? NULL : ep;
-}
-
-int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout) {
-    ucp_request_param_t p = {0};
-    double until = ucch_now() + timeout;
-    ucch_lock();
-    void *request = ucp_ep_close_nbx(ep, &p);
-    int status = STATUS_OF(request);
-    if (request && !status) {
-        while ((status = ucp_request_check_status(request)) == 1 && ucch_now() < until) {
-            ucp_worker_progress(worker);
-            ucch_unlock();
-            sched_yield();
-            ucch_lock();
-        }
-        ucp_request_free(request);
-    }
-    ucch_unlock();
-    return status;
 }

@@ -18,7 +18,7 @@ static ucch_mapping *all; /* the oldest first, so that ranks that give back in o
 static size_t pinned;     /* bytes of our own */
 
 /* Have the bound device see shared memory: 0, or a failure. */
-int ucch_shared_pin(void *memory, size_t bytes, char **seen) {
+static int pin(void *memory, size_t bytes, char **seen) {
     const device_ops *ops = ucch_bound_ops();
     void *there = NULL;
     int status = ucch_device_fail(ops->host_register(memory, bytes), "pinning shared memory");
@@ -85,7 +85,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     if (!r) {
         UCCH_ON_DEVICE;
         int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
-        if (!status) status = ucch_shared_pin(m->memory + at, bytes, seen);
+        if (!status) status = pin(m->memory + at, bytes, seen);
         r = status ? NULL : malloc(sizeof(*r));
         if (!r) return status ?: UCCH_FAIL_MEMORY;
         *r = (ucch_range){at, bytes, *seen, m->ranges};

@@ -22,7 +22,6 @@ typedef struct ucch_mapping {
     struct ucch_mapping *next;
 } ucch_mapping;
 
-int ucch_shared_pin(void *memory, size_t bytes, char **seen);
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes);
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen);

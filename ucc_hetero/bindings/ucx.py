@@ -32,6 +32,8 @@ TAG_FULL = (1 << 64) - 1
 #: Of ``ucp_params_t``: messages by tags, one-sided transfers and active messages, by workers that different threads
 #: drive, each one at a time; and, asked for, a file that says when there is something to do.
 _PARAMS, _FEATURES, _SLEEPS = 0x1 | 0x20, 0x43, 0x10
+#: Of ``ucp_ep_params_t``. Without a handler of errors libucp tells of none, and has all of its transports.
+_ADDRESS = 0x1
 #: Rounds of progress until receives that were taken back have ended; it takes one or two.
 _ROUNDS = 1000
 
@@ -277,10 +279,10 @@ class Connection:
 
     def __init__(self, worker: Worker, address: bytes) -> None:
         self.worker = worker
-        status = ffi.new("int *")
-        self._address = ffi.from_buffer(address)
-        self.handle: Any = lib.ucch_ep_new(worker.handle, self._address, status)
-        check("ucp_ep_create", status[0])
+        handle, where = ffi.new("ucp_ep_h *"), ffi.from_buffer(address)
+        params = ffi.new("ucp_ep_params_t *", {"field_mask": _ADDRESS, "address": where})
+        check("ucp_ep_create", locked(lib.ucp_ep_create, worker.handle, params, handle))
+        self.handle: Any = handle[0]
 
     def flush(self, timeout: float = 0.0) -> Message:
         """Start to complete all messages that were sent.
@@ -295,7 +297,7 @@ class Connection:
             LibraryError: If libucp refuses.
         """
         message = self.worker._message()
-        check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, timeout))
+        check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, False, timeout))
         return message
 
     def close(self, timeout: float = 5.0) -> None:
@@ -306,7 +308,9 @@ class Connection:
         """
         if self.handle:
             handle, self.handle = self.handle, None
-            lib.ucch_ep_close(self.worker.handle, handle, timeout)
+            message = self.worker._message()
+            lib.ucch_flush(message.handle, handle, True, timeout)
+            lib.ucch_wait(message.op, timeout)
 
 
 class Message:
@@ -358,8 +362,7 @@ class Message:
 
     def _done(self, state: int) -> bool:
         if state == 2:
-            error = ffi.new("ucch_error *")
-            lib.ucch_op_error(self.op, error)
+            error = self.op.error
             if error.status == lib.UCCH_FAIL_TRUNCATED:
                 raise TruncationError("the message was longer than the buffer posted for it")
             if error.status == lib.UCCH_FAIL_TIMEOUT:
@@ -370,9 +373,8 @@ class Message:
     @property
     def info(self) -> tuple[int, int]:
         """(tag, bytes) of the finished message."""
-        tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_message_info(self.handle, tag, nbytes)
-        return int(tag[0]), int(nbytes[0])
+        info = self.handle.info
+        return int(info.sender_tag), int(info.length)
 
 
 class Memory:
