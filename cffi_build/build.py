@@ -59,6 +59,16 @@ extern "Python" ucc_status_t ucch_oob_test(void *request);
 extern "Python" ucc_status_t ucch_oob_free(void *request);
 """
 
+#: What Python reads of the engine's structures.
+FIELDS = """
+struct ucch_op { ucch_error error; ...; };
+struct ucch_message { ucp_tag_recv_info_t info; int by_lane; ...; };
+struct ucch_lane_message { uint64_t found_bytes, found_tag; ...; };
+struct ucch_peer { int by_kernel; uint64_t counts[...]; ...; };
+struct ucch_target { int is_stale, users; char *seen; ...; };
+struct ucch_transfer { char *link; ...; };
+"""
+
 SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
 FLAGS = [
     "-std=gnu11",
@@ -91,12 +101,14 @@ CDEF = "\n".join(
         _layout(),
     ]
 )
-ffibuilder = FFI()
-ffibuilder.cdef(CDEF)
+ffibuilder, declared = FFI(), FFI()
+for each in ffibuilder, declared:
+    each.cdef(CDEF)
+ffibuilder.cdef(FIELDS)
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "base/base.h"\n#include "gpu/adapter.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
+    '#include "p2p/p2p.h"\n#include "rma/rma.h"\n',
     sources=[f"cffi_build/{path.relative_to(HERE)}" for path in SOURCES],
     include_dirs=["cffi_build", "ucc_hetero/device"],
     depends=[
@@ -160,7 +172,7 @@ def stub() -> str:
     ]
     lines += [f"    {name}: CData" for name in re.findall(r" (\w+)\(", CALLBACKS)]
     for result, name, parameters in re.findall(r"^(\w[\w ]*?[ *]+)(\w+)\(([^)]*)\);", text, re.M):
-        ctype = ffibuilder.typeof(f"{result}(*)({parameters})")
+        ctype = declared.typeof(f"{result}(*)({parameters})")
         shown = "".join(
             f", {word}{'_' * iskeyword(word)}: {_python_type(arg, 'Pointer')}"
             for word, arg in zip(re.findall(r"(\w+)(?:,|$)", parameters), ctype.args, strict=bool(ctype.args))

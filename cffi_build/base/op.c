@@ -79,8 +79,6 @@ void ucch_op_deadline(ucch_op *op, double timeout) {
 /* How many operations have failed so far: whether there is any use in asking them all. */
 uint64_t ucch_failures(void) { return UCCH_LOAD(&failures); }
 
-void ucch_op_error(ucch_op *op, ucch_error *error) { *error = op->error; }
-
 /* ---- what is done for them ---- */
 
 /* Move all of them on: whether anything has moved. */

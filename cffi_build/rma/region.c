@@ -177,10 +177,6 @@ int ucch_target_key(ucch_target *t, const void *key) {
     return ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
 }
 
-int ucch_target_stale(ucch_target *t) { return t->is_stale; }
-
-int ucch_target_users(ucch_target *t) { return t->users; }
-
 /* No transfer begins there any more. Its memory stays: a thread may be about to begin one. */
 void ucch_target_close(ucch_target *t) {
     UCCH_LOCKED;
@@ -286,8 +282,6 @@ int ucch_target_borrow(ucch_target *t, const void *lent) {
     if (status) free(o);
     return status;
 }
-
-int ucch_target_opened(const ucch_target *t) { return t->seen != NULL; }
 
 /* The first of those to be given back, when no stream waits for us, and none begins to: NULL when there are none. */
 static ucch_opened *begin_to_leave(ucch_rma *at) {

@@ -393,9 +393,6 @@ void ucch_transfer_free(ucch_transfer *t) {
     free(t);
 }
 
-/* The link because of which it has failed, as it is cut; or empty. */
-const char *ucch_transfer_link(const ucch_transfer *t) { return t->link ? t->link : ""; }
-
 /* A peer asks for what lies here. */
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_region *region = ucch_region_of(peer->at, h->region);

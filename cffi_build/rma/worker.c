@@ -208,8 +208,6 @@ void ucch_peer_lose(ucch_peer *peer) {
     ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
-uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
-
 /* Do not look at the end of its connection any more. */
 static void forget_locked(ucch_peer *peer) {
     if (peer->closing) ucp_request_free(peer->closing);
@@ -268,9 +266,6 @@ void ucch_peer_free(ucch_peer *peer) {
     if (!ucch_staged_busy(peer)) ucch_slots_free(peer);
     free(peer);
 }
-
-/* True if the kernel copies single short pieces between host memories, as far as is known. */
-int ucch_peer_by_kernel(const ucch_peer *peer) { return peer->by_kernel; }
 
 /* ---- its life ---- */
 

@@ -45,7 +45,7 @@ os.read(up[0], 3)
 #: The peer is killed, and another process gets its number.
 REUSED = TWO
 REUSED += """
-if not lib.ucch_peer_by_kernel(peer.native):
+if not peer.native.by_kernel:
     sys.exit("skip: the kernel copies nothing here")
 os.kill(pid, signal.SIGKILL)
 os.waitpid(pid, 0)

@@ -119,9 +119,7 @@ class State:
     # --- reasons ------------------------------------------------------------------------------------------------------
 
     def failure_of(self, op: Any, label: str, timeout: float | None = None) -> CollectiveError:
-        error = ffi.new("ucch_error *")
-        lib.ucch_op_error(op, error)
-        return explain(error, self.board, self.rank, label, self.timeout if timeout is None else timeout)
+        return explain(op.error, self.board, self.rank, label, self.timeout if timeout is None else timeout)
 
     def not_started(self, label: str, status: int) -> Exception:
         where = f"rank {self.rank}: {label}"

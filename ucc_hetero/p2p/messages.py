@@ -593,9 +593,7 @@ class Messages:
     def failure(self, transfer: AnyTransfer) -> UCCHError:
         """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
         _hold(transfer)
-        error = ffi.new("ucch_error *")
-        lib.ucch_op_error(transfer.op, error)
-        return with_record_path(self._explain(transfer, error))
+        return with_record_path(self._explain(transfer, transfer.op.error))
 
     def _explain(self, transfer: AnyTransfer, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._described(transfer)}"
@@ -669,6 +667,4 @@ def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
 
 
 def _status_of(transfer: AnyTransfer) -> int:
-    error = ffi.new("ucch_error *")
-    lib.ucch_op_error(transfer.op, error)
-    return int(error.status)
+    return int(transfer.op.error.status)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..bootstrap.timely import largest_tag
 from ..buffers import Buffer, copy, pack
-from ..native.libraries import ffi, lib, owned
+from ..native.libraries import lib, owned
 from ..transport.bounce import Bounce
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), offer or data (1), message of the
@@ -104,13 +104,12 @@ class Transfer:
         if self.bounce is None:
             if self.buffer is not self.original:
                 copy(self.buffer, self.original)
-        elif not lib.ucch_message_by_lane(self.handle):
+        elif not self.handle.by_lane:
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:
-        code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_message_info(self.handle, code, nbytes)
-        return (*source_and_tag(int(code[0])), int(nbytes[0]))
+        info = self.handle.info
+        return (*source_and_tag(int(info.sender_tag)), int(info.length))
 
 
 class LaneMessage:
@@ -144,9 +143,7 @@ class LaneMessage:
         """Do nothing: the data is in the caller's memory."""
 
     def envelope(self) -> tuple[int, int, int]:
-        tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_lane_message_info(self.handle, tag, nbytes)
-        return self.peer, int(tag[0]), int(nbytes[0])
+        return self.peer, int(self.handle.found_tag), int(self.handle.found_bytes)
 
 
 #: A message by libucp or by lanes.

@@ -56,7 +56,7 @@ class Target(Sided):
     @property
     def stale(self) -> bool:
         """True if its owner has taken it back."""
-        return bool(lib.ucch_target_stale(self.native))
+        return bool(self.native.is_stale)
 
     def close(self) -> None:
         """Forget the region.
@@ -65,7 +65,7 @@ class Target(Sided):
             ValueError: If transfers to it are under way.
         """
         if self.engine:
-            if lib.ucch_target_users(self.native):
+            if self.native.users:
                 raise ValueError("transfers to this Target are under way: wait for them before it is closed")
             native, self.engine = self.native, 0
             lib.ucch_target_close(native)
@@ -109,7 +109,7 @@ class Endpoint(Sided):
         Raises:
             PeerError: If the endpoint is closed.
         """
-        return {name: int(lib.ucch_peer_count(self.native, which)) for name, which in _COUNTS.items()}
+        return {name: int(self.native.counts[which]) for name, which in _COUNTS.items()}
 
     def info(self, local: Region, target: Target) -> dict[str, str]:
         """Describe the paths between two regions.
@@ -125,9 +125,9 @@ class Endpoint(Sided):
         where = "on this host" if self.near else "on another host"
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
-            more = ", the kernel single pieces of up to 1 MiB" if lib.ucch_peer_by_kernel(self.native) else ""
+            more = ", the kernel single pieces of up to 1 MiB" if self.native.by_kernel else ""
             return {"put": f"direct: libucp writes{more}", "get": f"direct: libucp reads{more}", "peer": where}
-        if local.memory == target.memory and lib.ucch_target_opened(target.native):
+        if local.memory == target.memory and target.native.seen:
             return {"put": "direct: our device writes", "get": "direct: our device reads", "peer": where}
         staged = "staged: through pinned memory that both processes see"
         if not self.near:
@@ -307,7 +307,7 @@ class Endpoint(Sided):
                 return
             native, self.engine = self.native, 0
             for target in self._targets:
-                if target.engine and not lib.ucch_target_users(target.native):
+                if target.engine and not target.native.users:
                     target.close()
             lib.ucch_peer_leave(native, timeout)
             if wait > 0:

@@ -98,9 +98,8 @@ class Request:
 
     def _done(self, state: int) -> bool:
         if state == 2:
-            error = ffi.new("ucch_error *")
-            lib.ucch_op_error(self._op, error)
-            link = ffi.string(lib.ucch_transfer_link(self._native)).decode()
+            error, cut = self._op.error, self._native.link
+            link = ffi.string(cut).decode() if cut else ""
             raise failure(self._what, error.status, error.elapsed, link)
         return state == 1
 
