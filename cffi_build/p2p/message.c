@@ -204,8 +204,8 @@ void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *bytes = m->info.length;
 }
 
-/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any source
- * where all ranks have a slot; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
+/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any
+ * source; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
 void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) {
     m->board = board;
     m->peer = peer;
