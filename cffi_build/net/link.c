@@ -357,6 +357,11 @@ static int is_silent(const void *address, size_t bytes, double patience, char *t
     return found == SILENT;
 }
 
+static _Atomic int cuts;
+
+/* How often a link was found to be cut: libucp may have given up connections over it in silence. */
+int ucch_cuts(void) { return cuts; }
+
 /* True if a host has acknowledged nothing for so long of what was sent to one of its addresses, whatever the others do,
  * and the way there: our address and the other one. The addresses lie, as they are on the network, somewhere in
  * `addresses`. */
@@ -373,5 +378,6 @@ int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, cha
         found = is_silent(one, n, patience, text);
     }
     if (files) closedir(files);
+    cuts += found;
     return found;
 }

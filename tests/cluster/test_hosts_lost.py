@@ -171,6 +171,7 @@ while not (folder / "back").exists():
     time.sleep(0.01)
 with Communicator() as other:
     right(other, n)
+    assert other._runner.members.job is not comm._runner.members.job, "its connections may have been given up"
 print("right", flush=True)
 """
 
