@@ -224,18 +224,21 @@ class Job:
         to, source = (place + shift) % size, (place - shift) % size
         data = np.random.default_rng(rng.getrandbits(32)).integers(-1000, 1000, (size, count)).astype("f8")
         into = np.full(count, np.nan)
-        with timed("put"):
-            if self._worker is None:
-                self._worker = rma.Worker()
-                self._peers = [self._worker.connect(address) for address in self._told(self._worker.address)]
-            with self._worker.register(data[place].copy()) as mine, self._worker.register(into) as room:
-                theirs = self._peers[to].open(self._told(room.descriptor)[to])
-                put = self._peers[to].put(mine, theirs, notify=b"%d" % number)
-                found = self._worker.wait_notification(TRIAL.timeout)
-                put.Wait()
-                assert found.data == b"%d" % number, (number, found)
-                assert np.array_equal(into, data[source]), (number, count, source)
-                self.comm.Barrier()
+        try:
+            with timed("put"):
+                if self._worker is None:
+                    self._worker = rma.Worker()
+                    self._peers = [self._worker.connect(address) for address in self._told(self._worker.address)]
+                with self._worker.register(data[place].copy()) as mine, self._worker.register(into) as room:
+                    theirs = self._peers[to].open(self._told(room.descriptor)[to])
+                    put = self._peers[to].put(mine, theirs, notify=b"%d" % number)
+                    found = self._worker.wait_notification(TRIAL.timeout)
+                    put.Wait()
+                    assert found.data == b"%d" % number, (number, found)
+                    assert np.array_equal(into, data[source]), (number, count, source)
+                    self.comm.Barrier()
+        except UCCHError as error:  # transfers know no ranks
+            raise type(error)(f"put to rank {to}: {error}") from error
 
     @staticmethod
     def _memory(values):
