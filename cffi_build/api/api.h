@@ -340,6 +340,8 @@ uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *l
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_cut(ucch_board *board, double waited, int *peer);
+int ucch_board_is_cut_off(ucch_board *board, double waited);
+int ucch_cuts(void);
 const char *ucch_board_link(const ucch_board *board, int rank);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);

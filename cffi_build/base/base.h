@@ -244,13 +244,16 @@ static inline int ucch_calls_differ(uint64_t one, uint64_t other) {
 typedef struct ucch_far ucch_far;
 
 ucch_far *ucch_far_new(int size);
+void ucch_far_note_near(ucch_far *far, int rank);
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature);
 int ucch_far_differs(const ucch_far *far, uint64_t seq);
 int ucch_far_gone(const ucch_far *far, uint64_t seq);
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
 uint64_t ucch_far_given_up(const ucch_far *far, int rank);
 int ucch_far_fate(const ucch_far *far, int rank);
+int ucch_far_best_fate(const ucch_far *far);
 int ucch_far_cut(ucch_far *far, double waited, int rank);
+int ucch_far_is_cut_off(ucch_far *far, double waited);
 const char *ucch_far_link(const ucch_far *far, int rank);
 
 /* For the thread that hears of other hosts, which alone writes. */

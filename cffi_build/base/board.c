@@ -171,6 +171,8 @@ void ucch_board_clear(ucch_board *b) {
 /* The communicator's `size` ranks are on several hosts. 0, or a failure. */
 int ucch_board_reach(ucch_board *b, int size) {
     b->far = ucch_far_new(size);
+    for (int i = 0; i < b->n && b->far; i++)
+        ucch_far_note_near(b->far, b->ranks[i]);
     return b->far ? 0 : UCCH_FAIL_MEMORY;
 }
 
@@ -509,15 +511,28 @@ int ucch_board_peer(const ucch_board *b, int rank) {
     return -2 - rank;
 }
 
-/* UCCH_THERE, UCCH_LEFT, UCCH_DIED or another way of being gone, for a peer as ucch_board_gone has it, or for all slots
+/* The best fate of the other ranks of this host. */
+static int best_fate(const ucch_board *b) {
+    int best = UCCH_DIED;
+    for (int i = 0; i < b->n && best > UCCH_THERE; i++)
+        if (i != b->mine && fate_of(b, i) < best) best = fate_of(b, i);
+    return best;
+}
+
+/* UCCH_THERE, UCCH_LEFT, UCCH_DIED or another way of being gone, for a peer as ucch_board_gone has it, or for all ranks
  * but ours: the best of their fates. */
 int ucch_board_fate(ucch_board *b, int slot) {
     if (slot < UCCH_ALL_PEERS) return b->far ? ucch_far_fate(b->far, -2 - slot) : UCCH_THERE;
     if (slot != UCCH_ALL_PEERS) return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
-    int best = b->n > 1 ? UCCH_DIED : UCCH_THERE;
-    for (int i = 0; i < b->n && best > UCCH_THERE; i++)
-        if (i != b->mine && fate_of(b, i) < best) best = fate_of(b, i);
-    return best;
+    if (b->n < 2 && !b->far) return UCCH_THERE;
+    int here = best_fate(b), elsewhere = b->far ? ucch_far_best_fate(b->far) : UCCH_DIED;
+    return here < elsewhere ? here : elsewhere;
+}
+
+/* True if what has waited for so many seconds cannot come from any rank: all are gone, or of hosts to which a link is
+ * cut. */
+int ucch_board_is_cut_off(ucch_board *b, double waited) {
+    return b->far && ucch_far_is_cut_off(b->far, waited) && best_fate(b) > UCCH_THERE;
 }
 
 /* 0, or UCCH_FAIL_CONNECTION for what has waited for so many seconds, where a link to the host of `peer`, as
@@ -545,7 +560,9 @@ int ucch_board_forsaken(ucch_board *b, int peer, double started, double now, dou
     int fate = ucch_board_fate(b, peer);
     if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
-    if (ucch_board_cut(b, now - started, &peer)) return UCCH_FAIL_CONNECTION;
+    int of_any = peer == UCCH_ALL_PEERS;
+    if (of_any ? ucch_board_is_cut_off(b, now - started) : ucch_board_cut(b, now - started, &peer))
+        return UCCH_FAIL_CONNECTION;
     if (fate == UCCH_LEFT && *left == 0) *left = now;
     return fate == UCCH_LEFT && now - *left > LEFT_GRACE_S ? UCCH_LATER : 0;
 }

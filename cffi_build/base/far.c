@@ -14,6 +14,7 @@ typedef struct standing {
     uint64_t last, failed; /* and the first call that has failed on it, or 0 */
     double since;          /* when that was heard */
     int cut;               /* whether a link to its host is, or was, while a call waited */
+    int is_near;           /* it is on this host */
 } standing;
 
 struct ucch_far {
@@ -121,6 +122,16 @@ int ucch_far_fate(const ucch_far *far, int rank) {
     return UCCH_LOAD(&far->ranks[rank].how);
 }
 
+void ucch_far_note_near(ucch_far *far, int rank) { far->ranks[rank].is_near = 1; }
+
+/* The best fate of the ranks of other hosts. */
+int ucch_far_best_fate(const ucch_far *far) {
+    int best = UCCH_DIED;
+    for (int i = 0; i < far->size; i++)
+        if (!far->ranks[i].is_near && ucch_far_fate(far, i) < best) best = ucch_far_fate(far, i);
+    return best;
+}
+
 /* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
     uint64_t first = far ? UCCH_LOAD(&far->differs) : 0;
@@ -151,11 +162,29 @@ const char *ucch_far_link(const ucch_far *far, int rank) {
     return known ? far->link : "";
 }
 
+/* True once a call has waited for long; links are looked at from then on. */
+static int ask(ucch_far *far, double waited) {
+    uint64_t patience = __atomic_load_n(&far->patience, __ATOMIC_RELAXED);
+    if (!patience || 1e9 * waited < (double)patience) return 0;
+    __atomic_store_n(&far->asked, ucch_now_ns(), __ATOMIC_RELAXED);
+    return 1;
+}
+
+/* True if links to the hosts of all ranks of other ones that are not gone are cut, and of one at least. */
+int ucch_far_is_cut_off(ucch_far *far, double waited) {
+    int cut = 0;
+    if (!ask(far, waited)) return 0;
+    for (int i = 0; i < far->size; i++) {
+        int is_cut = __atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED);
+        if (!far->ranks[i].is_near && !is_cut && !ucch_far_fate(far, i)) return 0;
+        cut |= is_cut;
+    }
+    return cut;
+}
+
 /* The rank to whose host a link is cut, -1 for none, once a call has waited for long: `rank`, or any for -1. */
 int ucch_far_cut(ucch_far *far, double waited, int rank) {
-    uint64_t patience = __atomic_load_n(&far->patience, __ATOMIC_RELAXED);
-    if (!patience || 1e9 * waited < (double)patience) return -1;
-    __atomic_store_n(&far->asked, ucch_now_ns(), __ATOMIC_RELAXED);
+    if (!ask(far, waited)) return -1;
     for (int i = rank < 0 ? 0 : rank; i < far->size && (rank < 0 || i == rank); i++)
         if (__atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED)) return i;
     return -1;

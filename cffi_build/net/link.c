@@ -28,6 +28,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* The kernel's state of a connection that nobody has answered. */
+#define SYN_SENT 2
+
 /* Seconds between turns, and of silence after which a beat is due. */
 #define TURN_S 0.1
 #define BEAT_S 0.25
@@ -308,6 +311,20 @@ static void say(int fd, const struct sockaddr_storage *there, char *text) {
     snprintf(text, UCCH_PATH_BYTES, "%s - %s", ends[0], ends[1]);
 }
 
+/* The other end; unlike getpeername also while it connects. The kernel refuses to fill more room than it needs. */
+static int peer_of(int fd, struct sockaddr_storage *there) {
+    socklen_t longer = sizeof(struct sockaddr_in6), shorter = sizeof(struct sockaddr_in);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, there, &longer) &&
+           getsockopt(fd, SOL_SOCKET, SO_PEERNAME, there, &shorter);
+}
+
+/* Seconds for which one has been connecting, at the least: it asks every second, and then at intervals that double, or
+ * so from the beginning. */
+static double connecting(const struct tcp_info *info) {
+    double doubled = 1e-6 * info->tcpi_rto - 1;
+    return doubled > info->tcpi_retransmits ? doubled : info->tcpi_retransmits;
+}
+
 /* What connections with some host tell: nothing, that it has not acknowledged for long what they have sent, or that it
  * answers. */
 enum { UNKNOWN, SILENT, ANSWERS };
@@ -316,12 +333,13 @@ enum { UNKNOWN, SILENT, ANSWERS };
 static int ask(int fd, const void *address, size_t bytes, double patience, char *text) {
     struct sockaddr_storage there;
     struct tcp_info info;
-    socklen_t length = sizeof(there), room = sizeof(info);
+    socklen_t room = sizeof(info);
     size_t n;
-    if (getpeername(fd, (struct sockaddr *)&there, &length)) return UNKNOWN;
+    if (peer_of(fd, &there)) return UNKNOWN;
     const void *at = bytes_of(&there, &n);
     if (!n || !memmem(address, bytes, at, n) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &room)) return UNKNOWN;
     say(fd, &there, text);
+    if (info.tcpi_state == SYN_SENT) return connecting(&info) < patience ? UNKNOWN : SILENT;
     if (info.tcpi_last_ack_recv < 1e3 * patience) return ANSWERS;
     /* What was sent longer ago, and is to be sent again, tells nothing of the link as it is now. */
     return info.tcpi_unacked && info.tcpi_last_data_sent < 1e3 * patience ? SILENT : UNKNOWN;
@@ -339,6 +357,11 @@ static int is_silent(const void *address, size_t bytes, double patience, char *t
     return found == SILENT;
 }
 
+static _Atomic int cuts;
+
+/* How often a link was found to be cut: libucp may have given up connections over it in silence. */
+int ucch_cuts(void) { return cuts; }
+
 /* True if a host has acknowledged nothing for so long of what was sent to one of its addresses, whatever the others do,
  * and the way there: our address and the other one. The addresses lie, as they are on the network, somewhere in
  * `addresses`. */
@@ -347,14 +370,14 @@ int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, cha
     int found = 0;
     for (struct dirent *file; files && !found && (file = readdir(files));) {
         struct sockaddr_storage there;
-        socklen_t length = sizeof(there);
         size_t n;
         int fd = atoi(file->d_name);
         if (ask(fd, addresses, bytes, patience, text) != SILENT) continue;
-        if (getpeername(fd, (struct sockaddr *)&there, &length)) continue;
+        if (peer_of(fd, &there)) continue;
         const void *one = bytes_of(&there, &n);
         found = is_silent(one, n, patience, text);
     }
     if (files) closedir(files);
+    cuts += found;
     return found;
 }

@@ -203,8 +203,8 @@ int ucch_flush(ucch_message *m, ucp_ep_h ep, int closes, double timeout) {
     return ucch_message_begun_locked(m, closes ? ucp_ep_close_nbx(ep, &p) : ucp_ep_flush_nbx(ep, &p));
 }
 
-/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any source
- * where all ranks have a slot; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
+/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any
+ * source; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
 void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) {
     m->board = board;
     m->peer = peer;

@@ -20,9 +20,9 @@ PARTING = Path(__file__).with_name("parting_job.py")
 DEADLINE = 300.0
 
 
-def hole(cluster, host):
+def hole(cluster, host, link=0, to="nomaster"):
     """Frames of a host end in the switch, and it has no way of noticing."""
-    batch = f"link set dev {cluster.layout[host].links[0].port} nomaster\n"
+    batch = f"link set dev {cluster.layout[host].links[link].port} {to}\n"
     emulated_host.configure(cluster._switch_pid(), batch, "")
 
 
@@ -135,6 +135,16 @@ def send(comm, n):
     (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
     assert (x == 1).all()
 
+def any(comm, n):
+    x = np.full(n, comm.rank + 1.0)
+    comm.Recv(x, MPI.ANY_SOURCE) if comm.rank else comm.Send(x, 1)
+    assert (x == 1).all()
+
+def probe(comm, n):
+    if comm.rank:
+        comm.Probe(MPI.ANY_SOURCE)
+    send(comm, n)
+
 def put(comm, n):
     if not at:
         worker = rma.Worker()
@@ -146,8 +156,11 @@ def put(comm, n):
 at = []
 folder, n, call = Path(os.environ["FOLDER"]), int(os.environ["LENGTH"]), globals()[os.environ["CALL"]]
 comm = Communicator()
-call(comm, n)
+if "FIRST" not in os.environ:
+    call(comm, n)
 (folder / f"up{comm.rank}").touch()
+while not (folder / "cut").exists():
+    time.sleep(0.01)
 try:
     while True:
         call(comm, n)
@@ -158,25 +171,77 @@ while not (folder / "back").exists():
     time.sleep(0.01)
 with Communicator() as other:
     right(other, n)
+    assert other._runner.members.job is not comm._runner.members.job, "its connections may have been given up"
 print("right", flush=True)
 """
 
 
-@pytest.mark.parametrize("call", ["right", "send", "put"])
+@pytest.mark.parametrize("call", ["right", "send", "any", "probe", "put", "send FIRST"])
 def test_the_link_of_the_data_is_cut(emulate, appear, tmp_path, call):
-    """And not that of the heartbeats. Both ranks name it, long before their deadline."""
+    """And not that of the heartbeats. Both ranks name it, long before their deadline; also where they begin to connect
+    over it with the first call, and nobody answers."""
 
     def cut():
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
-        cluster.set_link(1, up=False, link=1)
+        hole(cluster, 1, 1) if first else cluster.set_link(1, up=False, link=1)
+        (tmp_path / "cut").touch()
         appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])
-        cluster.set_link(1, up=True, link=1)
+        hole(cluster, 1, 1, "master br1") if first else cluster.set_link(1, up=True, link=1)
         (tmp_path / "back").touch()
 
+    call, *first = call.split()
     cluster = emulate(hosts=2, slots=1, links=2, rate="none")
     threading.Thread(target=cut, daemon=True).start()
-    about = {"FOLDER": str(tmp_path), "CALL": call, "LENGTH": random.choice(["3", "300000"])}
+    about = {
+        "FOLDER": str(tmp_path),
+        "CALL": call,
+        "LENGTH": random.choice(["3", "300000"]),
+        **dict.fromkeys(first, "y"),
+    }
     env = {"UCCH_TIMEOUT": str(DEADLINE), "UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0", **about}
     done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
-    said = re.findall(r"cut: .* does not answer over the link 10.11.0.[12] - 10.11.0.[12], ", done.stdout)
+    said = re.findall(r"cut: .* not answer over the link 10.11.0.[12] - 10.11.0.[12], ", done.stdout)
     assert (len(said), done.stdout.count("right")) == (2, 2), (about, done.stdout, done.stderr)
+
+
+#: A receive from any rank, of whom one is behind a link that is cut, and sends, and one is beside it and does not.
+OF_ANY = """
+import os, time
+from pathlib import Path
+import numpy as np
+from mpi4py import MPI
+from ucc_hetero import CollectiveError, Communicator
+
+folder, comm, x = Path(os.environ["FOLDER"]), Communicator(), np.ones(300_000)
+comm.Allreduce(np.ones(3), np.empty(3))
+(folder / f"up{comm.rank}").touch()
+while not (folder / "cut").exists():
+    time.sleep(0.01)
+try:
+    if comm.rank == 0:
+        comm.Recv(x, MPI.ANY_SOURCE)
+    elif comm.rank == 2:
+        comm.Send(x, 0)
+except CollectiveError as error:
+    print(f"rank {comm.rank}:", error, flush=True)
+(folder / f"down{comm.rank}").touch()
+while comm.rank and not (folder / "down0").exists():
+    time.sleep(0.01)
+os._exit(0)  # no rank comes to the end of MPI
+"""
+
+
+def test_a_receive_from_any_rank_names_those_behind_a_cut(emulate, appear, tmp_path):
+    """At its deadline: a rank beside it could have sent."""
+
+    def cut():
+        appear([tmp_path / f"up{rank}" for rank in range(3)], [])
+        cluster.set_link(1, up=False, link=1)
+        (tmp_path / "cut").touch()
+
+    cluster = emulate(hosts=2, slots=(2, 1), links=2, rate="none")
+    threading.Thread(target=cut, daemon=True).start()
+    env = {"UCCH_TIMEOUT": "15", "UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+    done = cluster.mpirun([sys.executable, "-c", OF_ANY], env={**env, "FOLDER": str(tmp_path)}, timeout=120)
+    said = r"rank 0: .* timeout, .*; rank\(s\) \[2\] cannot be heard: .* not answer over the link 10.11.0"
+    assert re.search(said, done.stdout), (done.stdout, done.stderr)

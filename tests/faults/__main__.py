@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--seed", type=int, default=None, help="of the first trial; random by default")
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=0, help="of the jobs; both by default")
+    parser.add_argument("--fault", choices=FAULTS, help="of all trials; any by default")
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
     parser.add_argument("--room", type=float, default=1, help="times longer than usual what would be late may take")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no trial is begun")
@@ -68,7 +69,7 @@ def main():
     def one(seed):
         if time.monotonic() > end:
             return
-        verdict = run(draw(seed, args.hosts), fakes, args.room)
+        verdict = run(draw(seed, args.hosts, args.fault), fakes, args.room)
         verdicts.append(verdict)
         print(line(verdict), flush=True)
         if verdict.failures and args.log:

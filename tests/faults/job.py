@@ -20,6 +20,7 @@ from menu import DEADLY, INSIDE, TIMEOUT, Trial
 from store import Store
 
 import ucc_hetero
+from ucc_hetero import rma
 from ucc_hetero.errors import UCCHError
 
 FOLDER = Path(sys.argv[1])
@@ -122,7 +123,8 @@ class Fault:
 
 def _at(moment):
     """The number of the operation at which the fault is armed."""
-    return TRIAL.at % {"collective": 12, "message": 12, "teams": 3, "free": 3}.get(moment, 1)
+    few, many = ("teams", "free"), ("collective", "message", "partitioned", "put")
+    return TRIAL.at % (3 if moment in few else 12 if moment in many else 1)
 
 
 FAULT = Fault()
@@ -153,6 +155,8 @@ class Job:
 
     def __init__(self, make):
         self._generation = 0
+        self._worker = None
+        self._peers = []
         FAULT.reach("init")
         with timed("init"):
             self.comm = make()
@@ -184,6 +188,58 @@ class Job:
         got = getattr(pair[1], "peek", pair[1])
         assert np.array_equal(got, data[source]), (number, count, source)
 
+    def _partitioned(self, number):
+        """A message around the ring in parts, which go in any order."""
+        FAULT.reach("partitioned", number)
+        rng, size = random.Random(f"{TRIAL.seed} partitioned {number}"), len(self.members)
+        place, shift, parts = self.members.index(self.me), rng.randrange(size), rng.choice([1, 3, 8])
+        count = parts * rng.choice([1, 1000, 30_000])
+        to, source = (place + shift) % size, (place - shift) % size
+        data = np.random.default_rng(rng.getrandbits(32)).integers(-1000, 1000, (size, count)).astype("f8")
+        into = np.full(count, np.nan)
+        with timed("partitioned"):
+            requests = [self.comm.Precv_init(into, parts, source, 2), self.comm.Psend_init(data[place], parts, to, 2)]
+            for each in requests:
+                each.Start()
+            for part in rng.sample(range(parts), parts):
+                requests[1].Pready(part)
+            for each in requests:
+                each.Wait()
+                each.Free()
+        assert np.array_equal(into, data[source]), (number, count, source)
+
+    def _told(self, mine):
+        """What each rank tells the others."""
+        lengths = np.empty(self.comm.size, "i8")
+        self.comm.Allgather(np.array([len(mine)]), lengths)
+        room = np.empty((self.comm.size, lengths.max()), "u1")
+        self.comm.Allgather(np.frombuffer(mine.ljust(lengths.max(), b"\0"), "u1"), room)
+        return [bytes(row[:length]) for row, length in zip(room, lengths, strict=True)]
+
+    def _put(self, number):
+        """Data and a word to a rank, without its doing."""
+        FAULT.reach("put", number)
+        rng, size = random.Random(f"{TRIAL.seed} put {number}"), len(self.members)
+        place, shift, count = self.members.index(self.me), rng.randrange(size), rng.choice([1, 1000, 200_000])
+        to, source = (place + shift) % size, (place - shift) % size
+        data = np.random.default_rng(rng.getrandbits(32)).integers(-1000, 1000, (size, count)).astype("f8")
+        into = np.full(count, np.nan)
+        try:
+            with timed("put"):
+                if self._worker is None:
+                    self._worker = rma.Worker()
+                    self._peers = [self._worker.connect(address) for address in self._told(self._worker.address)]
+                with self._worker.register(data[place].copy()) as mine, self._worker.register(into) as room:
+                    theirs = self._peers[to].open(self._told(room.descriptor)[to])
+                    put = self._peers[to].put(mine, theirs, notify=b"%d" % number)
+                    found = self._worker.wait_notification(TRIAL.timeout)
+                    put.Wait()
+                    assert found.data == b"%d" % number, (number, found)
+                    assert np.array_equal(into, data[source]), (number, count, source)
+                    self.comm.Barrier()
+        except UCCHError as error:  # transfers know no ranks
+            raise type(error)(f"put to rank {to}: {error}") from error
+
     @staticmethod
     def _memory(values):
         """These in memory that messages are sent from."""
@@ -211,6 +267,10 @@ class Job:
             self._one("collective", number)
         for number in _count("message", 2, 30):
             self._messages(number)
+        for number in _count("partitioned", 2, 30):
+            self._partitioned(number)
+        for number in _count("put", 1, 30):
+            self._put(number)
         for number in range(4 if TRIAL.moment in ("teams", "free") else 1):
             self._teams(number)
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 #: Deadline of a call (``UCCH_TIMEOUT``); seconds.
 TIMEOUT = 8
 
-MOMENTS = ("init", "collective", "message", "teams", "free", "shrink", "finalize")
+MOMENTS = ("init", "collective", "message", "partitioned", "put", "teams", "free", "shrink", "finalize")
 #: The victim ends.
 DEADLY = ("kill", "exit", "throw", "segfault")
 #: The victim lives, and sees to it itself.
 INSIDE = ("stop", "hold", "memory", "descriptors")
-#: Done to it from outside.
+#: Done to it from outside: it is stopped and goes on, several times.
 PROCESS = ("slow",)
 #: Done to its host. A link that is cut for good, or from which nothing comes any more, or that does so again and again.
 NETWORK = ("cut", "hole", "off", "lossy", "slow link")
@@ -55,6 +55,11 @@ class Trial:
             return (*opener, *(r for r in range(self.size) if self.host(r) == self.host(self.victims[-1])))
         return (*opener, *self.victims) if self.fault in (*DEADLY, "stop") else opener
 
+    @property
+    def bears_it(self):
+        """True if all ranks are to come to a good end, whatever befalls them."""
+        return self.fault == "slow" and self.moment not in ("shrink", "after")
+
     def text(self):
         return json.dumps(asdict(self))
 
@@ -71,13 +76,14 @@ def _vendors(draw, size):
     return f"nvidia:{first},amd:{size - first}"
 
 
-def draw(seed, hosts=0):
+def draw(seed, hosts=0, fault=None):
     """The trial of a seed; ``hosts``: 1 or 2, where not the seed is to choose."""
     rng = random.Random(seed)
     two = rng.random() < 0.5
     slots = (2, 2) if (two if not hosts else hosts == 2) else (rng.randint(2, 6),)
     size = sum(slots)
-    fault = rng.choice(FAULTS if len(slots) > 1 else FAULTS[: -len(NETWORK)])
+    any_fault = rng.choice(FAULTS if len(slots) > 1 else FAULTS[: -len(NETWORK)])
+    fault = fault or any_fault
     moments = [moment for moment in MOMENTS if moment != "shrink" or size > 2]
     moment = rng.choice(moments)
     exchange = rng.choices(["ulfm", "store", "mpi"], [5, 4, 1])[0]
@@ -86,6 +92,8 @@ def draw(seed, hosts=0):
     if fault in ("cut", "hole", "off"):  # mpirun's own daemons end with the link between them
         exchange = "store"
     count = 2 if moment == "shrink" or (size > 3 and rng.random() < 0.25) else 1
+    if fault == "slow":
+        count = rng.randint(count, size)
     longest = 0.3 if moment in ("init", "finalize") else 0.02
     return Trial(
         seed, exchange, slots, _vendors(rng, size), rng.random() < 0.35, fault, moment,

@@ -254,6 +254,29 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1), "it is passed on"
 
 
+def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
+    """It ends once every rank is gone or behind a link that is cut, and one is."""
+    here = rank(slots=1)
+    assert lib.ucch_circle_reach(here.circle, 1, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
+    assert not lib.ucch_board_is_cut_off(here.board, 60.0)
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 1, 0, b"a - b"))
+    until(lambda: lib.ucch_board_is_cut_off(here.board, 6.0))
+    assert not lib.ucch_board_is_cut_off(here.board, 4.0)
+    assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
+    here.say(GONE, struct.pack(ENDS, 9, 0, 1, lib.UCCH_DIED))
+    until(lambda: lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_DIED)
+
+
+def test_a_rank_of_this_host_may_send(rank):
+    """However cut off the others are."""
+    here = rank(slots=2)
+    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
+    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
+    assert not lib.ucch_board_is_cut_off(here.board, 6.0)
+
+
 NONSENSE = {
     "too long": struct.pack("<IIQ", 1 << 20, CALLS, KEY),
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",

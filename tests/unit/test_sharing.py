@@ -175,7 +175,9 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that only looks takes the core from the rank that is to send."""
     looks = []
     monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
-    messages: Any = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False)
+    board = SimpleNamespace(hosts=[], cuts_off=lambda source, waited: False)
+    state = SimpleNamespace(board=board)
+    messages: Any = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False, any_source=-1, state=state)
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
         probe.mprobe(messages, 1, 7, None)
     assert 1 < len(looks) < 2000

@@ -196,6 +196,12 @@ class Board:
         lib.ucch_board_cut(self.native, waited, peer)
         return int(peer[0])
 
+    def cuts_off(self, rank: int, waited: float) -> bool:
+        """True if nothing can come of a rank, or of any for -1, as links are cut, to what has ``waited`` for long."""
+        if rank < 0:
+            return bool(lib.ucch_board_is_cut_off(self.native, waited))
+        return rank not in self.ranks and bool(lib.ucch_board_cut(self.native, waited, ffi.new("int *", -2 - rank)))
+
     def link_to(self, rank: int) -> str:
         """The link to a rank's host that was found to be cut, by the addresses of its ends; empty without one."""
         return ffi.string(lib.ucch_board_link(self.native, rank)).decode(errors="replace")

@@ -179,6 +179,8 @@ class Job:
         #: Operations that had ended in endpoint errors when the contexts were made: of later ones connections may be
         #: broken, and what libucc still receives for a failed task it may count for the next one.
         self._errors = 0
+        #: The same of links that were found to be cut: of a connection that was given up meanwhile nothing tells.
+        self._cuts = 0
         #: True if a communicator has come to use it.
         self.used = False
         self.facts = everyone
@@ -206,7 +208,7 @@ class Job:
         except BaseException:
             forsake(self)
             raise
-        self._errors = lib.ucch_endpoint_errors()
+        self._errors, self._cuts = lib.ucch_endpoint_errors(), lib.ucch_cuts()
         talk_over(self.comm)
         # Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer.
         here = sum(f.host.node == self.process.host.node for f in self.facts)
@@ -281,7 +283,8 @@ class Job:
 
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
-        return not (self.spoilt or self.stale) and lib.ucch_endpoint_errors() == self._errors
+        same = (lib.ucch_endpoint_errors(), lib.ucch_cuts()) == (self._errors, self._cuts)
+        return same and not (self.spoilt or self.stale)
 
     def say(self, place: int, tag: int, word: int) -> None:
         """Send a small number to a rank of the job."""

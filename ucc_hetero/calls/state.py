@@ -240,6 +240,12 @@ def broken_text(board: Board, peer: int) -> str:
     return f"the connection with rank {peer} has broken{why}"
 
 
+def unheard_text(board: Board) -> str:
+    """What to say of ranks of hosts to which a link was found to be cut; empty without one."""
+    links = {rank: link for rank in range(len(board.hosts)) if (link := board.link_to(rank))}
+    return f"; rank(s) {[*links]} cannot be heard: {wires.cut_text(next(iter(links.values())))}" if links else ""
+
+
 #: Failures with one reason each.
 _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator; Shrink() goes on without the dead"),

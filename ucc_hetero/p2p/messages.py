@@ -22,7 +22,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, broken_text, with_record_path
+from ..calls.state import LOST, broken_text, unheard_text, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -180,10 +180,10 @@ class Messages:
         self.captured = CapturedMessages(state, lambda: self.timeout)
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
-        if self._slots and len(self._slots) == self.size:
-            self._slots[self.any_source] = lib.UCCH_ALL_PEERS
         if max(board.hosts) > 0:
             self._slots |= {rank: -2 - rank for rank in range(self.size) if rank not in board.ranks}
+        if self._slots:
+            self._slots[self.any_source] = lib.UCCH_ALL_PEERS
         self._slots.pop(self.rank, None)
 
     # --- arguments ----------------------------------------------------------------------------------------------------
@@ -602,6 +602,7 @@ class Messages:
             return kind(f"{where}: {text.format(*transfer.envelope(), transfer.peer)}")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
             late = f"{where}: timeout, not complete after {error.elapsed:.3g} s ({limit_text(self.timeout)})"
+            late += unheard_text(self.state.board) if transfer.peer == self.any_source else ""
             return CollectiveTimeout(late + self._of_other_kind(transfer) + self.state.freed_text())
         if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
@@ -614,7 +615,9 @@ class Messages:
             reason = "" if known or broken else f" ({status_name(error.status)})"
             return PeerError(f"{where}: {who} has left the job or died{reason}")
         if broken:
-            return CollectiveError(f"{where}: {broken_text(self.state.board, peer)}; make a new communicator")
+            board, of_any = self.state.board, peer == self.any_source
+            why = f"nothing can come{unheard_text(board)}" if of_any else broken_text(board, peer)
+            return CollectiveError(f"{where}: {why}; make a new communicator")
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
     def _of_other_kind(self, transfer: AnyTransfer) -> str:

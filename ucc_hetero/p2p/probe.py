@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from ..bootstrap.settings import limit_text
 from ..calls.request import Request, set_status
+from ..calls.state import unheard_text
 from ..docstrings import forms
 from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
@@ -198,6 +199,7 @@ def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | 
     if found is None:
         raise CollectiveTimeout(
             f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
+            f"{unheard_text(messages.state.board)}"
         )
     return found
 
@@ -218,7 +220,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
         with suppress(CollectiveError):  # it can no longer be used, and objects still come
             buffers = probe(messages, source, tag, None, remove=False)
         raise CollectiveTimeout(
-            f"{where}: none came within {messages.timeout:g} s (UCCH_TIMEOUT)"
+            f"{where}: none came within {messages.timeout:g} s (UCCH_TIMEOUT){unheard_text(messages.state.board)}"
             f"{'; a buffer of Send() waits, which Recv() receives' if buffers is not None else ''}"
         )
     return found
@@ -227,7 +229,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
 def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
     """Call ``look`` until it returns something; None if the communicator's time limit comes first."""
     found: list[_T] = []
-    left = 0.0
+    left, began, board = 0.0, time.monotonic(), messages.state.board
 
     def come() -> bool:
         message = look()
@@ -235,12 +237,14 @@ def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | No
         return bool(found)
 
     def raise_if_gone() -> None:
-        """Raise once the source has been gone for long enough that what it has sent would be here."""
+        """Raise once the source has been gone for so long that what it has sent would be here, or cannot be heard."""
         nonlocal left
         if messages.is_gone(source):
             left = left or time.monotonic()
             if time.monotonic() - left > 1:
                 raise PeerError(f"{where}: it has left the job or died")
+        if board.cuts_off(-1 if source == messages.any_source else source, time.monotonic() - began):
+            raise CollectiveError(f"{where}: nothing can come{unheard_text(board)}")
 
     progress_until(come, messages.timeout, raise_if_gone, step=1e-6, apart=_LOOK_S, **pace)
     return found[0] if found else None
