@@ -161,10 +161,8 @@ def gradients_of_a_layer():
             out = layer(given, x, idx, weights, mine)
             (out * factors(out)).sum().backward()
             for got, want, what in (
-                (out, outputs[R], "output"),
-                (x.grad, x_grads[R], "x"),
-                (weights.grad, w_grads[R], "weights"),
-            ):
+                (out, outputs[R], "output"), (x.grad, x_grads[R], "x"), (weights.grad, w_grads[R], "weights"),
+            ):  # fmt: skip
                 close(got.to(dtype), want, f"{layer.__name__} {what} {dtype}")
             close(mine.grad.to(dtype), s_grads[own], f"{layer.__name__} scales")
 
