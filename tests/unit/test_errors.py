@@ -22,11 +22,19 @@ def left():
     """The board of rank 2 on the second of two hosts, as rank 3 has left it after a call of its own had failed."""
     looks = iter([(0, -1, ""), (0, -1, "")])
     return SimpleNamespace(
-        processes=(), native=None, hosts=[0, 0, 1, 1], ranks=[2, 3], rank_of=lambda slot: 3, refusal=lambda: None,
-        fate=lambda rank: lib.UCCH_LEFT if rank == 3 else lib.UCCH_THERE, dead=lambda: -1, parted=lambda seq: (0, -1),
+        processes=(),
+        native=None,
+        hosts=[0, 0, 1, 1],
+        ranks=[2, 3],
+        rank_of=lambda slot: 3,
+        refusal=lambda: None,
+        fate=lambda rank: lib.UCCH_LEFT if rank == 3 else lib.UCCH_THERE,
+        dead=lambda: -1,
+        parted=lambda seq: (0, -1),
         given_up=lambda rank: 8 if rank == 3 else 0,
+        link_to=lambda rank: "",
         difference=lambda seq: next(looks, (7, 1, "bcast float32[9] root=3")),
-    )  # fmt: skip
+    )
 
 
 def news(*later):
