@@ -108,7 +108,6 @@ def factors(x):
 
 
 def layout(experts, given, idx):
-    """The arguments of a dispatch that a layout gives."""
     per_rank, _, per_expert, inside, _ = experts.get_dispatch_layout(idx, given.experts)
     return {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": inside}
 
