@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ucc_hetero import UCCHError, env
+from ucc_hetero import UCCHError
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc import MemType
@@ -93,16 +93,13 @@ def test_contexts_without_connections_are_refused():
     ]  # fmt: skip
 
 
-def test_an_empty_setting_of_ours_is_none():
-    assert agreement.steering({"UCCH_TUNE": " ", "UCC_CLS": ""}) == (("UCC_CLS", ""),)
-
-
 def test_bridge_settings_win_and_native_ones_give_way_to_the_user():
     environ = {"UCC_TLS": "ucp", "UCCHB_UCC_TLS": "all"}
     apply_settings("1.4.0", environ)
     assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
     assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+    assert agreement.steering({"UCCH_TUNE": " ", "UCC_CLS": ""}) == (("UCC_CLS", ""),), "an empty one of ours is none"
 
 
 @pytest.mark.parametrize("tls, used", [
@@ -113,15 +110,6 @@ def test_a_vendors_library_that_settings_shut_out(name, tls, used):
     environ = {name: tls} if tls else {}
     apply_settings("1.4.0", environ)
     assert agreement.native_uses("nccl", environ) == used
-
-
-def test_variables_are_set_meanwhile_only(monkeypatch):
-    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "32K")
-    monkeypatch.delenv("UCX_TCP_TX_SEG_SIZE", raising=False)
-    with pytest.raises(ZeroDivisionError), env.meanwhile(dict.fromkeys(agreement.TCP_SEGMENTS, "1K")):
-        assert os.environ["UCX_TCP_RX_SEG_SIZE"] == os.environ["UCX_TCP_TX_SEG_SIZE"] == "1K"
-        raise ZeroDivisionError
-    assert os.environ["UCX_TCP_RX_SEG_SIZE"] == "32K" and "UCX_TCP_TX_SEG_SIZE" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -359,15 +347,8 @@ def test_nobody_begins_where_a_rank_has_no_memory(teams, room, monkeypatch):
     made.prepare([step("native", (0, 1))], int(MemType.CUDA))
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
-def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
-    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
-
-    def fails(*_):
-        raise kind("mine")
-
-    exchange = SimpleNamespace(rank=0, size=2, begin=(lambda *_: SimpleNamespace(test=fails)) if late else fails)
+def asked(exchange, late):
+    """The status of an exchange as libucc asks for it, or for its end, and what was raised there."""
     coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
     key, record = oob.oob_of(exchange, coll)
     source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
@@ -377,7 +358,16 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
         status = locked(coll.req_test, request[0])  # as libucc calls it: it gives the lock up and takes it again
         coll.req_free(request[0])
     oob.forget(key)
-    assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
+    return status, type(record.failure)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
+    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
+    fails = failing(kind("mine"))
+    begin = (lambda *_: SimpleNamespace(test=fails)) if late else fails
+    assert asked(SimpleNamespace(rank=0, size=2, begin=begin), late) == (-6, kind)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -386,21 +376,12 @@ def test_ctrl_c_as_libucc_calls_is_kept(late):
 
     def interrupts(frame, event, _):
         if event == "call" and frame.f_code.co_name == ("ucch_oob_test" if late else "ucch_oob_allgather"):
+            sys.setprofile(None)
             raise KeyboardInterrupt
 
-    exchange = SimpleNamespace(rank=0, size=2, begin=lambda *_: SimpleNamespace(test=bool))
-    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
-    key, record = oob.oob_of(exchange, coll)
-    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
     sys.setprofile(interrupts)
-    status = coll.allgather(source, target, 8, coll.coll_info, request)
-    if late:
-        status = locked(coll.req_test, request[0])
-    sys.setprofile(None)
-    if late:
-        coll.req_free(request[0])
-    oob.forget(key)
-    assert status == -6 and isinstance(record.failure, KeyboardInterrupt)
+    exchange = SimpleNamespace(rank=0, size=2, begin=lambda *_: SimpleNamespace(test=bool))
+    assert asked(exchange, late) == (-6, KeyboardInterrupt)
 
 
 def test_a_process_that_is_gone_before_the_first_message():
