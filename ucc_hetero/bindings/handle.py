@@ -63,41 +63,34 @@ class Present(Generic[T]):
         return [one for ref in self._found.valuerefs() if (one := ref()) is not None]
 
 
-class Kept(Generic[T]):
+class Kept(dict[int, T], Generic[T]):
     """Things that are kept until they are busy no more. Any thread may add some and look for those that are over.
 
     What is busy is never out of it, wherever Ctrl-C or another thread comes: libucp or MPI may be writing there.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, T] = {}
+        super().__init__()
         self._looked_at: dict[int, object] = {}
 
     def add(self, one: T) -> None:
         """Keep one more."""
-        self._kept[id(one)] = one
+        self[id(one)] = one
 
     def take(self, one: T) -> bool:
         """Keep it no longer: True for the one caller that it was kept for."""
-        return self._kept.pop(id(one), None) is not None
+        return self.pop(id(one), None) is not None
 
     def all(self) -> list[T]:
         """Those that are kept now."""
-        return list(self._kept.values())
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self._kept.clear()
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        return list(self.values())
 
     def sweep(self, busy: Callable[[T], object]) -> None:
         """Let go what is not busy any more. Of several threads one at a time asks that of a thing."""
         for one in self.all():
             key, me = id(one), object()
             try:
-                if self._looked_at.setdefault(key, me) is me and key in self._kept and not busy(one):
+                if self._looked_at.setdefault(key, me) is me and key in self and not busy(one):
                     self.take(one)
             finally:
                 try:  # no calls here: Ctrl-C would come behind them
