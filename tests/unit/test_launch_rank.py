@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hosts import amd_host, nvidia_host
