@@ -568,8 +568,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     uint64_t alike = 1; /* wires from which on others are slower, by which no short piece goes */
     while (alike < (uint64_t)nwires && !ucch_wire_slower(wire_of(f, (int)alike)))
         alike++;
-    /* Another one for each rank that this one sends to, and for each that it receives from. */
-    f->first = (int)(((tag >> UCCH_FLOW_SPREAD_BIT) + (tag >> UCCH_FLOW_FROM_BIT)) % alike);
+    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % alike);
     f->range = range_for(slot, nwires);
     f->ranges = ranges_of(f, slot);
     f->window = (uint32_t)(WINDOW / f->range);

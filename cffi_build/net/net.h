@@ -57,10 +57,9 @@ void ucch_wires_wake(int wire, int most);
 
 /* Bytes before the data of each slot, in which the sender's thread says what it is. */
 #define UCCH_FLOW_HEADER sizeof(ucch_slot_header)
-/* Lowest bits of a flow's own tag, and in it of the rank that receives and of the one that sends. */
+/* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
 #define UCCH_FLOW_TAG_BIT 11
 #define UCCH_FLOW_SPREAD_BIT 15
-#define UCCH_FLOW_FROM_BIT 30
 
 /* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
  * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told

@@ -28,7 +28,7 @@
 /* Parts of a flow's tag. */
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
-#define FROM_BIT UCCH_FLOW_FROM_BIT
+#define FROM_BIT 30
 #define SERIAL_BIT 45
 
 /* Counters on the device: by move how many blocks have done their part, of calls and of those in graphs, and by message

@@ -49,8 +49,8 @@ LEAST_MOST = 4
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 #: Bytes from which on, and fragments into which, calls of devices on hosts that have several vendors are cut: what
 #: crosses between the vendors of a host goes beside what crosses between hosts. Measured on four H200 as two hosts with
-#: a device of either vendor: 4 MiB in 0.76 to 0.83 of the time in two, 16 MiB in 0.92 to 0.96, 64 MiB in 0.83 to 0.89
-#: in four; each costs the host 50 to 100 us more.
+#: a device of either vendor, allgathers and reduce_scatters of 4, 16 and 64 MiB: in 0.83, 0.9 and 0.83 of the time,
+#: allreduces in 0.9, 0.92 and 0.98; the host has up to twice as much to do.
 SHARED_FRAGMENTS = ((32 << 20, 4), (4 << 20, 2))
 
 
