@@ -40,10 +40,8 @@ def grown(comm, store, size):
 
 def main():
     folder, store, rank = (
-        Path(sys.argv[1]),
-        Store(sys.argv[2], (Path(sys.argv[1]) / "secret").read_bytes()),
-        sys.argv[3],
-    )
+        Path(sys.argv[1]), Store(sys.argv[2], (Path(sys.argv[1]) / "secret").read_bytes()), sys.argv[3],
+    )  # fmt: skip
     if rank == "later":
         comm = Communicator.Enter(store)
         call(comm)

@@ -92,7 +92,6 @@ def free_ports(count):
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """Slurm's daemons, running; call as ``sbatch(script, *options)``."""
     if os.geteuid() != 0:
         pytest.skip("slurmd needs root")
     names = ("slurmctld", "slurmd", "sbatch", "sinfo", "srun")

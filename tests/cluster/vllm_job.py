@@ -42,7 +42,6 @@ def step(connector, said):
 
 
 def send(folder, address):
-    """Offer all blocks, for ever."""
     connector, _ = worker("kv_producer", folder, address)
     step(connector, Step(offers={"request": list(range(BLOCKS))}))
     Path(folder, "ready").touch()
@@ -53,7 +52,6 @@ def send(folder, address):
 
 
 def load(folder, address):
-    """Ask for all blocks; they do not come, and from then on nothing is written to them."""
     connector, layers = worker("kv_consumer", folder, "127.0.0.1")
     remote = Remote("request", "send", address, PORT, 1, BLOCKS * BLOCK)
     blocks = torch.randperm(BLOCKS).tolist()

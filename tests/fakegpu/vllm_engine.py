@@ -26,8 +26,6 @@ SHAPE = {
 
 
 class Status(Enum):
-    """States of requests, as far as a connector looks at vLLM's."""
-
     WAITING = 0
     WAITING_FOR_REMOTE_KVS = 1
     RUNNING = 2
@@ -36,8 +34,6 @@ class Status(Enum):
 
 
 class Request:
-    """A request as a connector sees vLLM's."""
-
     def __init__(self, name, prompt, most, params):
         self.request_id, self.all_token_ids, self.num_prompt_tokens = name, list(prompt), len(prompt)
         self.most, self.kv_transfer_params = most, params

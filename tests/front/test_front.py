@@ -33,7 +33,6 @@ pytestmark = [
 
 
 def blocks(page, *languages):
-    """Text of the page's blocks in these languages, in order."""
     text = (ROOT / page).read_text()
     found = re.findall(r"^([^\n]*)\n+```(\w+)\n(.*?)^```", text, re.M | re.S)
     return [body for before, language, body in found if language in languages and not before.startswith("<!-- needs")]
@@ -127,7 +126,6 @@ def installed(request, place, wheel, environ):
 
 @pytest.fixture(scope="module")
 def example(place):
-    """The first page's script, in a folder that is not the clone."""
     (place / "elsewhere").mkdir()
     (place / "elsewhere" / "example.py").write_text(blocks("docs/quickstart.md", "python")[0])
     return place / "elsewhere"

@@ -140,7 +140,6 @@ class Array:
         self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 
     def delay(self, stream):
-        """Keep a stream busy for a while."""
         _streams.add(stream.handle)
         one, other = _long()
         for _ in range(TIMES):

@@ -12,11 +12,9 @@ JOB = Path(__file__).parent / "array_cases.py"
 CASES = ["calls", "products", "messages", "forms", "streams", "messages_in_streams", "another_device", "mistakes"]
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.timeout(1300),
+    pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(1300),
     pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch"),
-]
+]  # fmt: skip
 TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants one for each rank")
 
 

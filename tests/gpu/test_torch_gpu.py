@@ -25,11 +25,9 @@ LIMIT = float(os.environ.get("CASES_LIMIT", "280"))
 _UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.mpi,
-    pytest.mark.timeout(1300),
+    pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(1300),
     pytest.mark.skipif(gpus() < 1, reason="needs an NVIDIA GPU and torch"),
-]
+]  # fmt: skip
 TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants one for each rank")
 
 

@@ -26,8 +26,6 @@ def wrong(*commands):
 
 
 class Broken:
-    """A communicator whose Allreduce goes wrong on rank 1: by its result, or by an exception."""
-
     def __init__(self, comm, how):
         self.comm, self.how = comm, how
 

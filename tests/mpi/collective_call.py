@@ -70,7 +70,6 @@ class Guarded:
         self.before = self.whole.copy()
 
     def get(self):
-        """Have the memory's contents, where a test looks at a copy."""
         getattr(self.memory, "pull", bool)()
 
     def late(self, stream):

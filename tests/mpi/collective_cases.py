@@ -57,7 +57,6 @@ def draw(rng, size, seed, names, types=tuple(NUMPY_TYPES)):
 
 
 def table(names):
-    """Every kind of call there is."""
     for name in names:
         for dtype in OPS_OF if ROWS[name].reduces else NUMPY_TYPES:
             for op in OPS_OF[dtype] if ROWS[name].reduces else (None,):

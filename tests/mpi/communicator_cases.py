@@ -6,9 +6,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -28,7 +26,7 @@ from ucc_hetero.calls.runner import Runner
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 
 
-def check(comm: Communicator, members: list[int]) -> None:
+def check(comm, members):
     assert comm.size == len(members) == comm.Get_size() and members[comm.rank] == MPI.COMM_WORLD.rank
     got = np.full(len(members), -1)
     comm.Allgather(np.array([MPI.COMM_WORLD.rank]), got)
@@ -41,31 +39,31 @@ def check(comm: Communicator, members: list[int]) -> None:
     assert (into == left).all()
 
 
-def refused(kind: type[BaseException], call: Any, word: str) -> None:
+def refused(kind, call, word):
     with pytest.raises(kind) as caught:
         call()
     assert word in str(caught.value)
 
 
-def everyone(comm: Communicator) -> list[int]:
+def everyone(comm):
     return list(range(comm.size))
 
 
 MANY = 4
 
 
-def order(comm: Any) -> list[int]:
+def order(comm):
     return comm.allgather(MPI.COMM_WORLD.rank)
 
 
-def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
+def ways(dice, size):
     """Ways to make a communicator from one of so many ranks, of ours or of MPI's."""
     colours = [dice.choice([0, 0, 1, MPI.UNDEFINED]) for _ in range(size)]
     keys, some = [dice.randrange(-3, 3) for _ in range(size)], dice.sample(range(size), dice.randint(1, size))
     periods = [dice.random() < 0.5 for _ in range(2)]
     grid = dice.choice([[size // 2, 2], [2, size // 2]] if size > 1 else [[1, 1]])
 
-    def of_group(comm: Any, tag: int) -> Any:
+    def of_group(comm, tag):
         group = comm.Get_group().Incl(some)
         made = comm.Create(group) if tag < 0 else comm.Create_group(group, tag)
         group.Free()
@@ -82,17 +80,14 @@ def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
     }  # fmt: skip
 
 
-Made = tuple[Communicator, list[int]]
-
-
-def children(comm: Communicator, dice: random.Random, names: Sequence[str]) -> Iterator[tuple[int, Made]]:
+def children(comm, dice, names):
     """Communicators made in some ways; their ranks are those of what MPI makes so, in the same order."""
     for number, name in enumerate(names):
         make = ways(dice, comm.size)[name]
         theirs = make(comm.mpi)
         if name in ("Dup", "Split") and dice.random() < 0.3:  # of MPI's, which may be freed at once
             parent = make(comm.mpi)
-            made: Any = Communicator(parent) if parent != MPI.COMM_NULL else parent
+            made = Communicator(parent) if parent != MPI.COMM_NULL else parent
             if parent != MPI.COMM_NULL:
                 parent.Free()
         else:
@@ -107,7 +102,7 @@ def children(comm: Communicator, dice: random.Random, names: Sequence[str]) -> I
         theirs.Free()
 
 
-def on_a_grid(made: Communicator, theirs: Any) -> None:
+def on_a_grid(made, theirs):
     """Coordinates, neighbours, messages to them, and rows are those of MPI's grid."""
     assert (made.dim, made.Get_coords(made.rank)) == (theirs.dim, theirs.Get_coords(theirs.rank))
     for direction in range(made.dim):
@@ -121,11 +116,11 @@ def on_a_grid(made: Communicator, theirs: Any) -> None:
         rows.Free()
 
 
-def case_random(comm: Communicator) -> None:
+def case_random(comm):
     """Communicators of communicators, made in every way, used at once in an order of each rank's own."""
     whole = comm.topology.island_of
 
-    def grow(parent: Communicator, names: Sequence[str], depth: int) -> None:
+    def grow(parent, names, depth):
         dice, own = random.Random(parent.bcast(random.random())), random.Random(random.random())
         numbers, made = range(MANY), dict(children(parent, dice, names))
         totals = {number: np.full(3000, -1.0) for number in made}
@@ -155,7 +150,7 @@ def case_random(comm: Communicator) -> None:
     check(comm, everyone(comm))
 
 
-def case_few_rounds(comm: Communicator) -> None:
+def case_few_rounds(comm):
     """Ranks that know each other meet beside a call of theirs for a file of several arrival boards, and make no team
     before a call needs one."""
     comm.Barrier()
@@ -178,7 +173,7 @@ def case_few_rounds(comm: Communicator) -> None:
         each.Free()
 
 
-def case_calls_of_the_last_one(comm: Communicator) -> None:
+def case_calls_of_the_last_one(comm):
     """A duplicate's first calls, which an earlier one has made: nothing is prepared again; right, shown, compared."""
     dice, shown = np.random.default_rng(), set()
     alike = random.Random(comm.bcast(random.random()))
@@ -223,7 +218,7 @@ def case_calls_of_the_last_one(comm: Communicator) -> None:
     made.Free()
 
 
-def case_without_a_call(comm: Communicator) -> None:
+def case_without_a_call(comm):
     """A rank makes nothing of a communicator that it makes no call in, nor waits at its end; the others do as ever."""
     if not comm.topology.flat:
         return
@@ -256,7 +251,7 @@ def case_without_a_call(comm: Communicator) -> None:
         check(made, everyone(comm))
 
 
-def case_colors_that_one_rank_mistakes(comm: Communicator) -> None:
+def case_colors_that_one_rank_mistakes(comm):
     """The others learn of it at once: MPI would let them wait for ever."""
     for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
         other, mine = comm.Dup(), comm.rank == comm.size - 1
@@ -265,7 +260,7 @@ def case_colors_that_one_rank_mistakes(comm: Communicator) -> None:
         other.Free()
 
 
-def case_settings_of_the_parent(comm: Communicator) -> None:
+def case_settings_of_the_parent(comm):
     """What one rank has changed since makes no rank choose otherwise."""
     rule = {"UCCH_TUNE": "allreduce:@ring", "UCCH_STAGING": "staged"} if comm.rank == 0 else {}
     with mock.patch.dict(os.environ, rule), comm.Dup() as same:
@@ -275,7 +270,7 @@ def case_settings_of_the_parent(comm: Communicator) -> None:
             assert ours == parents
 
 
-def case_parents(comm: Communicator) -> None:
+def case_parents(comm):
     """What is no intracommunicator is refused; one of ours is a parent, too."""
     world = MPI.COMM_WORLD
     with Communicator(MPI.COMM_SELF) as alone, Communicator(comm) as same:
@@ -283,13 +278,13 @@ def case_parents(comm: Communicator) -> None:
         check(same, everyone(comm))
     refused(TypeError, lambda: Communicator(5), "int")
     refused(ValueError, lambda: Communicator(MPI.COMM_NULL), "COMM_NULL")
-    side: Any = world.Split(min(world.rank, 1))
+    side = world.Split(min(world.rank, 1))
     bridge = side.Create_intercomm(0, world, 1 if world.rank == 0 else 0, 9)
     refused(TypeError, lambda: Communicator(bridge), "Merge")
     bridge.Free()
 
 
-def case_identity(comm: Communicator) -> None:
+def case_identity(comm):
     """Comparison, hash, name, attributes."""
     world = MPI.COMM_WORLD
     with comm.Dup() as same, comm.Split(0, -comm.rank) as turned:
@@ -316,7 +311,7 @@ def case_identity(comm: Communicator) -> None:
         refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
 
 
-def case_objects(comm: Communicator) -> None:
+def case_objects(comm):
     """Methods in lower case, short and long objects, while other calls are under way."""
     p, me = comm.size, comm.rank
     request = comm.Iallreduce(np.full(1000, me), total := np.zeros(1000, int))
@@ -357,7 +352,7 @@ def case_objects(comm: Communicator) -> None:
             assert grid.neighbor_alltoall(sent) == grid.mpi.neighbor_alltoall(sent)
 
 
-def case_after_free(comm: Communicator) -> None:
+def case_after_free(comm):
     """Every use of a freed communicator is an error; freeing it again is not. Active requests forbid it."""
     gone = comm.Dup()
     one = np.ones(1)
@@ -385,7 +380,7 @@ def case_after_free(comm: Communicator) -> None:
     kept.Free()
 
 
-def case_unreceived_messages(comm: Communicator) -> None:
+def case_unreceived_messages(comm):
     """Messages that nobody received end with their communicator, and reach no later one."""
     for _ in range(3):
         other = comm.Dup()
@@ -399,11 +394,11 @@ def case_unreceived_messages(comm: Communicator) -> None:
             assert not fresh.Iprobe()
 
 
-def case_a_number_that_comes_again(comm: Communicator) -> None:
+def case_a_number_that_comes_again(comm):
     """What came for its last communicator is thrown away before any rank can send for the new one."""
-    notes: list[str] = []
+    notes = []
 
-    def noted(of: type, name: str) -> Any:
+    def noted(of, name):
         call = getattr(of, name)
         return mock.patch.object(of, name, lambda *args, **more: notes.append(name) or call(*args, **more))
 
@@ -423,15 +418,15 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
     assert start < meeting.MOST_COMMS
 
 
-def threads_with_communicators(comm: Communicator) -> None:
+def threads_with_communicators(comm):
     """Threads create, use and free communicators of their own at the same time, in calls of all kinds and messages."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     parents = [comm.mpi.Dup() for _ in range(3)]
-    failures: list[BaseException] = []
+    failures = []
     usual, seed = sys.getswitchinterval(), comm.bcast(random.getrandbits(30))
 
-    def work(parent: Any, number: int) -> None:
+    def work(parent, number):
         rng = np.random.default_rng([seed, number])  # alike on all ranks
         try:
             for _ in range(3):
@@ -459,15 +454,15 @@ def threads_with_communicators(comm: Communicator) -> None:
         parent.Free()
 
 
-def case_groups_beside_duplicates(comm: Communicator) -> None:
+def case_groups_beside_duplicates(comm):
     """A thread makes communicators of some ranks while another one duplicates: Open MPI alone may hang there."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     dice, whole = random.Random(comm.bcast(random.random())), everyone(comm)
     drawn = [dice.sample(whole, dice.randint(1, comm.size)) for _ in range(60)]
-    failures: list[BaseException] = []
+    failures = []
 
-    def of_some(parent: Communicator) -> None:
+    def of_some(parent):
         for ranks in drawn:
             made = parent.Create_group(parent.Get_group().Incl(ranks))
             assert (made == MPI.COMM_NULL) == (comm.rank not in ranks)
@@ -475,12 +470,12 @@ def case_groups_beside_duplicates(comm: Communicator) -> None:
                 check(made, ranks)
                 made.Free()
 
-    def of_all(parent: Communicator) -> None:
+    def of_all(parent):
         for _ in drawn:
             with parent.Dup() as same:
                 check(same, whole)
 
-    def work(make: Any, parent: Communicator) -> None:
+    def work(make, parent):
         try:
             make(parent)
         except BaseException as failure:
@@ -496,11 +491,11 @@ def case_groups_beside_duplicates(comm: Communicator) -> None:
     assert not failures
 
 
-def case_threads_that_free_late(comm: Communicator) -> None:
+def case_threads_that_free_late(comm):
     """Threads make, use and free them, while those of some ranks have not come to the end of Free and others go on."""
     close = Teams.close
 
-    def late(teams: Teams, *args: Any, **more: Any) -> None:
+    def late(teams, *args, **more):
         time.sleep(random.uniform(0, 0.03))
         close(teams, *args, **more)
 

@@ -19,12 +19,10 @@ def frames_of(call):
 
 
 def files_of(call):
-    """The package's files that these are of."""
     return {code.co_filename.removeprefix(PACKAGE + "/") for code in codes_of(call)}
 
 
 def codes_of(call):
-    """The functions themselves."""
     found = []
     waiting = []
 

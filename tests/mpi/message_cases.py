@@ -153,10 +153,8 @@ def case_null_process(comm):
         comm.Sendrecv_replace(buffer, nobody, 0, nobody)
         comm.Bsend(buffer, nobody)
         for started in (
-            comm.Recv_init(buffer, nobody),
-            comm.Bsend_init(buffer, nobody),
-            comm.Send_init(buffer, nobody),
-        ):
+            comm.Recv_init(buffer, nobody), comm.Bsend_init(buffer, nobody), comm.Send_init(buffer, nobody),
+        ):  # fmt: skip
             started.Start()
             started.Wait()
     message = comm.Mprobe(nobody)

@@ -14,11 +14,8 @@ def topologies(comm):
     """Grids with borders, with both neighbours in one rank and with itself as neighbour; graphs with parallel edges."""
     p, me = comm.size, comm.rank
     for dims, periods in (
-        ([p], [True]),
-        ([p], [False]),
-        ([p // 2, 2] if p % 2 == 0 else [p, 1], [True, True]),
-        ([1, p], [True, False]),
-    ):
+        ([p], [True]), ([p], [False]), ([p // 2, 2] if p % 2 == 0 else [p, 1], [True, True]), ([1, p], [True, False]),
+    ):  # fmt: skip
         yield f"cart {dims} {periods}", comm.Create_cart(dims, periods=periods)
     # Every rank has all others as neighbours, and rank 0 has each of them twice.
     lists = [[q for q in range(p) if q != r] * (2 if r == 0 else 1) for r in range(p)]

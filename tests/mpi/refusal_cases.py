@@ -63,7 +63,6 @@ def draw_trial(rng):
 
 
 def spoiled(call, mistake):
-    """The call's arguments with a mistake."""
     args, case = call.args(), call.case
     side = 0 if case.name == "bcast" or call.recv is None else 1
     memory = collective_call.device_memory or np.empty
@@ -79,7 +78,6 @@ def spoiled(call, mistake):
 
 
 def make(comm, trial):
-    """Make the trial's call, wrongly or not."""
     call, wrong = Call(trial.case, comm), comm.rank in trial.culprits
     call.refill()
     args = spoiled(call, trial.mistake if wrong else "")

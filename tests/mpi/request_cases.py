@@ -4,8 +4,6 @@ import gc
 import importlib.util
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +11,12 @@ from cases import ADD
 from mpi4py import MPI
 from processes import interrupted_at
 
-from ucc_hetero import Communicator, PersistentRequest, Request
+from ucc_hetero import PersistentRequest, Request
 from ucc_hetero.calls import request as request_module
 from ucc_hetero.calls.request import under_way
 
 
-def case_long_before_persistent(comm: Communicator) -> None:
+def case_long_before_persistent(comm):
     """Teams number collectives when they are made: those that a long call has still to make come first on all ranks."""
     count, sums = 1 << 20, [np.full(1 << 20, -1.0, np.float32) for _ in range(3)]
     requests = [comm.Iallreduce(np.full(count, float(i), np.float32), into) for i, into in enumerate(sums)]
@@ -35,7 +33,7 @@ def case_long_before_persistent(comm: Communicator) -> None:
     assert all((into == 2 * comm.size).all() for into in again) and (scattered == comm.size).all()
 
 
-def case_mpi_moves_while_a_rank_tests(comm: Communicator) -> None:
+def case_mpi_moves_while_a_rank_tests(comm):
     """A rank that asks for the end of a call takes meanwhile what another one sends it by MPI before it comes to it."""
     data, total = np.random.default_rng(5).random(1 << 19), np.full(3, np.nan)
     into = np.full(data.size, np.nan)
@@ -53,7 +51,7 @@ def case_mpi_moves_while_a_rank_tests(comm: Communicator) -> None:
     assert (total == comm.size).all()
 
 
-def case_strangers(comm: Communicator) -> None:
+def case_strangers(comm):
     """MPI's own requests are refused by name."""
     ours = comm.Isend(np.zeros(1), comm.rank, 3)
     theirs = comm.isend("x", comm.rank, 3)
@@ -66,7 +64,7 @@ def case_strangers(comm: Communicator) -> None:
     theirs.wait()
 
 
-def case_free(comm: Communicator) -> None:
+def case_free(comm):
     """A request given up goes on; so does one whose last name is dropped, at any moment, in any number."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for turn in range(30):
@@ -87,7 +85,7 @@ def case_free(comm: Communicator) -> None:
     assert (total == comm.size).all()
 
 
-def case_interrupted_as_its_end_is_taken(comm: Communicator) -> None:
+def case_interrupted_as_its_end_is_taken(comm):
     """Wherever Ctrl-C comes in the wait for what has ended, the next wait completes it, and others have programs of
     their own."""
     for at in range(40):
@@ -103,7 +101,7 @@ def case_interrupted_as_its_end_is_taken(comm: Communicator) -> None:
     assert not interrupted
 
 
-def case_persistent_that_is_dropped(comm: Communicator) -> None:
+def case_persistent_that_is_dropped(comm):
     """It is released as by Free, and its memory with it."""
     data, into = np.ones(1000), np.zeros(1000)
     kept, again = weakref.ref(data), comm.Allreduce_init(data, into)
@@ -114,7 +112,7 @@ def case_persistent_that_is_dropped(comm: Communicator) -> None:
     assert kept() is None and (into == comm.size).all()
 
 
-def case_persistent_that_is_dropped_under_way(comm: Communicator) -> None:
+def case_persistent_that_is_dropped_under_way(comm):
     """It is released when its call ends, not with the communicator."""
     data, into = np.ones(1000), np.zeros(1000)
     kept, again = weakref.ref(data), comm.Allreduce_init(data, into)
@@ -133,7 +131,7 @@ def case_persistent_that_is_dropped_under_way(comm: Communicator) -> None:
     assert (into == comm.size).all() and kept() is None
 
 
-def case_dropped_in_cycles(comm: Communicator) -> None:
+def case_dropped_in_cycles(comm):
     """A cycle of objects is collected in no order: what is under way in one must not go before its end."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     big, total = np.full(60_000, float(comm.rank)), np.full(50_000, -1.0)
@@ -147,7 +145,7 @@ def case_dropped_in_cycles(comm: Communicator) -> None:
     ]
     PersistentRequest.Startall(requests[3:])
     for request in requests:
-        request.itself = request  # type: ignore[attr-defined]
+        request.itself = request
     del request, requests, alone
     gc.collect()
     filler = [np.full(60_000, -7.0) for _ in range(8)]
@@ -164,7 +162,7 @@ def case_dropped_in_cycles(comm: Communicator) -> None:
     assert gone() is None, "the memory of a dropped send is never released"
 
 
-def case_freed_with_dropped_requests(comm: Communicator) -> None:
+def case_freed_with_dropped_requests(comm):
     """Free brings dropped collectives and sends to their end and takes dropped receives back."""
     other = comm.Dup()
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -180,12 +178,12 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     del received
 
 
-def case_free_as_a_dropped_call_ends(comm: Communicator) -> None:
+def case_free_as_a_dropped_call_ends(comm):
     """A dropped call that ends between two looks at it is none that somebody holds."""
     other, looks = comm.Dup(), []
     peek, until_free = request_module._peek, True
 
-    def late(op: Any) -> Any:
+    def late(op):
         looks.append(op)
         return 0 if until_free or len(looks) == 1 else peek(op)
 
@@ -203,7 +201,7 @@ def case_free_as_a_dropped_call_ends(comm: Communicator) -> None:
     assert looks
 
 
-def case_free_while_a_long_message_comes(comm: Communicator) -> None:
+def case_free_while_a_long_message_comes(comm):
     """Nothing else is under way at its receiver, which has only the others' Free to wait for."""
     other = comm.Dup()
     if comm.rank == 0:
@@ -216,7 +214,7 @@ def case_free_while_a_long_message_comes(comm: Communicator) -> None:
     other.Free()
 
 
-def case_freed_with_dropped_partitions(comm: Communicator) -> None:
+def case_freed_with_dropped_partitions(comm):
     """They are given up where they are dropped, and not when Python looks for garbage."""
     other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     gc.disable()
@@ -232,7 +230,7 @@ def case_freed_with_dropped_partitions(comm: Communicator) -> None:
         gc.enable()
 
 
-def case_free_is_refused(comm: Communicator) -> None:
+def case_free_is_refused(comm):
     """While a request is held that has not been waited for; what was dropped goes on as if nothing had happened."""
     other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     held = other.Irecv(into := np.zeros(50_000), left, 1)
@@ -249,7 +247,7 @@ def case_free_is_refused(comm: Communicator) -> None:
     other.Free()
 
 
-def tensors(comm: Communicator) -> Callable[[Any], Any]:
+def tensors(comm):
     """From an array to the same memory as torch's, where torch is; on two ranks, as each takes seconds to import it."""
     if comm.size > 2 or importlib.util.find_spec("torch") is None:
         return lambda array: array
@@ -258,13 +256,13 @@ def tensors(comm: Communicator) -> Callable[[Any], Any]:
     return lambda array: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
-def case_again_and_again(comm: Communicator) -> None:
+def case_again_and_again(comm):
     """Calls that look like earlier ones take a short way: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank
     rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, tensors(comm))
     for n in (1, 3000):
         for turn in range(turns):
-            calls: list[tuple[Any, Any, Any]] = []
+            calls = []
             for k in range(4):
                 data = rng.integers(-99, 99, (p, n)).astype(np.float64)
                 mine, into = data[r].copy(), np.full(n, np.nan)

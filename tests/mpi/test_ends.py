@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,7 +71,7 @@ ALONE = {
 }
 
 
-def does_not_come(call: str) -> str:
+def does_not_come(call):
     """The others name a rank in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
     return f"""
 world.Barrier()  # no rank's time begins before all are there
@@ -85,7 +84,7 @@ except u.CollectiveTimeout as error:
 """
 
 
-def makes_none(how: str) -> Job:
+def makes_none(how):
     """A rank's first communicator fails before the others have met it: they do not wait for the deadline."""
     script = f"""
 from mpi4py import MPI
@@ -103,7 +102,7 @@ u.Communicator()
     return Job(script, 2, said, status=None, env=NEVER, head="")
 
 
-def fails(how: str) -> str:
+def fails(how):
     """Also while the others wait, in our calls or in MPI's; plain mpi4py would wait for ever after most of them."""
     return f"""
 if rank == 1:
@@ -288,17 +287,17 @@ print("a result", flush=True)
 
 
 @pytest.mark.parametrize("name", ON_A_CREW)
-def test_calls(crew: Any, name: str) -> None:
+def test_calls(crew, name):
     ON_A_CREW[name].run(crew)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_jobs(mpirun: Any, name: str) -> None:
+def test_jobs(mpirun, name):
     JOBS[name].run(mpirun, check=False)
 
 
 @pytest.mark.parametrize("more", [(), ("--with-ft", "ulfm")], ids=["plain", "ulfm"])
-def test_a_rank_that_is_interrupted_at_its_end(mpirun: Any, flavour: tuple[str, int], more: tuple[str, ...]) -> None:
+def test_a_rank_that_is_interrupted_at_its_end(mpirun, flavour, more):
     """The others do not wait for it; the job has failed where they cannot go on without it."""
     if more and (flavour[0] != "openmpi" or flavour[1] < 5):
         pytest.skip("needs Open MPI 5")
@@ -338,7 +337,7 @@ ENDS = {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise KeyError(3)": 1}
 
 
 @pytest.mark.parametrize("turn", range(3))
-def test_daemons_within_calls(mpirun: Any, flavour: tuple[str, int], compiled: Any, tmp_path: Path, turn: int) -> None:
+def test_daemons_within_calls(mpirun, flavour, compiled, tmp_path, turn):
     """No thread is in MPI as that ends, and none is waited for."""
     if flavour[0] != "openmpi":
         pytest.skip("needs Open MPI")

@@ -66,7 +66,6 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def port():
-    """Where a store is served that outlives the ranks."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -107,7 +106,6 @@ def launch(tmp_path, pythons, request):
 
 
 def ends(ranks, room):
-    """How ranks have ended."""
     return [rank.wait(60 * room) for rank in ranks]
 
 

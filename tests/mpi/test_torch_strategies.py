@@ -13,7 +13,6 @@ HERE = Path(__file__).parent
 
 
 def drawn(script):
-    """Half of a job's cases, in order."""
     names = re.findall(r"^@case\ndef (\w+)", (HERE / script).read_text(), re.M)
     chosen = random.sample(names, (len(names) + 1) // 2)
     return [name for name in names if name in chosen]

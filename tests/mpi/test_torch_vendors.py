@@ -13,13 +13,13 @@ CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_vendors.py").read_text()
 REHEARSED = {"CASES_REHEARSE": "1"}
 
 
-def test_groups_inside_a_vendor_are_torchs_own(crew) -> None:
+def test_groups_inside_a_vendor_are_torchs_own(crew):
     case = {"layout": "nvidia:2,amd:2", "env": {"OWN": "pairs"}, "job": REHEARSED, "of": 4}
     job = crew(HERE / "torch_vendors.py", 4, timeout=170, **case)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == CASES
 
 
-def test_default_group_of_one_vendor(mpirun) -> None:
+def test_default_group_of_one_vendor(mpirun):
     """All groups are torch's own; scripts without MPI's calls end as before."""
     names = ["world", "groups", "backends_per_device"]  # the others have groups of that kind, too
     env = {"UCCH_EMULATE": "nvidia:4", "OWN": "all", **REHEARSED}
@@ -27,7 +27,7 @@ def test_default_group_of_one_vendor(mpirun) -> None:
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
-def test_turned_off_on_one_rank(crew) -> None:
+def test_turned_off_on_one_rank(crew):
     """Ranks that differ in the setting still come to the same groups."""
     script = f"""
         import os
@@ -56,7 +56,7 @@ def test_turned_off_on_one_rank(crew) -> None:
     assert job.stdout.count("fine") == 3
 
 
-def test_a_rank_that_fails_ends_the_job(mpirun) -> None:
+def test_a_rank_that_fails_ends_the_job(mpirun):
     script = f"""
         import sys
         import threading
@@ -104,7 +104,7 @@ dist.destroy_process_group()
 """
 
 
-def test_torchrun(torchrun, tmp_path: Path) -> None:
+def test_torchrun(torchrun, tmp_path):
     """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(here=str(HERE)))
@@ -125,13 +125,13 @@ def test_torchrun(torchrun, tmp_path: Path) -> None:
         ("nccl|nvidia a|a 1, nccl|nvidia a|a 1", False),  # one device
     ],
 )
-def test_who_shares_a_fabric(ranks: str, shared: bool) -> None:
+def test_who_shares_a_fabric(ranks, shared):
     from ucc_hetero.torch.creation import RankFacts, share_fabric
 
     assert share_fabric([RankFacts(*each.split("|")) for each in ranks.split(", ")]) == shared
 
 
-def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch):
     """Alike at both of two ranks, whatever the group."""
     from ucc_hetero.torch import creation
 
@@ -153,7 +153,7 @@ def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPa
         ("aaa", [[0, 1, 2]]),
     ],
 )
-def test_shards_lie_inside_a_fabric(names: str, shards: list[list[int]]) -> None:
+def test_shards_lie_inside_a_fabric(names, shards):
     from ucc_hetero.torch import creation
 
     assert creation.shards(list(names)) == shards

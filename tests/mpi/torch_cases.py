@@ -32,7 +32,6 @@ def case(function):
 
 
 def data(rank, shape, dtype=torch.float32, scale=5):
-    """Contribution of ``rank``: small whole numbers, so that sums are exact in every type."""
     generator = torch.Generator("cpu").manual_seed(1000 + rank)
     whole = torch.randint(1, scale, tuple(shape), generator=generator, device="cpu").to(DEVICE)
     return whole.bool() ^ (whole > 2) if dtype == torch.bool else whole.to(dtype)

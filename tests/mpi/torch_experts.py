@@ -108,7 +108,6 @@ def factors(x):
 
 
 def layout(experts, given, idx):
-    """The arguments of a dispatch that a layout gives."""
     per_rank, _, per_expert, inside, _ = experts.get_dispatch_layout(idx, given.experts)
     return {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": inside}
 
@@ -161,10 +160,8 @@ def gradients_of_a_layer():
             out = layer(given, x, idx, weights, mine)
             (out * factors(out)).sum().backward()
             for got, want, what in (
-                (out, outputs[R], "output"),
-                (x.grad, x_grads[R], "x"),
-                (weights.grad, w_grads[R], "weights"),
-            ):
+                (out, outputs[R], "output"), (x.grad, x_grads[R], "x"), (weights.grad, w_grads[R], "weights"),
+            ):  # fmt: skip
                 close(got.to(dtype), want, f"{layer.__name__} {what} {dtype}")
             close(mine.grad.to(dtype), s_grads[own], f"{layer.__name__} scales")
 

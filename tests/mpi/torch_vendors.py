@@ -16,7 +16,6 @@ OWN = os.environ["OWN"]
 
 
 def owned(ranks):
-    """True if torch's own group is due for these ranks."""
     return OWN == "all" or (OWN == "pairs" and len({rank // 2 for rank in ranks}) == 1)
 
 

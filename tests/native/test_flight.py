@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from processes import python
 
 from ucc_hetero.trace.chrome import EVENT, used
-from ucc_hetero.trace.flight_files import Dump, parse
+from ucc_hetero.trace.flight_files import parse
 
 #: Records programs of one copy each; argv: capacity, folder, number of runs.
 HEAD = """
@@ -52,25 +50,25 @@ parent, number = os.getpid(), env.get("FLIGHT_SIGNAL")
 """
 
 
-def run(script: str, folder: Path | str, runs: int = 2, ends: int = 0) -> str:
+def run(script, folder, runs=2, ends=0):
     """What a script behind HEAD prints, with a ring of 16 operations; it ends with this status."""
     done = python(HEAD + script, 16, folder, runs, check=False)
     assert done.returncode == ends, done.stderr
     return done.stdout
 
 
-def read(path: Path) -> Dump:
+def read(path):
     return parse(path.read_bytes())
 
 
-def written(script: str, folder: Path, runs: int = 3) -> Dump:
+def written(script, folder, runs=3):
     run(script, folder, runs)
     assert [path.name for path in folder.iterdir()] == ["x.flight"]
     return read(folder / "x.flight")
 
 
 @pytest.mark.parametrize("runs", [2, 50])
-def test_events_outlive_a_killed_process(tmp_path: Path, runs: int) -> None:
+def test_events_outlive_a_killed_process(tmp_path, runs):
     """The last ones of a call and its step, in order."""
     script = f"""
 assert lib.ucch_trace_open(sys.argv[2].encode() + b"/no/folder", 8) == -1
@@ -90,7 +88,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("runs", [1, 16, 100])
-def test_the_last_operations(tmp_path: Path, runs: int) -> None:
+def test_the_last_operations(tmp_path, runs):
     dump = written("assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0", tmp_path, runs=runs)
     records = dump.records
     numbers = list(range(runs)) if runs < 16 else list(range(runs - 15, runs))
@@ -104,7 +102,7 @@ def test_the_last_operations(tmp_path: Path, runs: int) -> None:
     assert (dump.rank, dump.cause, dump.stack, dump.about["command"]) == (3, 1, "", "c")
 
 
-def test_a_call_that_fails_is_written_once(tmp_path: Path) -> None:
+def test_a_call_that_fails_is_written_once(tmp_path):
     script = """
 late = [lib.ucch_message_new() for _ in range(2)]
 team = program(b"barrier", 1)
@@ -127,7 +125,7 @@ os.rename(sys.argv[2] + "/first", sys.argv[2] + "/x.flight")
     assert dump.records["label"][1] == b"ValueError: count"
 
 
-def test_a_signal_while_python_is_stuck(tmp_path: Path) -> None:
+def test_a_signal_while_python_is_stuck(tmp_path):
     """In a regular expression that takes for ever, the interpreter's lock in hand; handlers of Python's never run."""
     script = """
 import re
@@ -156,7 +154,7 @@ stuck()
     assert dump.stack.count("in stuck") == 1
 
 
-def test_many_signals_at_once(tmp_path: Path) -> None:
+def test_many_signals_at_once(tmp_path):
     """Handlers that nest would overflow the stack that Python gives them, with its own memory beneath."""
     script = """
 import gc
@@ -191,7 +189,7 @@ void by_fault(int number) { signal(number, at_fault); }
 """
 
 
-def test_a_fault_while_stacks_are_written(tmp_path: Path, compiled: Callable[..., Path]) -> None:
+def test_a_fault_while_stacks_are_written(tmp_path, compiled):
     """Python reads frames that their threads change meanwhile; other faults end the process as ever."""
     source, folder = tmp_path / "fault.c", tmp_path / "written"
     source.write_text(FAULT)
@@ -212,7 +210,7 @@ ctypes.string_at(8)
     assert run(script, folder, ends=-signal.SIGSEGV) == "lives\n"
 
 
-def test_a_signal_while_records_are_written(tmp_path: Path) -> None:
+def test_a_signal_while_records_are_written(tmp_path):
     """Stacks of two writers are not mixed, and both files are written."""
     script = """
 from ucc_hetero.trace.flight_files import parse
@@ -234,7 +232,7 @@ assert parse(flight.usual_path().read_bytes()).cause == 2
     run(RECORDER + script, tmp_path)
 
 
-def test_a_signal_that_somebody_wants(tmp_path: Path) -> None:
+def test_a_signal_that_somebody_wants(tmp_path):
     script = """
 signal.signal(signal.SIGUSR2, lambda *_: None)
 assert lib.ucch_flight_catch(signal.SIGUSR2) == 0 == lib.ucch_flight_catch(999)
@@ -244,7 +242,7 @@ assert not os.listdir(sys.argv[2])
     run(script, tmp_path, 1)
 
 
-def test_a_child_records_nothing(tmp_path: Path) -> None:
+def test_a_child_records_nothing(tmp_path):
     script = """
 if os.fork() == 0:
     lib.ucch_flight_stop()
@@ -256,7 +254,7 @@ assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
     assert written(script, tmp_path).records["label"].tolist()[-1] == b"allreduce float32[2] SUM"
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o700)
     os.symlink("/dev/null", foreign / "x.flight.part")  # is removed, not followed
@@ -269,7 +267,7 @@ assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
     run("assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == -1", "", 1)
 
 
-def test_communicators_that_are_freed(tmp_path: Path) -> None:
+def test_communicators_that_are_freed(tmp_path):
     """Thousands of them leave no more than hundreds: those that live are kept, however old."""
     script = """
 from pathlib import Path
@@ -292,7 +290,7 @@ print(numbers)
     assert dump.records["comm"].tolist() == [2] and "in <module>" in dump.stack
 
 
-def test_communicators_that_threads_make_and_free(tmp_path: Path) -> None:
+def test_communicators_that_threads_make_and_free(tmp_path):
     """Those that live are kept, also in what is written meanwhile."""
     script = """
 import threading
@@ -324,7 +322,7 @@ print(json.dumps(live))
     assert len(numbers) == 80 and numbers <= {*dumps["last"].comms} and len(dumps) > 1
 
 
-def test_transfers(tmp_path: Path) -> None:
+def test_transfers(tmp_path):
     """One-sided: those that are not done when they begin, and so may never be."""
     script = """
 from ucc_hetero import rma

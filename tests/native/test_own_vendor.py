@@ -3,11 +3,9 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory, compiled: Callable[..., Path]) -> Path:
+def library(tmp_path_factory, compiled):
     words = "-Wall", "-Werror", "-shared", "-fPIC", f"-I{ROOT / 'cffi_build'}", ROOT / "examples/own_vendor.c"
     return compiled(tmp_path_factory.mktemp("sim") / "libsim.so", *words, "-lpthread")
 
 
 @pytest.fixture
-def tables() -> Iterator[None]:
+def tables():
     """Tables of vendors as they were before the test."""
     registry.forget()
     with patch.dict(vendors.VENDORS), patch.dict(vendors.DLPACK), patch.dict(env.TABLE):
@@ -37,7 +35,7 @@ def tables() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tables")
-def test_a_library_brings_its_adapter(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_brings_its_adapter(library, monkeypatch):
     monkeypatch.setenv("UCCH_SIM_LIB", str(library))
     device.register(Vendor(name="sim", adapter="sim", setting="SIM_LIB"))
     runtime = device.runtime_of("sim")
@@ -51,7 +49,7 @@ def test_a_library_brings_its_adapter(library: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("tables")
-def test_threads_that_ask_for_a_runtime_at_once_have_the_same(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_ask_for_a_runtime_at_once_have_the_same(library, monkeypatch):
     monkeypatch.setenv("UCCH_SIM_LIB", str(library))
     device.register(Vendor(name="sim", adapter="sim", setting="SIM_LIB"))
     for _ in range(200):
@@ -69,9 +67,7 @@ def test_threads_that_ask_for_a_runtime_at_once_have_the_same(library: Path, mon
 @pytest.mark.parametrize(
     ("adapter", "why"), [("other", "its adapter is of another release or vendor"), ("none", "it has no symbol")]
 )
-def test_a_library_without_the_adapter(
-    library: Path, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch, adapter: str, why: str
-) -> None:
+def test_a_library_without_the_adapter(library, fakegpu, monkeypatch, adapter, why):
     monkeypatch.setenv("UCCH_SIM_LIB", str(library if adapter == "other" else fakegpu["nvidia"]))
     device.register(Vendor(name="sim", adapter=adapter, library=Library("libsim.so"), setting="SIM_LIB"))
     assert device.runtime_of("sim") is None and why in device.report("sim")
@@ -91,7 +87,7 @@ own_vendor.main()
 @pytest.mark.parametrize(
     "layouts", [["sim:3"], ["sim:2,nvidia:1,amd:1", "amd:1,sim:1,nvidia:1,sim:1"]], ids=["one", "three"]
 )
-def test_ranks_of_vendors(fakes: Callable[..., Any], library: Path, layouts: list[str]) -> None:
+def test_ranks_of_vendors(fakes, library, layouts):
     layout = random.choice(layouts)
     script = AMONG_OTHERS.replace("EXAMPLES", str(ROOT / "examples"))
     job, ranks = fakes(script, layout, FAKEGPU_SIM=str(library), **OWN_QUEUES), Counter[str]()
@@ -101,7 +97,7 @@ def test_ranks_of_vendors(fakes: Callable[..., Any], library: Path, layouts: lis
 
 
 @pytest.mark.mpi
-def test_ranks_that_know_other_vendors(mpirun: Callable[..., Any]) -> None:
+def test_ranks_that_know_other_vendors(mpirun):
     """Whoever does not know a vendor is told on every rank, before anybody waits."""
     script = """
 import os

@@ -95,16 +95,12 @@ class Refusal(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Outcome of a test on all ranks together: passed, skipped (by mpi4py) or failed; and why."""
-
     kind: str
     why: str
     seconds: float = 0.0
 
 
 class Verdict(NamedTuple):
-    """The results of a layout against the list of refusals."""
-
     counts: Counter[str]
     wrong: list[str]
     used: set[Refusal]

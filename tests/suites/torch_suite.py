@@ -49,8 +49,6 @@ class Way(NamedTuple):
 
 @dataclass
 class Result:
-    """How a method ended on all ranks."""
-
     outcome: str
     text: str = ""
 

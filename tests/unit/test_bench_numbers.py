@@ -167,7 +167,6 @@ def test_what_was_not_done_is_wrong(name, dtype, in_place):
 
 
 def finished(dtype):
-    """The first of two ranks after an allreduce."""
     (checker, buffers), (_, other) = (loaded(case, dtype) for case in job("allreduce", 2, 8))
     buffers.recv.put(buffers.send.get() + other.send.get())
     assert checker.wrong(buffers, 0) == 0

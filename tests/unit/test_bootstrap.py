@@ -4,18 +4,16 @@ import math
 import os
 import random
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, count
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from ucc_hetero import UCCHError, env
+from ucc_hetero import UCCHError
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc import MemType
@@ -44,12 +42,12 @@ FACTS = Facts(
 )  # fmt: skip
 
 
-def job(*changes: dict[str, Any]) -> list[Facts]:
+def job(*changes):
     return [replace(FACTS, **change) for change in changes]
 
 
 #: What differs -> the ranks, and words of the refusal; none where they are accepted.
-AGREEMENT: dict[str, tuple[list[Facts], list[str]]] = {
+AGREEMENT = {
     "nothing": (job({}, {}, {}), []),
     "releases of ucx": (job({}, {"ucx": "1.22.1"}), []),
     "networks but one": (job({}, {"host": THERE, "transports": ("self", "tcp", "rc_mlx5")}), []),
@@ -77,7 +75,7 @@ AGREEMENT: dict[str, tuple[list[Facts], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", AGREEMENT)
-def test_what_ranks_must_agree_in(what: str) -> None:
+def test_what_ranks_must_agree_in(what):
     """Every difference is listed, and not every rank."""
     ranks, words = AGREEMENT[what]
     with pytest.raises(AgreementError) if words else nullcontext() as refused:
@@ -86,7 +84,7 @@ def test_what_ranks_must_agree_in(what: str) -> None:
     assert all(word in said for word in words) and len(said) < 1000
 
 
-def test_contexts_without_connections_are_refused() -> None:
+def test_contexts_without_connections_are_refused():
     bridge = {"bridge": True}
     with pytest.raises(AgreementError) as refused:
         judge_contexts([bridge | {"native": True}, bridge, bridge | {"native": False}, {"bridge": False}])
@@ -95,41 +93,29 @@ def test_contexts_without_connections_are_refused() -> None:
     ]  # fmt: skip
 
 
-def test_an_empty_setting_of_ours_is_none() -> None:
-    assert agreement.steering({"UCCH_TUNE": " ", "UCC_CLS": ""}) == (("UCC_CLS", ""),)
-
-
-def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
+def test_bridge_settings_win_and_native_ones_give_way_to_the_user():
     environ = {"UCC_TLS": "ucp", "UCCHB_UCC_TLS": "all"}
     apply_settings("1.4.0", environ)
     assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
     assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+    assert agreement.steering({"UCCH_TUNE": " ", "UCC_CLS": ""}) == (("UCC_CLS", ""),), "an empty one of ours is none"
 
 
 @pytest.mark.parametrize("tls, used", [
     ("", True), ("^mlx5,sharp", True), ("all", True), ("ucp,nccl", True), ("^cuda,nccl", False), ("ucp,self", False),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["UCC_TLS", "UCC_CL_BASIC_TLS"])
-def test_a_vendors_library_that_settings_shut_out(name: str, tls: str, used: bool) -> None:
+def test_a_vendors_library_that_settings_shut_out(name, tls, used):
     environ = {name: tls} if tls else {}
     apply_settings("1.4.0", environ)
     assert agreement.native_uses("nccl", environ) == used
 
 
-def test_variables_are_set_meanwhile_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "32K")
-    monkeypatch.delenv("UCX_TCP_TX_SEG_SIZE", raising=False)
-    with pytest.raises(ZeroDivisionError), env.meanwhile(dict.fromkeys(agreement.TCP_SEGMENTS, "1K")):
-        assert os.environ["UCX_TCP_RX_SEG_SIZE"] == os.environ["UCX_TCP_TX_SEG_SIZE"] == "1K"
-        raise ZeroDivisionError
-    assert os.environ["UCX_TCP_RX_SEG_SIZE"] == "32K" and "UCX_TCP_TX_SEG_SIZE" not in os.environ
-
-
 @pytest.mark.parametrize(
     ("version", "knomial"), [("1.4.0", False), ("1.7.2", False), ("1.8.0", True), ("1.10.0", True)]
 )
-def test_no_ring_without_a_topology_where_libucc_takes_its_order_from_it(version: str, knomial: bool) -> None:
+def test_no_ring_without_a_topology_where_libucc_takes_its_order_from_it(version, knomial):
     settings = bridge_settings(version)
     assert ("allgatherv:0-inf:@knomial" in settings["UCC_TL_UCP_TUNE"]) is knomial
     assert settings["UCC_TL_UCP_USE_TOPO"] == ("y" if knomial else "n")
@@ -139,24 +125,24 @@ NONE = bytes(512)
 
 
 @pytest.fixture(autouse=True)
-def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_numbers(monkeypatch):
     """No communicator exists yet."""
     monkeypatch.setattr(meeting, "_ids", bytearray(512))
     monkeypatch.setattr(meeting, "_last", [-1])
     monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
 
 
-def taken(*numbers: int) -> bytes:
+def taken(*numbers):
     bits = bytearray(512)
     for number in numbers:
         bits[number >> 3] |= 1 << (number & 7)
     return bytes(bits)
 
 
-def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
+def claimed(everyone, *used):
     """The number that ranks agree upon; ``used`` is what they have in use, where they have to ask."""
 
-    def ask(mine: bytes) -> list[bytes]:
+    def ask(mine):
         assert used, "they need not"
         return [mine, *used]
 
@@ -168,7 +154,7 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
     return bids._claimed
 
 
-def test_numbers_of_communicators() -> None:
+def test_numbers_of_communicators():
     assert [claimed([meeting.numbers_taken()]) for _ in range(20)] == list(range(20))
     # Messages of its last communicator may still be on their way.
     meeting.release_number(3)
@@ -185,7 +171,7 @@ def test_numbers_of_communicators() -> None:
         claimed([meeting.numbers_taken()], b"\xff" * 512)
 
 
-def test_what_follows_from_what_ranks_say_that_make_a_communicator() -> None:
+def test_what_follows_from_what_ranks_say_that_make_a_communicator():
     """Their number, ranks of a color in the order of their keys, and what all of these have spare, in the first's."""
     for _ in range(300):
         size = random.randint(1, 9)
@@ -213,7 +199,7 @@ def test_what_follows_from_what_ranks_say_that_make_a_communicator() -> None:
         assert list(common)[:count] == [each for each in spare[0] if all(each in others for others in spare)]
 
 
-def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
+def step(link, ranks, kind="allreduce"):
     found = object.__new__(Step)
     for name, value in (("link", link), ("ranks", ranks), ("kind", kind)):
         object.__setattr__(found, name, value)
@@ -221,12 +207,12 @@ def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
 
 
 def teams_of(
-    job: Any, members: list[int], claimed: int, spare: Sequence[int] = (), *, rank: int = 0,
-    main: Sequence[tuple[tuple[int, ...], str]] = (), plain: bool = True,
-) -> Teams:  # fmt: skip
+    job, members, claimed, spare = (), *, rank = 0,
+    main = (), plain = True,
+):  # fmt: skip
     """Teams of a new communicator; ``members`` are its ranks in the job, all of which could use what is ``spare``."""
     job.drop_spare = partial(Job.drop_spare, job)
-    known: Any = SimpleNamespace(
+    known = SimpleNamespace(
         job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
         tuning=SimpleNamespace(plain=plain),
     )  # fmt: skip
@@ -236,15 +222,15 @@ def teams_of(
 
 
 @pytest.fixture
-def room() -> list[int]:
+def room():
     """Free bytes of the device."""
     return [2 << 30]
 
 
 @pytest.fixture
-def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
-    notes: list[Any] = []
-    job: Any = SimpleNamespace(vendors_library=lambda memory: False, spare={})
+def teams(room, monkeypatch):
+    notes = []
+    job = SimpleNamespace(vendors_library=lambda memory: False, spare={})
     found = teams_of(job, [10, 11, 12, 13], 1)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
     monkeypatch.setattr(found, "_all_ready", lambda places, ready, *_: notes.append(("met", places, ready)) or ready)
@@ -252,7 +238,7 @@ def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list
     return found, notes
 
 
-def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> None:
+def test_ranks_meet_once_before_nccl_does(teams):
     made, notes = teams
     steps = [step("native", (0, 1)), step("bridge", (0, 2)), step("native", (0, 1)), step("local", (0,))]
     made.prepare(steps, int(MemType.CUDA))
@@ -265,9 +251,7 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
 
 
 @pytest.mark.parametrize("fails", ["here", "there", ""])
-def test_a_vendors_library_begins_on_all_ranks_or_none(
-    teams: tuple[Teams, list[Any]], monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+def test_a_vendors_library_begins_on_all_ranks_or_none(teams, monkeypatch, fails):
     """A broadcast that no other library may do, which begins once it can on every rank; its request is then given back,
     and only then."""
     made, notes = teams
@@ -279,15 +263,15 @@ def test_a_vendors_library_begins_on_all_ranks_or_none(
     monkeypatch.setattr(made, "get", lambda ranks, link: team)
     met = iter([True, not fails])
     monkeypatch.setattr(made, "_all_ready", lambda places, ready, *_: ready and next(met))
-    made.job.vendors_library = lambda memory: True  # type: ignore[method-assign]
-    made.job.word = SimpleNamespace(handle=1 << 20)  # type: ignore[assignment]
+    made.job.vendors_library = lambda memory: True
+    made.job.word = SimpleNamespace(handle=1 << 20)
     with pytest.raises(DeviceError, match=r"ranks \[0, 1\].*NCCL_DEBUG=WARN") if fails else nullcontext() as refused:
         made.prepare([step("native", (0, 1))] * 2, int(MemType.CUDA))
     assert notes == ([] if fails else ["post", "wait", "close"])
     assert not refused or ("on another" in str(refused.value)) == (fails == "there")
 
 
-def test_broadcasts_on_devices_are_the_vendors_librarys() -> None:
+def test_broadcasts_on_devices_are_the_vendors_librarys():
     environ = {"UCC_TL_CUDA_TUNE": "inf"}
     apply_settings("1.4.0", environ)
     for _ in range(2):
@@ -296,25 +280,23 @@ def test_broadcasts_on_devices_are_the_vendors_librarys() -> None:
     assert environ["UCCHN_UCC_TL_CUDA_TUNE"] == "inf", "the user's own"
 
 
-def failing(error: Exception) -> Any:
-    def fail(*_: object, **__: object) -> None:
+def failing(error):
+    def fail(*_, **__):
         raise error
 
     return fail
 
 
 @pytest.fixture
-def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Teams]:
+def bridge(monkeypatch):
     """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.Turn", lambda _: nullcontext())
-    job: Any = SimpleNamespace(spoilt=False, spare={}, tried=set())
+    job = SimpleNamespace(spoilt=False, spare={}, tried=set())
     return job, teams_of(job, [10, 11], 1, rank=1)
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_team_that_is_late_says_whose_it_is(
-    bridge: tuple[Any, Teams], monkeypatch: pytest.MonkeyPatch, joined: bool
-) -> None:
+def test_a_team_that_is_late_says_whose_it_is(bridge, monkeypatch, joined):
     (job, found), late = bridge, failing(CollectiveTimeout("not finished"))
     job.bridge = SimpleNamespace(team=(lambda *_: None) if joined else late)
     monkeypatch.setattr(found, "_canary", late)
@@ -323,9 +305,9 @@ def test_a_team_that_is_late_says_whose_it_is(
     assert job.spoilt
 
 
-def test_no_team_is_made_where_one_was_given_up() -> None:
+def test_no_team_is_made_where_one_was_given_up():
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
-    job: Any = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
+    job = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
     job.least = partial(Job.least, job)
     found = teams_of(job, [10], 1)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
@@ -334,12 +316,12 @@ def test_no_team_is_made_where_one_was_given_up() -> None:
         found._all_ready([10], True)
 
 
-def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]) -> None:
+def test_a_process_has_teams_for_all_its_communicators(bridge):
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
-    asked: list[Any] = []
+    asked = []
     library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
     ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, named=lambda call: call())
-    job: Any = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
+    job = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
     Job._context(job, "ANY", ranks, 1.0)
     most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
     assert 2 * 8 * len(meeting._ids) <= most < 1 << 15
@@ -350,9 +332,7 @@ def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]
         found.get((0, 1), "bridge")
 
 
-def test_nobody_begins_where_a_rank_has_no_memory(
-    teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_begins_where_a_rank_has_no_memory(teams, room, monkeypatch):
     """NCCL fails on that rank, and the others wait for it for ever."""
     made, notes = teams
     room[0] = 5 << 20
@@ -367,15 +347,8 @@ def test_nobody_begins_where_a_rank_has_no_memory(
     made.prepare([step("native", (0, 1))], int(MemType.CUDA))
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
-def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], late: bool) -> None:
-    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
-
-    def fails(*_: Any) -> Any:
-        raise kind("mine")
-
-    exchange = SimpleNamespace(rank=0, size=2, begin=(lambda *_: SimpleNamespace(test=fails)) if late else fails)
+def asked(exchange, late):
+    """The status of an exchange as libucc asks for it, or for its end, and what was raised there."""
     coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
     key, record = oob.oob_of(exchange, coll)
     source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
@@ -385,43 +358,43 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], lat
         status = locked(coll.req_test, request[0])  # as libucc calls it: it gives the lock up and takes it again
         coll.req_free(request[0])
     oob.forget(key)
-    assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
+    return status, type(record.failure)
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_ctrl_c_as_libucc_calls_is_kept(late: bool) -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
+    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
+    fails = failing(kind("mine"))
+    begin = (lambda *_: SimpleNamespace(test=fails)) if late else fails
+    assert asked(SimpleNamespace(rank=0, size=2, begin=begin), late) == (-6, kind)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_as_libucc_calls_is_kept(late):
     """Python hears of it as the callback is entered, where none of its lines can see that."""
 
-    def interrupts(frame: Any, event: str, _: Any) -> None:
+    def interrupts(frame, event, _):
         if event == "call" and frame.f_code.co_name == ("ucch_oob_test" if late else "ucch_oob_allgather"):
+            sys.setprofile(None)
             raise KeyboardInterrupt
 
-    exchange = SimpleNamespace(rank=0, size=2, begin=lambda *_: SimpleNamespace(test=bool))
-    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
-    key, record = oob.oob_of(exchange, coll)
-    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
     sys.setprofile(interrupts)
-    status = coll.allgather(source, target, 8, coll.coll_info, request)
-    if late:
-        status = locked(coll.req_test, request[0])
-    sys.setprofile(None)
-    if late:
-        coll.req_free(request[0])
-    oob.forget(key)
-    assert status == -6 and isinstance(record.failure, KeyboardInterrupt)
+    exchange = SimpleNamespace(rank=0, size=2, begin=lambda *_: SimpleNamespace(test=bool))
+    assert asked(exchange, late) == (-6, KeyboardInterrupt)
 
 
-def test_a_process_that_is_gone_before_the_first_message() -> None:
+def test_a_process_that_is_gone_before_the_first_message():
     """libucp cannot open the memory of one that has died: it is said which rank that is."""
 
     connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
-    process: Any = SimpleNamespace(connections={}, _connecting=Lock(), worker=SimpleNamespace(connect=connect))
+    process = SimpleNamespace(connections={}, _connecting=Lock(), worker=SimpleNamespace(connect=connect))
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
         Process.connection(process, job({})[0], 3, 5)
     assert not process.connections
 
 
-def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
+def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it():
     mine, every = os.sched_getaffinity(0), host_cores()
     os.sched_setaffinity(0, {min(every)})
     try:
@@ -431,21 +404,21 @@ def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
         os.sched_setaffinity(0, mine)
 
 
-def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_limit_that_was_set(monkeypatch):
     """A group of torch's may have a shorter one of its own."""
     monkeypatch.setenv("UCCH_TIMEOUT", "5")
     assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]
 
 
 @pytest.mark.parametrize("tls", ["ucp,self", "ucp", "^mlx5,sharp,cuda,shm"])
-def test_which_teams_a_rank_makes_by_itself(monkeypatch: pytest.MonkeyPatch, tls: str) -> None:
+def test_which_teams_a_rank_makes_by_itself(monkeypatch, tls):
     """Those of an island and of all, by a number that none of the ranks has had, once such a team has been tried, and
     where no component of libucc's asks the other ranks for more."""
     monkeypatch.setenv("UCCHN_UCC_TLS", tls)
     main = ((0, 1), "native"), ((0, 1, 2, 3), "bridge")
-    asked: list[Any] = []
+    asked = []
     context = SimpleNamespace(team=lambda places, *more: asked.append(more[-1]) or SimpleNamespace(ranks=tuple(places)))
-    job: Any = SimpleNamespace(native=context, bridge=context, island_index=range(4), tried=set(), spare={})
+    job = SimpleNamespace(native=context, bridge=context, island_index=range(4), tried=set(), spare={})
     monkeypatch.setattr(Teams, "_canary", lambda self, team, ranks, link: job.tried.add((link, ranks)))
     alone = tls != "^mlx5,sharp,cuda,shm"
     for claimed, number in ((7, 7), (8, 8), (MOST_NUMBERS, None)):
@@ -459,7 +432,7 @@ def test_which_teams_a_rank_makes_by_itself(monkeypatch: pytest.MonkeyPatch, tls
         asked.clear()
 
 
-def test_a_rank_without_a_device_keeps_to_components_for_host_memory() -> None:
+def test_a_rank_without_a_device_keeps_to_components_for_host_memory():
     for users, found in (({}, "ucp,self"), ({"UCC_TLS": "^shm"}, "^shm")):
         environ = dict(users)
         agreement.keep_to_host_memory(environ)
@@ -469,22 +442,22 @@ def test_a_rank_without_a_device_keeps_to_components_for_host_memory() -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+def left(monkeypatch):
     """A job of four ranks, and the teams of it that were destroyed."""
-    closed: list[Any] = []
+    closed = []
 
-    def create(self: Teams, ranks: tuple[int, ...], link: str) -> Any:
+    def create(self, ranks, link):
         return SimpleNamespace(close=lambda timeout: closed.append((self._seat.claimed, ranks, link)))
 
     monkeypatch.setattr(Teams, "_create", create)
     return SimpleNamespace(spare={}), closed
 
 
-def page_of(teams: Teams) -> Any:
+def page_of(teams):
     return teams._seat.spare.page
 
 
-def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
+def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left):
     """And its cleared page, by the number that the first of them had."""
     job, closed = left
     first = teams_of(job, [2, 0, 1], 1)
@@ -501,7 +474,7 @@ def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left:
     assert teams_of(job, [2, 0, 1], 6, [number]).get((0, 1, 2), "native") is team
 
 
-def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) -> None:
+def test_what_not_all_ranks_have_left_is_nobodys(left):
     """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
     job, closed = left
     late = teams_of(job, [2, 0, 1], 1)
@@ -510,9 +483,7 @@ def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) ->
     assert not closed and not job.spare and not len(late)
 
 
-def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(
-    left: tuple[Any, list[Any]],
-) -> None:
+def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(left):
     """A rank that destroyed it then used another page than the other ranks."""
     job, closed = left
     for number in range(MOST_SPARE + 1):
@@ -525,7 +496,7 @@ def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_s
     assert again.get((0, 1), "native") in kept.values() and not closed
 
 
-def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
+def test_the_oldest_spare_teams_are_destroyed(left):
     """And all that hold memory of a device."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
@@ -544,7 +515,7 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
 # --- ranks of several hosts beside the data: with whom they are connected, and numbers of calls -----------------------
 
 
-def reached(hosts: list[int], lost: set[int]) -> set[int]:
+def reached(hosts, lost):
     """Ranks that news of the first living one comes to."""
     found = {next(r for r in range(len(hosts)) if r not in lost)}
     while more := {s for r in found for s in spokes(hosts, r)} - found - lost:
@@ -553,14 +524,14 @@ def reached(hosts: list[int], lost: set[int]) -> set[int]:
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_neighbours_are_mutual_and_few(count: int) -> None:
+def test_neighbours_are_mutual_and_few(count):
     every = [neighbours(count, place) for place in range(count)]
     assert all(place in every[other] for place in range(count) for other in every[place])
     assert all(place not in every[place] and len(every[place]) <= 2 * count.bit_length() for place in range(count))
     assert count == 1 or all(every)
 
 
-def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -> None:
+def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost():
     rng = random.Random(7)
     for _ in range(200):
         hosts = [rng.randrange(rng.randint(2, 9)) for _ in range(rng.randint(2, 24))]
@@ -576,11 +547,11 @@ def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -
 
 @pytest.mark.parametrize("names", [ROWS, DTYPES, OPS], ids=["collective", "datatype", "operation"])
 @pytest.mark.parametrize("call", ["{} float32[7] SUM root=2", "reduce {}[7] SUM root=2", "reduce float32[7] {} root=2"])
-def test_one_name_that_differs_is_enough(call: str, names: list[str]) -> None:
+def test_one_name_that_differs_is_enough(call, names):
     assert all(salt(call.format(one)) != salt(call.format(two)) for one, two in combinations(names, 2))
 
 
-def test_numbers_that_differ_are_enough_and_salts_well_spread() -> None:
+def test_numbers_that_differ_are_enough_and_salts_well_spread():
     for number in (1, 2, 1000, 1 << 20, 1 << 40):
         for more in (*range(1, 1021), number):
             assert salt(f"bcast int8[{number}] root=0") != salt(f"bcast int8[{number + more}] root=0")
@@ -589,11 +560,11 @@ def test_numbers_that_differ_are_enough_and_salts_well_spread() -> None:
     assert max(found) < 1021 and len(set(found)) > 900
 
 
-def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch):
     """Open MPI has been seen to go on with one for ever, on a rank that had not heard of the death."""
     asked = count()
     never = SimpleNamespace(Test=lambda: False)
-    ranks: Any = SimpleNamespace(
+    ranks = SimpleNamespace(
         Get_rank=lambda: 1, Get_size=lambda: 2, Get_attr=lambda _: 9, Improbe=lambda tag: None,
         Iallgather=lambda *_: never, Is_revoked=lambda: next(asked) > 2, dead=list,
     )  # fmt: skip
@@ -603,30 +574,30 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.Monkey
         timely.Timely(ranks, 60.0, "a test").allgather(1)
 
 
-def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_nothing_is_late(monkeypatch):
     """Neither MPI's call, nor a rank that is to come to Create_group."""
-    limits: list[float] = []
+    limits = []
     ranks = timely.Timely(SimpleNamespace(), 0.0, "a test")
     monkeypatch.setattr(faults, "mpi_lacks", lambda: "mpirun ends the job")
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
-    job: Any = SimpleNamespace(
+    job = SimpleNamespace(
         rank=1, say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1
     )
     job.least = partial(Job.least, job)
-    known: Any = SimpleNamespace(job=job, rank=1, members=(0, 1))
+    known = SimpleNamespace(job=job, rank=1, members=(0, 1))
     assert all_ready(known, 3, [0, 1], 0, ranks, True)
     assert limits == [math.inf, math.inf]
 
 
-def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing() -> None:
+def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing():
     """A refused call counts as a mistake of the caller's, after which all ranks are taken to live."""
 
-    def send(*_: Any) -> None:
+    def send(*_):
         raise ConnectionError("the store is out of reach")
 
     teams = Teams.__new__(Teams)
-    teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, cast(Any, SimpleNamespace(id=0))
+    teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, (SimpleNamespace(id=0))
     teams.job = Job.__new__(Job)
     teams.job.rank, teams.job.spoilt, teams.job.comm = 1, False, SimpleNamespace(Send=send)
     with pytest.raises(PeerError, match="rank 1: .* out of reach"):

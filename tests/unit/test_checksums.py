@@ -17,11 +17,9 @@ TYPES = {"float32": (24, 32), "float64": (53, 64), "int16": (0, 16), "uint8": (0
 def a_call(name, rng):
     n = rng.choice([1, 2, 63, 64, 65, 700, 5000])
     counts = {
-        "vector": (n,),
-        "equal": (n,),
-        "ranks": (*(rng.choice([0, 1, n]) for _ in range(RANKS - 1)), n),
+        "vector": (n,), "equal": (n,), "ranks": (*(rng.choice([0, 1, n]) for _ in range(RANKS - 1)), n),
         "matrix": (*(rng.choice([0, 1, n]) for _ in range(RANKS**2 - 1)), n),
-    }
+    }  # fmt: skip
     return Call(name, RANKS, counts[ROWS[name].layout], rng.randrange(RANKS) if ROWS[name].rooted else -1)
 
 
@@ -103,10 +101,8 @@ def test_a_flipped_bit_is_found(name, dtype):
 def test_any_bit_of_a_replica_is_found():
     """Within the bound of rounding, and by operations that have none."""
     for op, dtype, ufunc in (
-        ("SUM", "float32", np.add),
-        ("PROD", "float64", np.multiply),
-        ("MAX", "float32", np.maximum),
-    ):
+        ("SUM", "float32", np.add), ("PROD", "float64", np.multiply), ("MAX", "float32", np.maximum),
+    ):  # fmt: skip
         call, rng = Call("allreduce", RANKS, (3000,)), random.Random()
         given = inputs(call, dtype, rng)
         got = outputs(call, given, ufunc)

@@ -4,7 +4,6 @@ import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from ucc_hetero.trace import flight
 
 
 @pytest.fixture
-def left() -> SimpleNamespace:
+def left():
     """The board of rank 2 on the second of two hosts, as rank 3 has left it after a call of its own had failed."""
     looks = iter([(0, -1, ""), (0, -1, "")])
     return SimpleNamespace(
@@ -38,14 +37,14 @@ def left() -> SimpleNamespace:
     )
 
 
-def news(*later: object) -> Any:
+def news(*later):
     """What comes at the second look."""
     looks = iter([None, None])
     return lambda *_: next(looks, later)
 
 
 #: What is found out while a rank waits for the reason -> the error, and words of it.
-REASONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+REASONS = {
     "another call": (
         {}, MismatchError, "rank 1 called bcast float32[9] root=3, where it should have been as call 7 here",
     ),
@@ -61,7 +60,7 @@ REASONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", REASONS)
-def test_a_rank_that_has_left_first_is_no_reason(left: SimpleNamespace, what: str) -> None:
+def test_a_rank_that_has_left_first_is_no_reason(left, what):
     """Where calls differ, ranks die meanwhile, or a refusal is heard of after it has made a rank leave."""
     found_out, kind, words = REASONS[what]
     vars(left).update(found_out)
@@ -70,7 +69,7 @@ def test_a_rank_that_has_left_first_is_no_reason(left: SimpleNamespace, what: st
     assert type(error) is kind and words in str(error)
 
 
-def printed(call, *args) -> str:
+def printed(call, *args):
     try:
         call(*args)
     except Exception:
@@ -78,7 +77,7 @@ def printed(call, *args) -> str:
     raise AssertionError("no error")
 
 
-def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeypatch):
     text = printed(parse_tune, "nonsense")
     assert "call(*args)" in text and "in parse_tune" in text and "in _section" not in text
     assert "(1 more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)" in text
@@ -88,13 +87,13 @@ def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeyp
     assert "in _section" in printed(parse_tune, "nonsense")
 
 
-def test_faults_of_the_package_and_errors_within_errors_are_shown_whole() -> None:
+def test_faults_of_the_package_and_errors_within_errors_are_shown_whole():
     inside = Path(ucc_hetero.__file__).with_name("made_up.py")
-    names: dict[str, object] = {}
+    names = {}
     exec(compile("def one():\n    two()\ndef two():\n    3 + ''\n", inside, "exec"), names)
     assert "in two" in printed(names["one"])
 
-    def handler() -> None:
+    def handler():
         try:
             raise KeyError("mine")
         except KeyError:
@@ -104,7 +103,7 @@ def test_faults_of_the_package_and_errors_within_errors_are_shown_whole() -> Non
     assert "KeyError: 'mine'" in text and "in _section" in text
 
 
-def test_a_flight_record_that_was_not_written_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_flight_record_that_was_not_written_is_not_named(monkeypatch, tmp_path):
     path = tmp_path / "4.flight"
     monkeypatch.setattr(flight, "usual_path", lambda: path)
     assert str(with_record_path(CollectiveError("rank 1 is gone"))) == "rank 1 is gone"

@@ -80,7 +80,6 @@ def transfer(what, peer, at, end=None, **more):
 
 
 def files(*ops, **more):
-    """A file for each rank with these operations."""
     return [file(rank, own, range(len(ops)), **more) for rank, own in enumerate(ops)]
 
 

@@ -37,11 +37,9 @@ def test_hip_of_wheels_and_of_the_site(wheels, tmp_path):
     torch = made(tmp_path / "torch/lib", "libamdhip64.so", "libhiprtc.so")
     wheels.update(torch=[torch], _rocm_sdk_core=[sdk])
     assert libraries.candidates(vendors.VENDORS["amd"].library)[:4] == [
-        f"{torch}/lib/libamdhip64.so",
-        f"{site}/lib/libamdhip64.so.6",
-        f"{site}/lib/libamdhip64.so",
+        f"{torch}/lib/libamdhip64.so", f"{site}/lib/libamdhip64.so.6", f"{site}/lib/libamdhip64.so",
         f"{sdk}/lib/libamdhip64.so.7",
-    ]
+    ]  # fmt: skip
     compilers = kernels.candidates("amd")
     assert compilers[:3] == [f"{torch}/lib/libhiprtc.so", f"{site}/lib/libhiprtc.so.6", f"{sdk}/lib/libhiprtc.so.7"]
     del wheels["torch"]  # one for the host alone has no HIP

@@ -47,13 +47,10 @@ def test_everything(tmp_path):
 
 
 MISTAKES = [
-    (None, "must have fields such as"),
-    ({}, "hosts: give one of hosts, hostfile and source, not none"),
-    ({"hosts": []}, "hosts: must be a list of hosts"),
-    ({"hosts": ""}, "hosts: must be a list of hosts"),
+    (None, "must have fields such as"), ({}, "hosts: give one of hosts, hostfile and source, not none"),
+    ({"hosts": []}, "hosts: must be a list of hosts"), ({"hosts": ""}, "hosts: must be a list of hosts"),
     ({"hosts": ["a[3-1]"]}, r"hosts\[0\].name: 'a\[3-1\]': '3-1' is not a range such as 01-03"),
-    ({"hosts": "a[-3]"}, "'-3' is not a range"),
-    ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
+    ({"hosts": "a[-3]"}, "'-3' is not a range"), ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
     ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
     ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
     ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
@@ -68,7 +65,7 @@ MISTAKES = [
     ({"hosts": ["a"], "components": ["amd"]}, "need source: slurm"),
     ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
     ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("document", "message"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hosts import amd_host, nvidia_host
@@ -283,7 +282,7 @@ def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path):
         until(lambda: is_free(lock))
 
 
-def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path: Path) -> None:
+def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path):
     """Nor what a shell has started, to which nobody would say so."""
     path = tmp_path / "locked"
     path.touch()
@@ -299,7 +298,7 @@ def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path: Path) -> None:
         until(lambda: is_free(lock))
 
 
-def test_reports_are_taken_out_of_the_stream() -> None:
+def test_reports_are_taken_out_of_the_stream():
     stream = Reports(2)
     text = b'hello\n\x1e{"event": "started", "rank": 1, "host": "b"}\nrest\x1enot ours\nend'
     for cut in range(len(text) + 1):

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,14 +44,12 @@ VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(
 #: Folders of the repository, and the packages that they are.
 TREES = {"ucc_hetero": "ucc_hetero", "benchmarks": "ucc_hetero.bench", "mpi_launch": "ucc_hetero.launch"}
 
-Nodes = list[ast.AST]
 
-
-def nodes_of(path: Path) -> Nodes:
+def nodes_of(path):
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-def _modules() -> dict[str, tuple[Nodes, list[str]]]:
+def _modules():
     """Every module of the three trees: what is in its file, and the package that its relative imports begin in."""
     found = {}
     for folder, package in TREES.items():
@@ -66,7 +63,7 @@ def _modules() -> dict[str, tuple[Nodes, list[str]]]:
 MODULES = _modules()
 
 
-def imported(name: str) -> set[str]:
+def imported(name):
     found, (nodes, package) = set(), MODULES[name]
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -82,7 +79,7 @@ def imported(name: str) -> set[str]:
 IMPORTS = {name: imported(name) for name in MODULES}
 
 
-def part_of(name: str) -> str:
+def part_of(name):
     """The entry of ROWS that a module belongs to; "" for the package itself."""
     return name.partition(".")[2].partition(".")[0]
 
@@ -91,7 +88,7 @@ PARTS = {name: {part_of(each) for each in IMPORTS[name] if each.split(".")[0] ==
 TOPS = {name: {each.partition(".")[0] for each in IMPORTS[name]} for name in MODULES}
 
 
-def test_imports_go_downwards() -> None:
+def test_imports_go_downwards():
     without = {name for name in MODULES if part_of(name) not in LAYERS}
     assert not without, "say in ROWS, and in docs/design.md, where these modules belong"
     upwards = [
@@ -103,7 +100,7 @@ def test_imports_go_downwards() -> None:
     assert not upwards, "imports from above or beside"
 
 
-def test_what_only_some_import() -> None:
+def test_what_only_some_import():
     """The extension, torch, and for the planner nothing that communicates or touches devices."""
     assert {part_of(name) for name in MODULES if "_native" in PARTS[name]} == {"native"}
     assert {part_of(name) for name in MODULES if "torch" in TOPS[name]} <= {"torch", "bench"}
@@ -111,7 +108,7 @@ def test_what_only_some_import() -> None:
     assert not [name for name in core if TOPS[name] & IMPURE or PARTS[name] - PURE]
 
 
-def test_no_circles_between_files() -> None:
+def test_no_circles_between_files():
     known = MODULES.keys() - {"ucc_hetero"}  # the package itself, in whose place users name it
     try:
         TopologicalSorter({name: IMPORTS[name] & known - {name} for name in known}).prepare()
@@ -119,7 +116,7 @@ def test_no_circles_between_files() -> None:
         raise AssertionError(f"a circle of imports: {error.args[1]}") from None
 
 
-def words(nodes: Nodes) -> Iterator[str]:
+def words(nodes):
     """Names and texts of everything but docstrings."""
     prose = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
     for node in nodes:
@@ -128,13 +125,13 @@ def words(nodes: Nodes) -> Iterator[str]:
                 yield repr(value) if isinstance(node, ast.Constant) else value
 
 
-def test_vendor_words_stay_in_the_rows() -> None:
+def test_vendor_words_stay_in_the_rows():
     own = [name for name in MODULES if part_of(name) not in ("bench", "launch")]
     found = {name: said for name in own if (said := list(filter(VENDOR_WORDS.search, words(MODULES[name][0]))))}
     assert found.keys() == VENDOR_WORDS_IN.keys(), f"vendor words belong in machine/vendors.py: {found}"
 
 
-def private_uses(nodes: Nodes) -> Iterator[tuple[str, str]]:
+def private_uses(nodes):
     """Private names that a module takes from objects other than its own ``self``: (name, the whole expression)."""
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
@@ -143,7 +140,7 @@ def private_uses(nodes: Nodes) -> Iterator[tuple[str, str]]:
                 yield node.attr, f"{of}.{node.attr}"
 
 
-def defined(nodes: Nodes) -> set[str]:
+def defined(nodes):
     """Names that a module gives: of functions, classes, attributes and variables."""
     found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
@@ -151,7 +148,7 @@ def defined(nodes: Nodes) -> set[str]:
     return found | {node.id for node in stored if isinstance(node, ast.Name)}
 
 
-def test_private_names_stay_in_their_files() -> None:
+def test_private_names_stay_in_their_files():
     own = {name: defined(nodes) for name, (nodes, _) in MODULES.items()}
     ours = set().union(*own.values()) - {"_device_types"}  # others are those of libraries; so is this one of torch's
     found = {
@@ -180,12 +177,12 @@ UNOWNED_IN = {
 }  # fmt: skip
 
 
-def last_name(node: ast.expr) -> str:
+def last_name(node):
     """The last part of a dotted name, without what makes it private."""
     return ast.unparse(node).rpartition(".")[2].lstrip("_")
 
 
-def lost_addresses(name: str, nodes: Nodes) -> Iterator[str]:
+def lost_addresses(name, nodes):
     """Expressions that are addresses of temporaries, or memory without an owner."""
     for node in nodes:
         lost = isinstance(node, ast.Attribute) and node.attr in ADDRESSES and not NAMES.fullmatch(ast.unparse(node))
@@ -198,7 +195,7 @@ def lost_addresses(name: str, nodes: Nodes) -> Iterator[str]:
             yield f"{name}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_no_address_of_a_temporary() -> None:
+def test_no_address_of_a_temporary():
     examples = {str(path): nodes_of(path) for path in (ROOT / "examples").rglob("*.py")}
     every = {name: nodes for name, (nodes, _) in MODULES.items()} | examples
     assert len(every) > 150

@@ -1,7 +1,5 @@
 """RDMA ports of a host and what is said of idle ones; network threads, and the transports that they may use."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ IB, ROCE, EFA = RdmaPort("mlx5_0:1", "InfiniBand"), RdmaPort("mlx5_1:1", "RoCE")
 
 
 @pytest.fixture
-def ucx() -> Path:
+def ucx():
     """The folder of libucc's UCX."""
     try:
         return Path(load().ucx_path).resolve().parent
@@ -34,7 +32,7 @@ def ucx() -> Path:
         pytest.skip(str(error).splitlines()[0])
 
 
-def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
+def test_active_ports_that_ucx_can_use(tmp_path):
     ports = ("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet"), ("mlx5_2", "InfiniBand", "1: DOWN"), ("rdmap0", "EFA")
     files = hosts.rdma("irdma0", "Ethernet", node_type="4: RNIC") | hosts.rdma(
         "usnic_0", "Unspecified", node_type="1: CA"
@@ -49,11 +47,11 @@ def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
     ({"UCX_TLS": "tcp,sm,self"}, ()), ({"UCX_TLS": "rc_x,cuda"}, (IB, ROCE)), ({"UCX_NET_DEVICES": "eth0"}, ()),
     ({"UCX_NET_DEVICES": "mlx5_1:1,eth0"}, (ROCE,)), ({"UCX_NET_DEVICES": "mlx5_0"}, (IB,)),
 ])  # fmt: skip
-def test_ports_that_users_leave(settings: dict[str, str], left: tuple[RdmaPort, ...]) -> None:
+def test_ports_that_users_leave(settings, left):
     assert rdma.meant((IB, ROCE), settings) == left
 
 
-def test_ports_that_ucx_does_not_reach(monkeypatch: pytest.MonkeyPatch, ucx: Path) -> None:
+def test_ports_that_ucx_does_not_reach(monkeypatch, ucx):
     monkeypatch.setattr(wires, "active", lambda: (IB, ROCE))
     monkeypatch.delenv("UCX_TLS", raising=False)
     found = {"tcp": ["eth0"], "rc_mlx5": ["mlx5_0:1"], "self": ["memory"], "sysv": ["memory"]}
@@ -65,7 +63,7 @@ def test_ports_that_ucx_does_not_reach(monkeypatch: pytest.MonkeyPatch, ucx: Pat
     assert not wires.idle_ports(found) and "does not reach" not in wires.describe(found)["why"]
 
 
-def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
+def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path):
     assert not rdma.site_ucx({"RoCE"}, {}, tmp_path)
     replay({"usr/lib64/libucp.so.0": "", "usr/lib64/ucx/libuct_ib.so.0": "", "opt/a/ucx/libuct_ib.so.0": ""}, tmp_path)
     assert rdma.site_ucx({"RoCE", "InfiniBand"}, {"LD_LIBRARY_PATH": "/opt/a:"}, tmp_path) == "/usr/lib64"
@@ -78,7 +76,7 @@ def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
 NEAR, FAR = (replace(FACTS, host=host, idle_ports=(IB,)) for host in (HERE, THERE))
 
 
-def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ucx: Path) -> None:
+def test_idle_ports_are_told_once(monkeypatch, caplog, ucx):
     said = [False]
     monkeypatch.setattr(wires, "_warned", said)
     monkeypatch.setattr(log.log("net").parent, "propagate", True)
@@ -97,7 +95,7 @@ DEVICES = {name for row in VENDORS.values() for name in row.transports}
 
 
 @pytest.mark.parametrize("users", ["", "all", "^", "^ib", "^sysv,tcp"])
-def test_transports_of_devices_are_shut_out(users: str) -> None:
+def test_transports_of_devices_are_shut_out(users):
     made = without_devices(users)
     assert made.startswith("^") and set(made[1:].split(",")) >= DEVICES
     assert set(users.removeprefix("^").split(",")) - {"", "all"} <= set(made[1:].split(","))
@@ -107,7 +105,7 @@ def test_transports_of_devices_are_shut_out(users: str) -> None:
     ("tcp,self,cuda_copy", "tcp,self"), ("rc,cuda,sm", "rc"), ("sm,self,rocm", "tcp,self"), ("self", "tcp,self"),
     ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
 ])  # fmt: skip
-def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> None:
+def test_a_list_of_the_users_keeps_its_networks(users, expected):
     assert without_devices(users) == expected
 
 
@@ -116,7 +114,7 @@ def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> No
     ("tcp", 32, 1, 8), ("tcp", 96, 1, 12), ("tcp", 20, 1, 5), ("tcp", 12, 1, 4), ("tcp", 64, 2, 4),
     ("limited", 192, 8, 8), ("limited", 64, 8, 4), ("rdma", 192, 8, 2), ("rdma", 2, 2, 1),
 ])  # fmt: skip
-def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, expected: int) -> None:
+def test_as_many_as_there_are_cores_for(carrier, cores, ranks, expected):
     assert wires.count(carrier, cores, ranks) == expected
 
 
@@ -127,11 +125,11 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
     ([100, 25], [0, 0, 0, 0, 1, 0]),
     ([100, 100, 50], [0, 1, 0, 1, 2, 0]),
 ])  # fmt: skip
-def test_faster_ports_have_more_wires(speeds: list[int], expected: list[int]) -> None:
+def test_faster_ports_have_more_wires(speeds, expected):
     assert [wires.port_of(number, speeds) for number in range(len(expected))] == expected
 
 
-def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch):
     counted = []
     monkeypatch.setattr(wires, "count", lambda _carrier, _cores, ranks: counted.append(ranks) or 1)
     monkeypatch.setattr(wires, "_sharing", 1)
@@ -142,7 +140,7 @@ def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("number", range(1, 17))
-def test_all_wires_carry_as_much_of_a_slot(number: int) -> None:
+def test_all_wires_carry_as_much_of_a_slot(number):
     slot = usual_slot(number)
     ranges = [min(lib.UCCH_WIRE_RANGE, slot - at) for at in range(0, slot, lib.UCCH_WIRE_RANGE)]
     assert len({sum(ranges[wire::number]) for wire in range(number)}) == 1
@@ -170,22 +168,22 @@ wires.stop()
 
 
 @pytest.mark.usefixtures("ucx")
-def test_threads_run_where_they_should() -> None:
+def test_threads_run_where_they_should():
     python(SCRIPT)
 
 
-def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch):
     """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
-    contexts: list[object] = []
+    contexts = []
 
-    def opened(devices: str, slower: bool, cores: set[int]) -> int:
+    def opened(devices, slower, cores):
         if len(contexts) == 3 and not failed:
             failed.append(devices)
             raise LibraryError("ucp_worker_create", -4, "UCS_ERR_NO_MEMORY")
         contexts.append(devices)
         return len(contexts) - 1
 
-    failed: list[str] = []
+    failed = []
     for name, value in (("_contexts", contexts), ("_addresses", []), ("_pid", os.getpid()), ("_open", opened)):
         monkeypatch.setattr(wires, name, value)
     monkeypatch.setattr(wires, "_address", lambda wire: b"%d" % wire)

@@ -113,13 +113,11 @@ def test_own_sections_stay_and_arguments_that_are_not_taken_go():
 
 #: Every program that is installed, with arguments that make it print.
 PROGRAMS = {
-    "bench": ["ucc_hetero.bench", "report", "--help"],
-    "bench unbuffered": ["ucc_hetero.bench"],
+    "bench": ["ucc_hetero.bench", "report", "--help"], "bench unbuffered": ["ucc_hetero.bench"],
     "ucc_hetero": ["ucc_hetero", "plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2"],
-    "doctor": ["ucc_hetero.launch.doctor", "--json"],
-    "run": ["ucc_hetero.launch", "--dry-run", "-np", "2", "true"],
+    "doctor": ["ucc_hetero.launch.doctor", "--json"], "run": ["ucc_hetero.launch", "--dry-run", "-np", "2", "true"],
     "emulate": ["ucc_hetero.launch.emulate", "--help"],
-}
+}  # fmt: skip
 
 
 def run_unread(words, unbuffered):

@@ -46,12 +46,10 @@ def plan_of(topology, call, name, fragments):
 
 #: Kind of topologies -> how they are drawn, how many, the most elements of a block and the most fragments.
 DRAWN = {
-    "any": (plan_cases.topologies(), 6, 40, 4),
-    "queued": (plan_cases.topologies(7), 6, 30, 3),
-    "many islands": (plan_cases.many_islands(), 1, 300, 2),
-    "levels": (plan_cases.deep_topologies(), 2, 40, 3),
+    "any": (plan_cases.topologies(), 6, 40, 4), "queued": (plan_cases.topologies(7), 6, 30, 3),
+    "many islands": (plan_cases.many_islands(), 1, 300, 2), "levels": (plan_cases.deep_topologies(), 2, 40, 3),
     "equal islands": (plan_cases.equal_islands(), 4, 40, 4),
-}
+}  # fmt: skip
 #: Up to so many ranks a plan is computed with, too.
 FEW = 7
 

@@ -22,12 +22,12 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_job(monkeypatch):
     for name in (*launchers.places("WORLD_SIZE"), "UCCH_EMULATE"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_facts_count_bytes_on_the_links() -> None:
+def test_facts_count_bytes_on_the_links():
     found = facts(TWO, "allreduce", 16 * MIB)
     assert (found["algorithm"], found["fragments"], found["by"]) == ("split_rail", 32, "default")
     assert found["wire"]["host_out"] == found["wire"]["host_in"] == [16 * MIB] * 2
@@ -42,7 +42,7 @@ def test_facts_count_bytes_on_the_links() -> None:
     assert "measured   2.00 ms, median of 9" in render(found | {"measured": {"median": 2e-3, "best": 1e-3, "calls": 9}})
 
 
-def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command(capsys):
     assert main(["plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2", "--hosts", "2,2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["islands"] == "nvidia[0-1]@0 amd[2-3]@1" and found["bytes"] == MIB
@@ -63,12 +63,12 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     (["topo", "--facts", __file__], f"--facts {__file__}: not a record"),
     (["tune", "--file", "/no such folder/rules"], "--file /no such folder/rules: its folder is not there"),
 ])  # fmt: skip
-def test_commands_say_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_what_is_wrong(words, message, capsys):
     assert main(words) == 1
     assert message in capsys.readouterr().err
 
 
-def test_tree_and_drawing() -> None:
+def test_tree_and_drawing():
     nics = (Nic("mlx5_0", "infiniband", 400_000, "0000:18:00.0", 0), Nic("eth0", "ethernet", 0))
     gpu = Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0)
     machine = Machine(nics, (gpu,), ((0, "0-7"), (1, "8-15")), False, ((gpu.pci, nics[0].pci, "switch"),))
@@ -89,7 +89,7 @@ def test_tree_and_drawing() -> None:
     ]
 
 
-def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_topo_of_a_record(tmp_path, capsys):
     assert main(["topo", "--facts", str(DATA / "h200x4.json")]) == 0
     assert capsys.readouterr().out.count("nvidia NVIDIA H200") == 4
     assert main(["topo", "--record", str(tmp_path / "here.json")]) == 0
@@ -98,11 +98,11 @@ def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == here
 
 
-def finding(nbytes: int, **seconds: float) -> Finding:
+def finding(nbytes, **seconds):
     return Finding("allreduce", nbytes, Choice("tree"), {Choice(name): t for name, t in seconds.items()})
 
 
-def test_noise_makes_no_rules() -> None:
+def test_noise_makes_no_rules():
     """Five samples of each, as a busy machine gave them for one and the same algorithm; then a clear difference."""
     default, other = Choice("tree"), Choice("flat")
     same = [(917, 1138, 48708, 680, 646), (689, 1004, 32491, 689, 46808), (983, 3579, 18761, 811, 711)]
@@ -117,15 +117,12 @@ def test_noise_makes_no_rules() -> None:
     assert found.best == quick and not found.doubtful, "one that is clearly faster, with an outlier, not the noisy one"
 
 
-def test_rules_end_between_sizes_and_leave_defaults_alone() -> None:
+def test_rules_end_between_sizes_and_leave_defaults_alone():
     found = [
         finding(64, tree=1.0, flat=0.5),
         finding(1024, tree=1.0, flat=0.5),
         finding(16384, tree=1.0, flat=0.96),  # too close to call
         finding(1 << 18, tree=1.0, flat=2.0, ring=0.2),
     ]
-    assert rules_of(found) == (
-        Rule("allreduce", 0, 4096, "flat", 1),
-        Rule("allreduce", 65536, 1 << 19, "ring", 1),
-    )
+    assert rules_of(found) == (Rule("allreduce", 0, 4096, "flat", 1), Rule("allreduce", 65536, 1 << 19, "ring", 1))
     assert rules_of([]) == ()

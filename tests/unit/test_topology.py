@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from plan_cases import calls, deep_topologies, topologies
 from processes import python
 
-from ucc_hetero.cli.plan import Traffic, traffic_of
+from ucc_hetero.cli.plan import traffic_of
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.rails import owner_shares
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
-from ucc_hetero.planner.plan import Plan
 from ucc_hetero.planner.select import Choice, Tuning, choose, example_call, make_plan
 from ucc_hetero.planner.topology import Group, Topology, emulated_vendors, levels_of, link_weights, share_hosts
 
 
-def test_group_by_vendor_and_host_ranks_by_node() -> None:
+def test_group_by_vendor_and_host_ranks_by_node():
     topology = Topology.group(["nvidia", "host", "amd", "nvidia", "host", "host"], [7, 7, 9, 9, 9, 7])
     assert [(i.vendor, i.ranks) for i in topology.islands] == [
         ("nvidia", (0, 3)), ("host", (1, 5)), ("amd", (2,)), ("host", (4,)),
@@ -36,12 +35,12 @@ def test_group_by_vendor_and_host_ranks_by_node() -> None:
     (["amd"], [0], (0,), "weights"),
     (["amd"], [0], (1, 1), "weights"),
 ])  # fmt: skip
-def test_group_refuses(vendors: list[str], hosts: list[int], weights: tuple[int, ...], text: str) -> None:
+def test_group_refuses(vendors, hosts, weights, text):
     with pytest.raises(ValueError, match=text):
         Topology.group(vendors, hosts, weights)
 
 
-def test_levels_join_islands_and_divide_them() -> None:
+def test_levels_join_islands_and_divide_them():
     hosts = [0, 0, 1, 1, 2, 2, 3, 3]
     vendors = ["nvidia"] * 4 + ["amd"] * 4
     topology = Topology.group(vendors, hosts, (), [hosts])
@@ -65,7 +64,7 @@ def test_levels_join_islands_and_divide_them() -> None:
 
 
 @given(topology=deep_topologies())
-def test_every_level_partitions_the_ranks(topology: Topology) -> None:
+def test_every_level_partitions_the_ranks(topology):
     for group in topology.tree.walk():
         assert len(set(group.ranks)) == group.size > 0
         if group.children:
@@ -78,7 +77,7 @@ def test_every_level_partitions_the_ranks(topology: Topology) -> None:
     assert again == topology and again.tree == topology.tree
 
 
-def test_fabrics_divide_vendors() -> None:
+def test_fabrics_divide_vendors():
     vendors, hosts = ["nvidia"] * 4 + ["amd"] * 4, [0, 0, 1, 1, 2, 2, 3, 3]
     assert Topology.group(vendors, hosts, fabrics=hosts).describe() == (
         "nvidia[0-1]@0 nvidia[2-3]@1 amd[4-5]@2 amd[6-7]@3"
@@ -98,7 +97,7 @@ def test_fabrics_divide_vendors() -> None:
         Topology.group(vendors, hosts, fabrics=[0])
 
 
-def test_hosts_of_several_islands_are_a_level() -> None:
+def test_hosts_of_several_islands_are_a_level():
     """What they have to tell other hosts crosses the links once; half as much as without, of two devices a host."""
     hosts, islands = [0, 0, 1, 1], [0, 1, 2, 3]
     assert share_hosts(islands, hosts) and share_hosts([0, 0, 1, 2], [0, 0, 0, 1])
@@ -116,7 +115,7 @@ def test_hosts_of_several_islands_are_a_level() -> None:
 
 
 @given(data=st.data())
-def test_sub_keeps_who_is_with_whom(data: st.DataObject) -> None:
+def test_sub_keeps_who_is_with_whom(data):
     topology = data.draw(topologies())
     ranks = data.draw(st.permutations(range(topology.size)))[: data.draw(st.integers(1, topology.size))]
     sub = topology.sub(ranks)
@@ -133,7 +132,7 @@ def test_sub_keeps_who_is_with_whom(data: st.DataObject) -> None:
     assert topology.sub(range(topology.size)) == topology
 
 
-def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
+def test_equal_topologies_hash_and_print_alike_in_every_process():
     make = "Topology.group(['nvidia', 'amd', 'amd'], [3, 3, 5], [1, 2, 2])"
     topology = Topology.group(["nvidia", "amd", "amd"], [3, 3, 5], [1, 2, 2])
     same = Topology.group(["nvidia", "amd", "amd"], [8, 8, 1], [1, 2, 2])
@@ -149,12 +148,12 @@ def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
     ("nvidia:0", 0, "at least 1 rank"), ("nvidia:-1", 1, "at least 1 rank"), ("nvidia:2,", 2, "vendor ''"),
     ("", 1, "vendor ''"),
 ])  # fmt: skip
-def test_emulated_vendors_refuses(spec: str, size: int, text: str) -> None:
+def test_emulated_vendors_refuses(spec, size, text):
     with pytest.raises(ValueError, match=text):
         emulated_vendors(spec, size)
 
 
-def test_link_weights_are_a_ranks_share_of_its_hosts_links() -> None:
+def test_link_weights_are_a_ranks_share_of_its_hosts_links():
     assert link_weights([0, 0, 1, 1], [4000, 4000, 1000, 1000]) == (64, 64, 16, 16)
     assert link_weights([0, 0, 0, 1], [1000] * 4) == (16, 16, 16, 48)
     assert link_weights([0, 1], [100, 100]) == ()  # all alike
@@ -169,17 +168,17 @@ UNEVEN = Topology.group(["nvidia"] * 3 + ["amd"], [0, 0, 0, 1])
 FOUR = Topology.group(["host"] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
 
 
-def plan_of(topology: Topology, collective: str, name: str, counts: tuple[int, ...], fragments: int = 1) -> Plan:
+def plan_of(topology, collective, name, counts, fragments=1):
     root = 0 if ROWS[collective].rooted else -1
     return make_plan(topology, Call(collective, topology.size, counts, root), Choice(name, fragments))
 
 
-def wire(topology: Topology, collective: str, name: str, *counts: int, fragments: int = 1) -> Traffic:
+def wire(topology, collective, name, *counts, fragments=1):
     return traffic_of(plan_of(topology, collective, name, counts, fragments), topology, 4)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 3, 2), (4, 1, 1, 2)])
-def test_direct_divides_by_what_each_host_s_link_carries(sizes: tuple[int, ...]) -> None:
+def test_direct_divides_by_what_each_host_s_link_carries(sizes):
     """Hosts of different size with equal links: each sends and receives the same."""
     hosts = [host for host, n in enumerate(sizes) for _ in range(n)]
     topology = Topology.group(["host"] * len(hosts), hosts, link_weights(hosts, [1000] * len(hosts)))
@@ -190,7 +189,7 @@ def test_direct_divides_by_what_each_host_s_link_carries(sizes: tuple[int, ...])
 
 
 #: The algorithm of an allreduce of 9,600 bytes -> what leaves each host, which is what enters it, and each rank.
-ALLREDUCES: list[tuple[Topology, str, tuple[int, ...], tuple[int, ...]]] = [
+ALLREDUCES = [
     # Once each way, over all links at the same time.
     (TWO, "split_rail", (9600,) * 2, (4800,) * 4), (INTERLEAVED, "split_rail", (9600,) * 2, (4800,) * 4),
     (UNEVEN, "split_rail", (9600,) * 2, (3200, 3200, 3200, 9600)),
@@ -206,13 +205,13 @@ ALLREDUCES: list[tuple[Topology, str, tuple[int, ...], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize("fragments", (1, 4))
 @pytest.mark.parametrize("topology, name, hosts, ranks", ALLREDUCES)
-def test_allreduce(topology: Topology, name: str, hosts: tuple[int], ranks: tuple[int], fragments: int) -> None:
+def test_allreduce(topology, name, hosts, ranks, fragments):
     got = wire(topology, "allreduce", name, 2400, fragments=fragments)
     assert not hosts or got.host_out == got.host_in == hosts
     assert not ranks or (got.bridge == ranks if fragments == 1 else sum(got.bridge) == sum(ranks))
 
 
-def test_owner_shares_end_together() -> None:
+def test_owner_shares_end_together():
     assert owner_shares([1, 1, 1]) == [Fraction(1, 3)] * 3
     assert owner_shares([1, 9]) == [Fraction(1, 2)] * 2
     assert owner_shares([1, 4, 4]) == [0, Fraction(1, 2), Fraction(1, 2)]
@@ -223,7 +222,7 @@ def test_owner_shares_end_together() -> None:
 
 @pytest.mark.parametrize("name", ("tree", "split_rail"))
 @pytest.mark.parametrize("topology", (TWO, INTERLEAVED, UNEVEN, FOUR), ids=Topology.describe)
-def test_what_crosses_goes_into_each_island_once(topology: Topology, name: str) -> None:
+def test_what_crosses_goes_into_each_island_once(topology, name):
     n, block = topology.size, 96
     foreign = [(n - island.size) * block * 4 for island in topology.islands]
     assert wire(topology, "bcast", name, 480).host_in[1:] == (1920,) * (len(foreign) - 1)
@@ -237,7 +236,7 @@ def test_what_crosses_goes_into_each_island_once(topology: Topology, name: str) 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
+def test_alltoall_sends_no_byte_across_twice(data):
     topology = data.draw(topologies())
     call = data.draw(calls(topology, ("alltoall", "alltoallv")))
     plan = make_plan.__wrapped__(topology, call, Choice("split_rail", data.draw(st.integers(1, 3))))
@@ -249,7 +248,7 @@ def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_what_leaves_arrives(data: st.DataObject) -> None:
+def test_what_leaves_arrives(data):
     topology = data.draw(topologies())
     call = data.draw(calls(topology))
     name = data.draw(st.sampled_from(algorithms.names(call.collective)))

@@ -2,10 +2,8 @@
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from processes import python
@@ -27,7 +25,7 @@ from ucc_hetero.torch.work import Work
 
 
 @pytest.fixture
-def thread() -> Iterator[CallbackThread]:
+def thread():
     """The thread in which callbacks run."""
     made = CallbackThread(1, "test")
     yield made
@@ -35,19 +33,19 @@ def thread() -> Iterator[CallbackThread]:
 
 
 @pytest.fixture
-def future(thread: CallbackThread) -> Future:
+def future(thread):
     """One whose result is 3."""
     made = Future(lambda _level: thread)
     made.set_result(3)
     return made
 
 
-def test_failures_keep_their_type_on_devices(thread: CallbackThread) -> None:
+def test_failures_keep_their_type_on_devices(thread):
     """A future of devices looks for tensors in its result as it gets it; C++ that does so later fails."""
     found = []
 
     class OnDevice(Future):
-        def set_result(self, result: Any) -> None:
+        def set_result(self, result):
             found.append(_extract_tensors(result))  # as C++ does where there are devices
             found.append(result)
             super().set_result(result)
@@ -62,14 +60,14 @@ def test_failures_keep_their_type_on_devices(thread: CallbackThread) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), None])
-def test_callbacks_run_once_there_is_a_result(thread: CallbackThread, error: Exception | None) -> None:
+def test_callbacks_run_once_there_is_a_result(thread, error):
     """The call had ended, the thread that publishes its result had not yet done so, and the callback asked for it."""
-    published, seen = threading.Event(), list[Any]()
-    work: Any = SimpleNamespace(devices=None, error=error, future=None, wait=lambda: None)
+    published, seen = threading.Event(), []
+    work = SimpleNamespace(devices=None, error=error, future=None, wait=lambda: None)
     work.publish = lambda failure=None: published.set()  # as if the completing thread had been first
     future = Future(lambda _level: thread, work)
 
-    def look(each: Future) -> None:
+    def look(each):
         try:
             seen.append(each.value())
         except RuntimeError as failure:
@@ -84,7 +82,7 @@ def test_callbacks_run_once_there_is_a_result(thread: CallbackThread, error: Exc
     assert seen == [[1] if error is None else "lost"]
 
 
-def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: CallbackThread, future: Future) -> None:
+def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread, future):
     """One that was attached after its group had ended used to wait for ever."""
     thread.stop(5)
     out = future.then(lambda each: each.value() + 1)
@@ -92,12 +90,10 @@ def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: CallbackThread,
 
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
-def test_what_a_callback_raises(
-    thread: CallbackThread, future: Future, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
-) -> None:
+def test_what_a_callback_raises(thread, future, caplog, kind):
     """It ends neither the thread nor the wait, and is logged where nobody waits for it."""
 
-    def fails(_each: Any) -> None:
+    def fails(_each):
         raise kind("mine")
 
     with pytest.raises(RuntimeError if kind is SystemExit else kind, match=f"{kind.__name__}|mine"):
@@ -114,32 +110,32 @@ class EndedRequest:
 
     finished = lasting = False
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._keep = message = lib.ucch_message_new()
         self._op = lib.ucch_message_op(message)
 
-    def Wait(self, _status: Any = None) -> bool:
+    def Wait(self, _status=None):
         self.finished = True
         return True
 
-    def _arm(self) -> None:
+    def _arm(self):
         pass
 
 
 class Group(Dispatch):
     """Stand-in for the group of a Work."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         run = SimpleNamespace(members=SimpleNamespace(channels=None))
-        comm: Any = SimpleNamespace(rank=0, size=1, _runner=run, _messages=None)
+        comm = SimpleNamespace(rank=0, size=1, _runner=run, _messages=None)
         self._open(comm, "test", None)
 
 
-def fail() -> None:
+def fail():
     raise ValueError("no room")
 
 
-def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None:
+def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for():
     """Whichever thread collects the call; it used to end the one that completes futures."""
     group = Group()
     work = Work(group, [], [EndedRequest()], fail)
@@ -153,7 +149,7 @@ def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None
     futures.stop()
 
 
-def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> None:
+def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on():
     group = Group()
     bad = Work(group, [], [EndedRequest()])
     bad.listen = fail
@@ -165,7 +161,7 @@ def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> N
     futures.stop()
 
 
-def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
+def test_calls_that_are_waited_for_together_are_those_of_the_thread():
     """Also those that have ended: their errors used to be lost."""
     from ucc_hetero.torch.group import ProcessGroupUCCH
 
@@ -189,11 +185,9 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
 
 
 @pytest.mark.parametrize("count, local, chosen", [(4, 1, [1]), (2, 5, [1]), (1, 1, []), (0, 3, [])])
-def test_torch_begins_with_the_device_of_the_rank(
-    monkeypatch: pytest.MonkeyPatch, count: int, local: int, chosen: list[int]
-) -> None:
+def test_torch_begins_with_the_device_of_the_rank(monkeypatch, count, local, chosen):
     """Once it begins, not before: a script may fork until then. One that chooses a device does so afterwards."""
-    found: list[int] = []
+    found = []
     monkeypatch.setattr(torch.cuda, "_queued_calls", [])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -208,7 +202,7 @@ def test_torch_begins_with_the_device_of_the_rank(
     assert found == chosen, "the script has chosen one already"
 
 
-def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_chose_another_backend_are_named(monkeypatch):
     monkeypatch.setenv("UCCH_TORCH_REPLACE", "nccl")
     store = dist.HashStore()
     for rank in (0, 2):
@@ -220,13 +214,13 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_that_the_group_does_not_have(rank: int) -> None:
+def test_a_rank_that_the_group_does_not_have(rank):
     """It used to be an IndexError, and of -1 a wait for the last one."""
     with pytest.raises(ValueError, match=f"rank {rank} of 2 rank.*WORLD_SIZE"):
         rendezvous.await_all(dist.HashStore(), rank, [0, 1], 0.01)
 
 
-def test_a_group_of_another_size_is_made_where_one_was() -> None:
+def test_a_group_of_another_size_is_made_where_one_was():
     """After all groups were destroyed torch counts their names from 0 again, and torchrun's store is the same."""
     store = dist.HashStore()
     for size in random.sample([2, 3, 4], 3):
@@ -235,11 +229,11 @@ def test_a_group_of_another_size_is_made_where_one_was() -> None:
         assert [each.exception() for each in said] == [None] * size
 
 
-def test_a_rank_that_chose_another_backend_where_a_group_was() -> None:
+def test_a_rank_that_chose_another_backend_where_a_group_was():
     """It is found, also where ranks that waited in vain come again."""
     store = dist.HashStore()
 
-    def come(ranks: Sequence[int], seconds: float) -> list[str]:
+    def come(ranks, seconds):
         with ThreadPoolExecutor(3) as pool:
             said = [pool.submit(rendezvous.await_all, store, rank, [0, 1, 2], seconds) for rank in ranks]
         return [str(each.exception()) for each in said]
@@ -251,7 +245,7 @@ def test_a_rank_that_chose_another_backend_where_a_group_was() -> None:
 
 
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
-def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch, installs: Any) -> None:
+def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch, installs):
     """Whether it imports ucc_hetero.torch or not; once."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -263,7 +257,7 @@ def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytes
     assert str(e.value).count("ucch-run") == 1
 
 
-def test_ranks_that_chose_the_same_backend_go_on() -> None:
+def test_ranks_that_chose_the_same_backend_go_on():
     store = dist.HashStore()
     threads = [threading.Thread(target=rendezvous.await_all, args=(store, rank, [0, 1, 2], 0)) for rank in range(2)]
     for thread in threads:
@@ -301,6 +295,6 @@ assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.group
 """
 
 
-def test_groups_that_threads_make_at_once() -> None:
+def test_groups_that_threads_make_at_once():
     """All are listed, and so ended at the end of the process."""
     python(GROUPS, timeout=100)

@@ -1,11 +1,8 @@
 """Calls on a device's tensors: what is asked of streams and in which order, when messages are copied, by notes."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +11,7 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 
 from ucc_hetero.torch import streams
-from ucc_hetero.torch.experts import Event, Experts
+from ucc_hetero.torch.experts import Experts
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -22,13 +19,13 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 class Stream:
     """Stands for one of torch's, and for an event that was recorded in it; notes what is asked of it."""
 
-    def __init__(self, name: str, notes: list[str], device: Any = FIRST) -> None:
+    def __init__(self, name, notes, device=FIRST):
         self.name, self.notes, self.device, self.cuda_stream = name, notes, device, id(self)
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event):
         self.notes.append(f"{self.name} waits for an event of {event.name}")
 
-    def record_event(self) -> Stream:
+    def record_event(self):
         self.notes.append(f"event in {self.name}")
         return self
 
@@ -38,26 +35,26 @@ class Cuda:
 
     Event = Mock
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
+    def __init__(self):
+        self.notes = []
         self.main = self.current = Stream("main", self.notes)
         self.here = threading.local()
         self.is_initialized = lambda: False
 
-    def Stream(self, device: Any) -> Stream:
+    def Stream(self, device):
         return Stream("side", self.notes, device)
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device=None):
         return self.current
 
     @contextmanager
-    def device(self, device: Any) -> Any:
+    def device(self, device):
         before, self.here.device = getattr(self.here, "device", FIRST), device
         yield
         self.here.device = before  # in name only, until something is done there
 
     @contextmanager
-    def stream(self, stream: Stream) -> Any:
+    def stream(self, stream):
         before, self.current = self.current, stream
         with self.device(stream.device):
             yield
@@ -67,7 +64,7 @@ class Cuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     found = Cuda()
     monkeypatch.setattr(streams.torch, "cuda", found)
     monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
@@ -76,20 +73,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return found
 
 
-def test_calls_that_order_themselves_take_streams_in_turn(cuda: Cuda) -> None:
+def test_calls_that_order_themselves_take_streams_in_turn(cuda):
     """No call then waits for the end of the one before."""
-    side, taken = streams.SideStream(FIRST, 2), list[int]()
+    side, taken = streams.SideStream(FIRST, 2), []
     for _ in range(4):
-        request: Any = SimpleNamespace(in_stream=True, finished=True)
+        request = SimpleNamespace(in_stream=True, finished=True)
         side.run(lambda stream: taken.append(stream) or request, (), None, asynchronous=True)  # noqa: B023
     assert taken == taken[:2] * 2 and len({*taken, cuda.main.cuda_stream}) == 3
 
 
-def test_threads_leave_nothing_on_the_first_device(cuda: Cuda) -> None:
+def test_threads_leave_nothing_on_the_first_device(cuda):
     """A stream on a device of another rank would make a context there."""
-    seen: list[Any] = []
+    seen = []
 
-    def work() -> None:
+    def work():
         for _ in range(2):
             with streams.in_idle_stream([SECOND]):
                 seen.append((cuda.current.name, cuda.here.device))
@@ -100,7 +97,7 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda) -> None:
     assert seen == [("side", SECOND)] * 2 and cuda.current is cuda.main and not cuda.notes
 
 
-def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
+def test_experts_work_beside_the_current_stream(cuda):
     notes = cuda.notes
 
     class Kept(torch.Tensor):
@@ -108,7 +105,7 @@ def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
 
         is_cpu, device, name = False, FIRST, "result"
 
-        def record_stream(self, stream: Any) -> None:
+        def record_stream(self, stream):
             notes.append(f"{self.name} is kept for {stream.name}")
 
     given, made = torch.empty(1).as_subclass(Kept), torch.empty(1).as_subclass(Kept)
@@ -116,7 +113,7 @@ def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
     experts = Experts.__new__(Experts)
     experts._sides = {}
 
-    def run(**how: Any) -> Event:
+    def run(**how):
         notes.clear()
         result, event = experts._run(lambda: notes.append(f"work in {cuda.current.name}") or (made,), [given], **how)
         assert result is made and cuda.current is cuda.main

@@ -25,12 +25,10 @@ def ring(events, capacity):
 
 def part(rank, events, steps=STEPS, clock=0):
     lines = [
-        {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
-        {"clock": [0, clock, 7]},
-        {"places": {"a": 0, "1b": 1}},
-        {"comm": 1, "number": 3, "time": 1, "ranks": [0, 1, 2]},
+        {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"}, {"clock": [0, clock, 7]},
+        {"places": {"a": 0, "1b": 1}}, {"comm": 1, "number": 3, "time": 1, "ranks": [0, 1, 2]},
         {"program": 1, "of": 1, "label": "allreduce", "algorithm": "rail", "fragments": 1, "steps": steps},
-    ]
+    ]  # fmt: skip
     return parse_part([json.dumps(line) + "\n" for line in lines], used(ring(events, 16)))
 
 
