@@ -240,7 +240,8 @@ def guarded() -> Iterator[None]:
     try:
         yield
     finally:
-        os.write(write, b".")
+        with contextlib.suppress(OSError):  # it has been killed
+            os.write(write, b".")
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
