@@ -169,7 +169,13 @@ except CollectiveError as error:
 (folder / f"down{comm.rank}").touch()
 while not (folder / "back").exists():
     time.sleep(0.01)
-with Communicator() as other:
+other = None
+while other is None:
+    try:
+        other = Communicator()
+    except CollectiveError:
+        pass  # the kernel has just refused to connect, as it still takes the other host for unreachable
+with other:
     right(other, n)
     assert other._runner.members.job is not comm._runner.members.job, "its connections may have been given up"
 print("right", flush=True)
@@ -202,6 +208,31 @@ def test_the_link_of_the_data_is_cut(emulate, appear, tmp_path, call):
     done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
     said = re.findall(r"cut: .* not answer over the link 10.11.0.[12] - 10.11.0.[12], ", done.stdout)
     assert (len(said), done.stdout.count("right")) == (2, 2), (about, done.stdout, done.stderr)
+
+
+FAILS = """
+from mpi4py import MPI
+from ucc_hetero import CollectiveError, Communicator
+from ucc_hetero.bootstrap.teams import Teams
+
+def fails(*_):
+    raise CollectiveError("mine alone")
+
+if MPI.COMM_WORLD.rank == 1:
+    Teams._canary = fails
+try:
+    Communicator()
+except CollectiveError as error:
+    print(f"rank {MPI.COMM_WORLD.rank}:", error, flush=True)
+"""
+
+
+def test_a_team_that_fails_on_one_rank(emulate):
+    """As a connection is refused there, say. Others used to wait for it until the deadline."""
+    done = emulate(hosts=2, slots=1).mpirun(
+        [sys.executable, "-c", FAILS], env={"UCCH_TIMEOUT": str(DEADLINE)}, timeout=60
+    )
+    assert "rank 1: mine alone" in done.stdout and "rank 1 could not create its teams" in done.stdout, done.stderr
 
 
 #: A receive from any rank, of whom one is behind a link that is cut, and sends, and one is beside it and does not.

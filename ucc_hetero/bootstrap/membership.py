@@ -127,6 +127,8 @@ class Membership:
         """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all work."""
         self.teams.look, self.teams.together = partial(self._look, time.monotonic()), True
         failure = self._first_teams()
+        if failure is not None:
+            self.board.leave()  # others may be waiting for this rank in a team's first call
         everyone = self.mpi.allgather(str(failure) if failure else "")
         if failure is not None:
             raise failure
@@ -142,6 +144,9 @@ class Membership:
         if (peer := self.board.rank_of(self.board.cut(time.monotonic() - began))) >= 0:
             text = wires.cut_text(self.board.link_to(peer))
             raise CollectiveError(f"rank {self.rank}: no connection with rank {peer}: {text}")
+        for rank in range(self.size):
+            if rank != self.rank and self.board.fate(rank) == lib.UCCH_LEFT:
+                raise CollectiveError(f"rank {self.rank}: rank {rank} could not create its teams")
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
