@@ -1,6 +1,7 @@
 """Build of the cffi module and, where it exists, for the stable ABI. pyproject.toml says everything else."""
 
 import os
+import shutil
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
 
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 
 class ParallelBuild(build_ext):
@@ -31,10 +33,19 @@ class ParallelBuild(build_ext):
         super().build_extensions()
 
 
+class FreshBuild(build_py):
+    """Copies modules to an empty folder: pip builds in the clone, where those of an earlier build would come along."""
+
+    def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(os.path.join(self.build_lib, "ucc_hetero"), ignore_errors=True)
+        super().run()
+
+
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 setup(
     cffi_modules=["cffi_build/build.py:ffibuilder"],
-    cmdclass={"build_ext": ParallelBuild},
+    cmdclass={"build_ext": ParallelBuild, "build_py": FreshBuild},
     options={} if free_threaded else {"bdist_wheel": {"py_limited_api": "cp310"}},
 )

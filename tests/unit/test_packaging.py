@@ -161,3 +161,13 @@ def test_a_broken_pipe_to_anything_else_is_an_error():
 def test_the_status_is_passed_on_and_the_signal_stays_ignored():
     assert ends_with_its_reader(lambda arguments: 7)([]) == 7
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
+def test_a_module_that_is_gone_is_not_installed(tmp_path):
+    """pip builds in the clone, and leaves what it has built there."""
+    stale = tmp_path / "ucc_hetero" / "gone.py"
+    stale.parent.mkdir()
+    stale.touch()
+    words = ["setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+    assert (tmp_path / "ucc_hetero" / "env.py").exists() and not stale.exists()

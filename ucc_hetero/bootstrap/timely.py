@@ -226,7 +226,7 @@ class Timely:
         """Ranks that do not answer: they have not come, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
         ways = ((words, words.places(self._mpi)) for words in (*tuple(_private.values()), self._own))
-        words, places = next(way for way in ways if way[1])
+        words, places = next((way for way in ways if way[1]), (self._own, [*range(self._mpi.Get_size())]))
         for rank in others:
             self._say(_ASKED, words, places, rank)
 
