@@ -1,24 +1,23 @@
-/* Whole calls queued in streams when they are made: copies to and from other ranks' channels, kernels, the vendor's
- * collectives, and the waits between them. From then on the devices do everything, and no host has to look: it would
- * call the driver while others launch their work, and get in their way.
+/* Queues whole calls in streams when they are made: copies to and from the channels of other ranks, kernels,
+ * collectives of the vendor's library, and the waits between them. The devices then run the call alone: a host that
+ * polled would call the driver, which delays other threads that launch work.
  *
- * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
- * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages: short ones that wires carry by one kernel, the others round by round a chunk of each channel,
- * and what goes out before what comes in. */
+ * The order of queueing prevents deadlock between ranks, even where a device runs all streams one after the other. It
+ * goes stage by stage through the plan, which is the same on every rank: first the vendor's collectives; then the
+ * messages: short ones over wires by one kernel, the others in rounds of a chunk per channel, sends before receives. */
 #include <stdlib.h>
 
 #include "coll/coll.h"
 
-/* Calls that move fewer bytes do not gain from several streams as much as these cost. */
+/* Calls that move fewer bytes run in the caller's stream alone: several streams cost more than they gain. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
-/* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
+/* Kernels in a graph that wait have few blocks. Longer moves are left to copies and to kernels that do not wait. */
 #define LONG_MOVE ((size_t)1 << 20)
-/* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
- * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
+/* Pieces of each message that a kernel in a graph sends before it waits for a piece. Its moves run one after the other,
+ * so this keeps other ranks and wires busy. Fewer than the slots of a ring. */
 #define AHEAD 3
-/* Of the kernel that moves short messages by wires: threads of a block, blocks of either direction, and bytes of a
- * piece that make another block worth while. */
+/* Kernel that moves short messages over wires: threads per block, most blocks per direction, and bytes of a piece per
+ * block. */
 #define COPY_THREADS 512
 #define COPY_BLOCKS 2
 #define COPY_SLICE ((uint64_t)16 << 10)
@@ -27,13 +26,13 @@ typedef struct queue {
     ucch_program *p;
     ucch_channels *c;
     ucch_launch *l;
-    void *stream;      /* the caller's */
-    int alone;         /* all in the caller's stream */
-    ucch_moves *fused; /* all by one kernel there: what it is to do */
-    int apart;         /* or by several, in a graph: moves of one need nothing of each other */
-    int flushed;       /* the last step that is over before the next of them */
-    int bank;          /* of scratch; -1: none */
-    ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving stream wait next */
+    void *stream;      /* the caller's stream */
+    int alone;         /* everything goes into the caller's stream */
+    ucch_moves *fused; /* moves of the kernel that does all of it, or NULL */
+    int apart;         /* in a graph, several kernels: moves of one kernel do not depend on each other */
+    int flushed;       /* the last step in a kernel that was launched */
+    int bank;          /* bank of scratch; -1: none */
+    ucch_counter owed; /* still to be set to `value`, by the driver call that has the receiving stream wait next */
     uint32_t value;
     int turn;
     int used[STREAMS], seen[STREAMS][STREAMS], last[STREAMS];
@@ -43,9 +42,9 @@ static int wait_for(void *stream, void *event) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
 }
 
-/* ---- what goes into a stream ---- */
+/* ---- kernels and waits ---- */
 
-/* Launch the kernel that has been put together: channels count from there. */
+/* Launch the kernel of the moves so far. Pieces of channels are counted from here. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
     if (q->p->is.in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
@@ -74,7 +73,7 @@ static int wait_call(queue *q, uint64_t call, void *stream) {
 
 /* ---- around the call ---- */
 
-/* Behind all earlier calls of the communicator, whatever streams they are in. */
+/* Order the caller's stream behind all earlier calls of the communicator, in any stream. */
 static int begin_alone(queue *q) {
     ucch_channels *c = q->c;
     int status = wait_call(q, c->alone, q->stream);
@@ -86,7 +85,7 @@ static int begin_alone(queue *q) {
     return status;
 }
 
-/* One of the communicator's streams, which is told at its first use in this call to wait for what has to be over. */
+/* Get one of the communicator's streams. At its first use in this call it is told to wait for earlier work. */
 static int enter(queue *q, int which, void **stream) {
     ucch_channels *c = q->c;
     *stream = q->alone ? q->stream : c->streams[which];
@@ -99,12 +98,12 @@ static int enter(queue *q, int which, void **stream) {
     return status;
 }
 
-/* True if the stream of local steps, for which the caller's waits, has waited for all of another one. */
+/* True if STREAM_LOCAL, which the caller's stream waits for, is behind everything in the other stream. */
 static int behind_local(const queue *q, int other) {
     return q->used[STREAM_LOCAL] && q->last[other] && q->seen[STREAM_LOCAL][other] == q->last[other];
 }
 
-/* The caller's stream goes on when all others have got here; and those that wait for the call are told. */
+/* Let the caller's stream wait for the other streams, and signal the call's end. */
 static int leave(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
@@ -122,7 +121,7 @@ static int leave(queue *q) {
 
 /* ---- steps ---- */
 
-/* Let a stream wait for the steps that one of its own needs: the last of each other stream will do. */
+/* Let `stream` wait for the steps that `s` depends on; of each other stream the last such step is enough. */
 static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
     const ucch_step *last[STREAMS] = {NULL};
     int status = 0;
@@ -147,7 +146,7 @@ static int mark(queue *q, ucch_step *s, void *stream) {
     return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
-/* A local step that is no move of a kernel's. */
+/* Run a local step as a copy or kernel of its own. */
 static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
     size_t bytes = t->count * t->src_bytes;
     const device_ops *ops = ucch_bound_ops();
@@ -178,7 +177,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     return status ?: ucch_fused_add(q->fused, m);
 }
 
-/* A collective, by the vendor's library alone. */
+/* Launch a collective of the vendor's library. */
 static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
     int status = ucch_team_engine_locked(s->is.team, stream, l->alone, &engine);
@@ -190,7 +189,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     l->each[l->n++].context = s->is.team->context;
     s->is.team->context->users++;
     status = ucch_team_post_locked(engine, s->request);
-    s->request = NULL; /* the program is free for its next call */
+    s->request = NULL; /* the program may be used for its next call */
     return status;
 }
 
@@ -210,7 +209,7 @@ static int step(queue *q, ucch_step *s) {
 
 /* ---- messages ---- */
 
-/* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
+/* Add a piece in a graph. Its slot is known only when the kernel runs, from the channel's count. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
     int comes = s->is.kind == UCCH_STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
@@ -232,15 +231,15 @@ static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, c
     return status ?: ucch_fused_add(q->fused, m);
 }
 
-/* Pieces that are moved at a time: from `data` on, `n` of so many bytes each. */
+/* Consecutive pieces that are moved at once: `n` pieces of `bytes` bytes each, from `data` on. */
 typedef struct chunk {
     char *data;
     size_t bytes;
     uint32_t n;
 } chunk;
 
-/* As many as the ring's kind has at a time: by wires up to half a ring. The same at both ends, and so is the order in
- * which ranks have their streams move chunks. */
+/* Pieces in the next chunk: up to half a ring over wires, else 1. Both ends compute the same, and all ranks queue
+ * chunks in the same order. */
 static uint32_t pieces_now(const ucch_channel *channel, uint64_t nth, uint64_t left) {
     uint64_t most = channel->flow && !channel->steps ? UCCH_RING_SLOTS / 2 : 1;
     return ucch_channel_chunk((uint32_t)channel->pieces, nth, left, most);
@@ -262,9 +261,9 @@ static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *strea
     return status ?: copy_chunk(q, to, first, some, 0, stream) ?: signal_counter(q, to->published, end, stream);
 }
 
-/* The call of the driver that waits for the next chunk also says that this one has been taken out, unless it is the
- * message's last. No sender stands still meanwhile, even where a device runs all streams one after the other: it puts
- * the next chunk into other slots. */
+/* Receive a chunk. The driver call that waits for the next chunk also acknowledges this one, unless it is the message's
+ * last. The sender does not stall meanwhile, even where a device runs all streams one after the other: the next chunk
+ * goes into other slots. */
 static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
     uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
     int status = q->owed.seen ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, stream)
@@ -282,16 +281,15 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
     return (ucch_step_span(s)->count + piece - 1) / piece;
 }
 
-/* Before a message's first piece: 0, or a failure. */
+/* Prepare the first piece of a message. Returns 0 or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
     if (status || q->p->is.in_graph) return status;
-    int last =
-        channel->stream; /* that used the channel; a call in one stream is behind all of them, and these behind it */
+    int last = channel->stream; /* stream of the channel's last message; calls in one stream are ordered by it */
     if (!q->alone) channel->stream = mine;
     if (!q->alone && last && last != mine) status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
     if (status || !channel->flow) return status;
-    /* Network threads carry the channel: they are told what this call makes of its next pieces. */
+    /* Tell the network threads of the channel how this call divides its message. */
     return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
                          q->p->about.signature);
 }
@@ -314,8 +312,8 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     return status || s->left ? status : mark(q, s, stream);
 }
 
-/* A chunk of every channel that still has one, of this direction: how many, or a failure. The messages of one channel
- * go one after the other. */
+/* Queue one chunk of every channel that has one left in this direction. Returns how many, or a failure. Messages of a
+ * channel are queued one after the other. */
 static int round_of(queue *q, int first, int end, int kind, int early) {
     int moved = 0;
     uint64_t round = ++q->c->round;
@@ -336,8 +334,8 @@ static int is_copy(const ucch_step *s, int kind) {
     return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
-/* One message more for the kernel, of pieces that are counted now; what is sent before what is received. One that has
- * the ring of another begins behind it. */
+/* Add a message to the copy kernel, sends before receives. A message on the same ring as an earlier one begins behind
+ * it. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
     const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
@@ -363,9 +361,9 @@ static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream)
     return 0;
 }
 
-/* Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
- * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
- * driver, which the other end may do; the host lets the kernel go as it lets streams go, by the words. */
+/* Launch one kernel for both directions, with blocks for each, so that no rank waits for another one for ever where a
+ * device runs one stream after the other. Rings, counters and the order of pieces are the same as for copies by the
+ * driver, which the other end may use. The host releases the kernel like a stream, by setting its counters. */
 static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *stream) {
     uint64_t longest = 1;
     for (unsigned k = 0; k < all->n; k++) {
@@ -381,8 +379,8 @@ static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *st
                             "launch");
 }
 
-/* What wires carry of these steps and is short, by a kernel: 0, or a failure. More than one has room for is left to the
- * rounds, in the same stream. */
+/* Move the short messages over wires of these steps by one kernel. Returns 0 or a failure. If there are more than the
+ * kernel takes, all are left to the rounds, in the same stream. */
 static int by_kernel(queue *q, int first, int end) {
     static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
@@ -404,7 +402,7 @@ static int by_kernel(queue *q, int first, int end) {
     return status;
 }
 
-/* The messages of a stage: the same order everywhere, whether a kernel moves some of them or not. */
+/* Queue the messages of a stage. Their order is the same on all ranks, whether a kernel moves some of them or not. */
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
@@ -428,8 +426,8 @@ static int messages(queue *q, int first, int end) {
 
 /* ---- the call ---- */
 
-/* Have the scratch that the call needs: 0, or a failure. Before other ranks are told of the call, and without the lock:
- * allocations may wait for streams. */
+/* Allocate the scratch that the call needs. Returns 0 or a failure. Called before the call is published and without the
+ * lock: allocations may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
     int bank = p->is.in_graph ? GRAPH_BANK : (int)(c->banked & 1);
@@ -447,8 +445,8 @@ static uint64_t moved_by(const ucch_program *p) {
     return bytes;
 }
 
-/* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go.
- * Without the lock; one call at a time. In a graph there is no launch `l`. */
+/* Queue the whole program with its current buffers. Returns 0, or a failure that leaves streams to be released. Called
+ * without the lock, one call at a time. `l` is NULL in a graph. */
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
@@ -461,7 +459,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     if (p->is.tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
     if (p->is.tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
-        p->steps[i].turn = 0; /* those that move nothing are not waited for */
+        p->steps[i].turn = 0; /* steps that move nothing are not waited for */
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
@@ -473,7 +471,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     return status || graph ? status : leave(&q);
 }
 
-/* All of a program's collectives, by the vendor's library alone, into one stream. */
+/* Launch all collectives of a program into one stream. */
 int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream) {
     int status = 0;
     for (int i = 0; i < p->nsteps && status >= 0; i++)
