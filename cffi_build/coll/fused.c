@@ -61,22 +61,23 @@ typedef struct extent {
 
 static extent extent_of(const void *at, uint64_t n) { return (extent){at, (const char *)at + n}; }
 
-static int meet(extent one, extent other) { return one.from < other.end && other.from < one.end; }
+static int overlap(extent a, extent b) { return a.from < b.end && b.from < a.end; }
 
 /* True if blocks may read one extent while they write the other, element by element. */
-static int go_together(extent one, extent other) { return one.from == other.from || !meet(one, other); }
+static int may_share(extent a, extent b) { return a.from == b.from || !overlap(a, b); }
 
 static uint64_t bytes_in(const ucch_program *p, const ucch_move *m) {
     return m->kind == MOVE_COMBINE ? m->n * p->element : m->n;
 }
 
 /* True if a move from `first` up to `end` reads or writes this memory. */
-static int used(const ucch_program *p, const ucch_moves *w, uint64_t first, uint64_t end, extent what) {
+static int uses_memory(const ucch_program *p, const ucch_moves *w, uint64_t first, uint64_t end, extent what) {
     for (uint64_t k = first; k < end; k++) {
         const ucch_move *m = &w->each[k];
         uint64_t n = bytes_in(p, m);
-        if ((m->slot != SLOT_SRC && meet(extent_of(m->src, n), what)) ||
-            (m->slot != SLOT_DST && meet(extent_of(m->dst, n), what)) || (m->own && meet(extent_of(m->own, n), what)))
+        if ((m->slot != SLOT_SRC && overlap(extent_of(m->src, n), what)) ||
+            (m->slot != SLOT_DST && overlap(extent_of(m->dst, n), what)) ||
+            (m->own && overlap(extent_of(m->own, n), what)))
             return 1;
     }
     return 0;
@@ -100,8 +101,8 @@ static int join_message(const ucch_program *p, ucch_moves *w, uint64_t k) {
         const ucch_move *m = &w->each[i];
         int second = m->dst == sum->src, fits = m->kind == MOVE_LL_RECEIVE && m->n == bytes_in(p, sum);
         extent place = second ? src : dst, other = second ? dst : src;
-        if (!fits || !(second || m->dst == sum->dst) || !in_scratch(p, place) || !go_together(src, dst)) continue;
-        if (used(p, w, i + 1, k, place) || (second && used(p, w, k + 1, w->n, place))) return 0;
+        if (!fits || !(second || m->dst == sum->dst) || !in_scratch(p, place) || !may_share(src, dst)) continue;
+        if (uses_memory(p, w, i + 1, k, place) || (second && uses_memory(p, w, k + 1, w->n, place))) return 0;
         ucch_move joined = *m;
         joined.kind = second ? MOVE_LL_SECOND : MOVE_LL_FIRST;
         joined.own = other.from;
@@ -120,12 +121,12 @@ static uint64_t join_copies(const ucch_program *p, ucch_moves *w, uint64_t k) {
     const ucch_move *before = k ? sum - 1 : NULL, *after = k + 1 < w->n ? sum + 1 : NULL;
     extent dst = extent_of(sum->dst, sum->n);
     if (after && after->kind == MOVE_COPY && !after->steps && after->src == sum->dst && after->n == sum->n &&
-        in_scratch(p, dst) && !used(p, w, k + 2, w->n, dst) &&
-        go_together(extent_of(sum->own, sum->n), extent_of(after->dst, sum->n))) {
+        in_scratch(p, dst) && !uses_memory(p, w, k + 2, w->n, dst) &&
+        may_share(extent_of(sum->own, sum->n), extent_of(after->dst, sum->n))) {
         sum->dst = after->dst;
         drop_move(w, k + 1);
     } else if (before && before->kind == MOVE_COPY && !before->steps && before->dst == sum->own &&
-               sum->own == sum->dst && before->n == sum->n && go_together(extent_of(before->src, sum->n), dst)) {
+               sum->own == sum->dst && before->n == sum->n && may_share(extent_of(before->src, sum->n), dst)) {
         sum->own = before->src;
         drop_move(w, --k);
     }
@@ -139,13 +140,13 @@ void ucch_fused_join(const ucch_program *p, ucch_moves *w) {
         if (w->each[k].kind == MOVE_COMBINE && join_message(p, w, k)) k = join_copies(p, w, k - 1);
 }
 
-/* Launch the moves that were added. `apart`: no move depends on another one. */
-int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream) {
+/* Launch the moves that were added. `independent`: no move depends on another one. */
+int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int independent, void *stream) {
     ucch_graphs *g = &p->channels->graphs;
     uint64_t longest = 1;
     for (uint64_t i = 0; i < w->n; i++)
         longest = w->each[i].n > longest ? w->each[i].n : longest;
-    unsigned blocks = p->sliced || apart ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
+    unsigned blocks = p->sliced || independent ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
     blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
     w->arrived = p->is.in_graph ? g->arrived : p->channels->arrived;
     w->replays = p->is.in_graph ? g->seen : NULL;

@@ -12,10 +12,10 @@
 
 /* A step between hosts usually fails because a rank died. Seconds to wait for that news before the step's own status is
  * reported. */
-#define CAUSE_S 1.0
+#define CAUSE_WAIT_S 1.0
 
 /* Seconds that a start waits while streams are held before it allocates device memory all the same. */
-#define PATIENCE_S 0.02
+#define HELD_WAIT_S 0.02
 
 /* Release libucc's requests while their teams still exist. A request in progress is left to libucc. */
 void ucch_program_drop(ucch_program *p) {
@@ -29,13 +29,13 @@ void ucch_program_drop(ucch_program *p) {
 
 /* Take scratch memory: the program's own on the host, borrowed from the pool on a device. `owner` is the stream that
  * orders the calls which may share it, or NULL. Returns UCCH_LATER if memory would have to be allocated while a
- * stream is held: the allocation could wait for that stream, which waits for this rank. `anyway` allocates in spite
+ * stream is held: the allocation could wait for that stream, which waits for this rank. `force` allocates in spite
  * of that. */
-static int take_scratch(ucch_program *p, const void *owner, int anyway) {
+static int take_scratch(ucch_program *p, const void *owner, int force) {
     if (p->base[UCCH_TMP] || !p->is.tmp_bytes) return 0;
     if (!p->is.on_device)
         return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->is.tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
-    int may_add = anyway || !ucch_gates_held();
+    int may_add = force || !ucch_gates_held();
     p->base[UCCH_TMP] = ucch_pool_take(0, p->is.tmp_bytes, owner, may_add);
     return p->base[UCCH_TMP] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
@@ -64,7 +64,7 @@ void ucch_program_free(ucch_program *p) {
 ucch_op *ucch_program_op(ucch_program *p) { return &p->op; }
 
 /* One buffer of a collective; its v-form if there are counts and displacements per rank. */
-static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *table, ucc_datatype_t dtype) {
+static ucc_coll_buffer_t buffer_of(const ucch_span *span, const uint64_t *const *table, ucc_datatype_t dtype) {
     ucc_coll_buffer_t side = {.info = {.count = span->count, .datatype = dtype}};
     if (table[0])
         side.info_v = (ucc_coll_buffer_info_v_t){
@@ -81,8 +81,8 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .root = part->root,
                                     .flags = part->flags,
                                     .mask = part->flags ? MASK_FLAGS : 0,
-                                    .src = side_of(&part->src, &part->tables[0], dtype),
-                                    .dst = side_of(&part->dst, &part->tables[2], dtype)};
+                                    .src = buffer_of(&part->src, &part->tables[0], dtype),
+                                    .dst = buffer_of(&part->dst, &part->tables[2], dtype)};
     if (part->kind == UCCH_STEP_EXCHANGE) {
         if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
         s->exchange = (ucch_exchange){.is = &s->is, .count = part->bytes / ucch_step_bytes(dtype, 1)};
@@ -134,7 +134,7 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
 
 /* ---- execution on the host ---- */
 
-static int ready(const ucch_program *p, const ucch_step *s) {
+static int is_ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->is.ndeps; k++)
         if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
     return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
@@ -193,7 +193,7 @@ static int advance_locked(ucch_op *op) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = 0;
-        if (s->state == WAITING && ready(p, s)) {
+        if (s->state == WAITING && is_ready(p, s)) {
             if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
             status = ucch_step_post_locked(p, s);
             moved++;
@@ -231,7 +231,7 @@ static int check_locked(ucch_op *op, double now) {
     int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
     if (!bad) bad = ucch_board_stuck(p->board, op->error.seq, now - op->started, &op->error.peer);
     if (bad || has_lost_message(p)) return bad ? bad : UCCH_FAIL_LOST;
-    return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
+    return p->deferred && now - p->deferred_since > CAUSE_WAIT_S ? p->deferred : 0;
 }
 
 /* The op ends before its steps are abandoned: a callback run by a cancel then finds nothing to complete. */
@@ -246,7 +246,7 @@ static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; p->is.on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
+        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_init_requests_locked(s->is.team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -255,11 +255,11 @@ static int init_all_locked(ucch_program *p) {
     return 0;
 }
 
-static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
+static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int force) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
     if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
-    int status = take_scratch(p, owner, anyway);
+    int status = take_scratch(p, owner, force);
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
@@ -282,17 +282,17 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
 
 /* Where a call starts: on the host at once, or when `stream` reaches this point; with `ordered` the stream also waits
  * for its end. */
-typedef struct place {
+typedef struct start_point {
     int in_stream, ordered;
     void *stream;
-} place;
+} start_point;
 
 /* `owner` is the handle plus 1, as the handle of the default stream is 0. Calls that one stream orders share
  * scratch. */
-static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, place at, int anyway) {
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, start_point at, int force) {
     const void *owner = at.ordered ? (const char *)at.stream + 1 : NULL;
     int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, at.stream);
-    if (!status) status = start_locked(p, send, recv, timeout, owner, anyway);
+    if (!status) status = start_locked(p, send, recv, timeout, owner, force);
     ucch_wake_locked();
     if (status < 0) {
         p->gate.closed = 0;
@@ -305,27 +305,27 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
 }
 
 /* Waits for held streams only briefly: they may wait for calls of other ranks, which may wait for this call. */
-static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
-    for (double until = ucch_now() + PATIENCE_S;; sched_yield()) {
+static int start(ucch_program *p, void *send, void *recv, double timeout, start_point at) {
+    for (double until = ucch_now() + HELD_WAIT_S;; sched_yield()) {
         UCCH_LOCKED;
         UCCH_ON_DEVICE;
-        int anyway = ucch_now() > until;
-        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
-                                  : start_locked(p, send, recv, timeout, NULL, anyway);
+        int force = ucch_now() > until;
+        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, force)
+                                  : start_locked(p, send, recv, timeout, NULL, force);
         if (status != UCCH_LATER) return status;
     }
 }
 
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->streams[STREAM_LOCAL]);
-    return start(p, send, recv, timeout, (place){0, 0, NULL});
+    return start(p, send, recv, timeout, (start_point){0, 0, NULL});
 }
 
 /* Start when `stream` reaches this point. Returns 1 if the stream waits for the end (`ordered`; the progress thread
  * must run), 0 if it does not and the caller has to wait. Holds the lock until the stream was told to wait: the program
  * must not end, and release the stream, before that. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    if (!p->channels) return start(p, send, recv, timeout, (place){1, ordered, stream});
+    if (!p->channels) return start(p, send, recv, timeout, (start_point){1, ordered, stream});
     int status = ucch_program_queue(p, send, recv, timeout, stream);
     return status < 0 ? status : 1;
 }
@@ -370,7 +370,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
         if (s->is.kind == UCCH_STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = ucch_team_make_locked(s->is.team);
+            status = ucch_team_init_requests_locked(s->is.team);
             if (status >= 0) status = ucch_step_init_locked(p, s);
         }
     }

@@ -26,13 +26,13 @@ typedef struct queue {
     ucch_program *p;
     ucch_channels *c;
     ucch_launch *l;
-    void *stream;      /* the caller's stream */
-    int alone;         /* everything goes into the caller's stream */
-    ucch_moves *fused; /* moves of the kernel that does all of it, or NULL */
-    int apart;         /* in a graph, several kernels: moves of one kernel do not depend on each other */
-    int flushed;       /* the last step in a kernel that was launched */
-    int bank;          /* bank of scratch; -1: none */
-    ucch_counter owed; /* still to be set to `value`, by the driver call that has the receiving stream wait next */
+    void *stream;        /* the caller's stream */
+    int alone;           /* everything goes into the caller's stream */
+    ucch_moves *fused;   /* moves of the kernel that does all of it, or NULL */
+    int independent;     /* in a graph, several kernels: moves of one kernel do not depend on each other */
+    int flushed;         /* the last step in a kernel that was launched */
+    int bank;            /* bank of scratch; -1: none */
+    ucch_counter to_ack; /* still to be set to `value`, by the driver call that has the receiving stream wait next */
     uint32_t value;
     int turn;
     int used[STREAMS], seen[STREAMS][STREAMS], last[STREAMS];
@@ -47,8 +47,8 @@ static int wait_for(void *stream, void *event) {
 /* Launch the kernel of the moves so far. Pieces of channels are counted from here. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
-    if (q->p->is.in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
-    int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
+    if (q->p->is.in_graph && !q->independent) ucch_fused_join(q->p, q->fused);
+    int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->independent, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
     for (int i = 0; q->p->is.in_graph && i < 2 * c->size * UCCH_RINGS; i++)
@@ -86,7 +86,7 @@ static int begin_alone(queue *q) {
 }
 
 /* Get one of the communicator's streams. At its first use in this call it is told to wait for earlier work. */
-static int enter(queue *q, int which, void **stream) {
+static int enter_stream(queue *q, int which, void **stream) {
     ucch_channels *c = q->c;
     *stream = q->alone ? q->stream : c->streams[which];
     if (q->alone || q->used[which]) return 0;
@@ -104,7 +104,7 @@ static int behind_local(const queue *q, int other) {
 }
 
 /* Let the caller's stream wait for the other streams, and signal the call's end. */
-static int leave(queue *q) {
+static int end_call(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
     for (int i = 0; i < STREAMS && !status; i++)
@@ -122,32 +122,32 @@ static int leave(queue *q) {
 /* ---- steps ---- */
 
 /* Let `stream` wait for the steps that `s` depends on; of each other stream the last such step is enough. */
-static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
+static int wait_for_deps(queue *q, const ucch_step *s, int own_stream, void *stream) {
     const ucch_step *last[STREAMS] = {NULL};
     int status = 0;
-    for (int k = 0; q->apart && k < s->is.ndeps; k++)
+    for (int k = 0; q->independent && k < s->is.ndeps; k++)
         if (q->p->steps[s->is.deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
     for (int k = 0; k < s->is.ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->is.deps[k]];
         int other = ucch_stream_of(earlier);
-        if (other != mine && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
+        if (other != own_stream && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
     for (int other = 0; other < STREAMS && !status; other++)
-        if (last[other] && last[other]->turn > q->seen[mine][other]) {
+        if (last[other] && last[other]->turn > q->seen[own_stream][other]) {
             status = wait_for(stream, last[other]->end);
-            q->seen[mine][other] = last[other]->turn;
+            q->seen[own_stream][other] = last[other]->turn;
         }
     return status;
 }
 
-static int mark(queue *q, ucch_step *s, void *stream) {
+static int record_step(queue *q, ucch_step *s, void *stream) {
     s->turn = q->last[ucch_stream_of(s)] = ++q->turn;
     return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
 /* Run a local step as a copy or kernel of its own. */
-static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
+static int run_local(queue *q, ucch_task *t, char *bounce, void *stream) {
     size_t bytes = t->count * t->src_bytes;
     const device_ops *ops = ucch_bound_ops();
     if (t->kind == UCCH_COPY) {
@@ -158,16 +158,17 @@ static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
     return function ? ucch_kernel_run(function, t, stream) : UCCH_FAIL_DEVICE;
 }
 
-static int local(queue *q, const ucch_step *s, void *stream) {
+static int queue_local(queue *q, const ucch_step *s, void *stream) {
     ucch_task t;
     ucch_step_task(q->p, s, &t);
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
     int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
     char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
-    int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
+    int alone =
+        q->independent && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
-    if (status || alone || !q->fused) return status ?: direct(q, &t, bounce, stream);
+    if (status || alone || !q->fused) return status ?: run_local(q, &t, bounce, stream);
     ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
     if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
     if (overlaps) {
@@ -193,39 +194,39 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     return status;
 }
 
-static int step(queue *q, ucch_step *s) {
+static int queue_step(queue *q, ucch_step *s) {
     void *stream;
-    int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
-    if (!status) status = await_earlier(q, s, mine, stream);
+    int own_stream = ucch_stream_of(s), status = enter_stream(q, own_stream, &stream);
+    if (!status) status = wait_for_deps(q, s, own_stream, stream);
     if (status) return status;
     if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->is.kind == UCCH_STEP_COLL) {
         UCCH_LOCKED;
         status = launch_locked(q->p, s, q->l, stream);
     } else
-        status = local(q, s, stream);
-    return status < 0 ? status : mark(q, s, stream);
+        status = queue_local(q, s, stream);
+    return status < 0 ? status : record_step(q, s, stream);
 }
 
 /* ---- messages ---- */
 
 /* Add a piece in a graph. Its slot is known only when the kernel runs, from the channel's count. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
-    int comes = s->is.kind == UCCH_STEP_RECV;
+    int is_recv = s->is.kind == UCCH_STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
-    int waits = !comes || !channel->by_flags;
-    ucch_move m = {.src = comes ? channel->seen : data,
-                   .dst = comes ? data : channel->seen,
-                   .wait = waits ? (comes ? channel->published : channel->consumed).seen : NULL,
-                   .tell = (comes ? channel->consumed : channel->published).seen,
-                   .least = comes ? 1u : 1u - UCCH_RING_SLOTS,
+    int waits = !is_recv || !channel->by_flags;
+    ucch_move m = {.src = is_recv ? channel->seen : data,
+                   .dst = is_recv ? data : channel->seen,
+                   .wait = waits ? (is_recv ? channel->published : channel->consumed).seen : NULL,
+                   .tell = (is_recv ? channel->consumed : channel->published).seen,
+                   .least = is_recv ? 1u : 1u - UCCH_RING_SLOTS,
                    .value = ucch_channel_take(channel, 1),
                    .kind = !channel->by_flags ? MOVE_COPY
-                           : comes            ? MOVE_LL_RECEIVE
+                           : is_recv          ? MOVE_LL_RECEIVE
                                               : MOVE_LL_SEND,
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
-                   .slot = comes ? SLOT_SRC : SLOT_DST,
+                   .slot = is_recv ? SLOT_SRC : SLOT_DST,
                    .stride = (uint32_t)channel->stride,
                    .tag = (uint32_t)s->is.tag};
     return status ?: ucch_fused_add(q->fused, m);
@@ -245,33 +246,33 @@ static uint32_t pieces_now(const ucch_channel *channel, uint64_t nth, uint64_t l
     return ucch_channel_chunk((uint32_t)channel->pieces, nth, left, most);
 }
 
-static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, const chunk *some, int comes,
+static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, const chunk *part, int is_recv,
                       void *stream) {
-    if (!q->fused) return ucch_channel_copy(channel, comes, number, some->n, some->data, some->bytes, stream);
+    if (!q->fused) return ucch_channel_copy(channel, is_recv, number, part->n, part->data, part->bytes, stream);
     char *slot = channel->seen + number % UCCH_RING_SLOTS * channel->stride;
-    return ucch_fused_add(q->fused, (ucch_move){.src = comes ? slot : some->data,
-                                                .dst = comes ? some->data : slot,
+    return ucch_fused_add(q->fused, (ucch_move){.src = is_recv ? slot : part->data,
+                                                .dst = is_recv ? part->data : slot,
                                                 .kind = MOVE_COPY,
-                                                .n = (uint32_t)some->bytes});
+                                                .n = (uint32_t)part->bytes});
 }
 
-static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *stream) {
-    uint32_t first = ucch_channel_take(to, some->n), end = first + some->n;
+static int send_chunk(queue *q, ucch_channel *to, const chunk *part, void *stream) {
+    uint32_t first = ucch_channel_take(to, part->n), end = first + part->n;
     int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, end - UCCH_RING_SLOTS, stream) : 0;
-    return status ?: copy_chunk(q, to, first, some, 0, stream) ?: signal_counter(q, to->published, end, stream);
+    return status ?: copy_chunk(q, to, first, part, 0, stream) ?: signal_counter(q, to->published, end, stream);
 }
 
 /* Receive a chunk. The driver call that waits for the next chunk also acknowledges this one, unless it is the message's
  * last. The sender does not stall meanwhile, even where a device runs all streams one after the other: the next chunk
  * goes into other slots. */
-static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
-    uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
-    int status = q->owed.seen ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, stream)
-                              : wait_counter(q, from->published, end, stream);
-    q->owed = (ucch_counter){NULL, NULL};
-    if (!status) status = copy_chunk(q, from, first, some, 1, stream);
+static int receive_chunk(queue *q, ucch_channel *from, const chunk *part, int last, void *stream) {
+    uint32_t first = ucch_channel_take(from, part->n), end = first + part->n;
+    int status = q->to_ack.seen ? ucch_counter_turn(q->to_ack, q->value, from->published, end, q->c->await, stream)
+                                : wait_counter(q, from->published, end, stream);
+    q->to_ack = (ucch_counter){NULL, NULL};
+    if (!status) status = copy_chunk(q, from, first, part, 1, stream);
     if (status || last || q->alone) return status ?: signal_counter(q, from->consumed, end, stream);
-    q->owed = from->consumed;
+    q->to_ack = from->consumed;
     q->value = end;
     return 0;
 }
@@ -283,54 +284,55 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
 
 /* Prepare the first piece of a message. Returns 0 or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
-    int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
+    int own_stream = ucch_stream_of(s), status = wait_for_deps(q, s, own_stream, stream);
     if (status || q->p->is.in_graph) return status;
     int last = channel->stream; /* stream of the channel's last message; calls in one stream are ordered by it */
-    if (!q->alone) channel->stream = mine;
-    if (!q->alone && last && last != mine) status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
+    if (!q->alone) channel->stream = own_stream;
+    if (!q->alone && last && last != own_stream)
+        status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
     if (status || !channel->flow) return status;
     /* Tell the network threads of the channel how this call divides its message. */
     return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
                          q->p->about.signature);
 }
 
-static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
+static int queue_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     const ucch_span *span = ucch_step_span(s);
     uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
-    chunk some = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
+    chunk part = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
     void *stream;
-    int status = enter(q, ucch_stream_of(s), &stream);
+    int status = enter_stream(q, ucch_stream_of(s), &stream);
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
-    s->left -= some.n;
+    s->left -= part.n;
     if (!status && q->p->is.in_graph)
-        status = piece_in_graph(q, channel, s, some.data, length);
+        status = piece_in_graph(q, channel, s, part.data, length);
     else if (!status)
-        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &some, stream)
-                                              : receive_chunk(q, channel, &some, !s->left, stream);
-    return status || s->left ? status : mark(q, s, stream);
+        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &part, stream)
+                                              : receive_chunk(q, channel, &part, !s->left, stream);
+    return status || s->left ? status : record_step(q, s, stream);
 }
 
-/* Queue one chunk of every channel that has one left in this direction. Returns how many, or a failure. Messages of a
- * channel are queued one after the other. */
-static int round_of(queue *q, int first, int end, int kind, int early) {
+/* Queue one chunk of every channel that has one left in this direction. Returns how nmessages, or a failure. Messages
+ * of a channel are queued one after the other. */
+static int queue_round(queue *q, int first, int end, int kind, int goes_first) {
     int moved = 0;
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != early) continue;
+        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != goes_first) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round) continue;
         channel->round = round;
-        int status = next_chunk(q, s, channel);
+        int status = queue_chunk(q, s, channel);
         if (status < 0) return status;
         moved++;
     }
     return moved;
 }
 
-static int is_copy(const ucch_step *s, int kind) {
+static int goes_by_kernel(const ucch_step *s, int kind) {
     return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
@@ -339,16 +341,16 @@ static int is_copy(const ucch_step *s, int kind) {
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
     const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
-    int comes = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
+    int is_recv = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
     if (status) return status;
     size_t piece = ucch_piece_of(q->c, s);
     uint32_t pieces = (uint32_t)pieces_of(q, s), begins = 0;
-    unsigned *tell = (comes ? channel->consumed : channel->published).seen;
+    unsigned *tell = (is_recv ? channel->consumed : channel->published).seen;
     for (unsigned k = 0; k < all->n; k++)
         if (all->each[k].tell == tell) begins = all->each[k].ends;
     all->each[all->n++] = (ucch_ring_copy){.data = ucch_step_address(q->p, span),
                                            .ring = channel->seen,
-                                           .wait = (comes ? channel->published : channel->consumed).seen,
+                                           .wait = (is_recv ? channel->published : channel->consumed).seen,
                                            .tell = tell,
                                            .bytes = span->count,
                                            .piece = (unsigned)piece,
@@ -356,8 +358,8 @@ static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream)
                                            .before = ucch_channel_take(channel, pieces),
                                            .begins = begins,
                                            .ends = begins + pieces,
-                                           .room = comes ? 0 : UCCH_RING_SLOTS};
-    all->out += !comes;
+                                           .room = is_recv ? 0 : UCCH_RING_SLOTS};
+    all->out += !is_recv;
     return 0;
 }
 
@@ -381,42 +383,42 @@ static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *st
 
 /* Move the short messages over wires of these steps by one kernel. Returns 0 or a failure. If there are more than the
  * kernel takes, all are left to the rounds, in the same stream. */
-static int by_kernel(queue *q, int first, int end) {
+static int queue_copy_kernel(queue *q, int first, int end) {
     static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
     void *stream;
-    int many = 0, status;
+    int nmessages = 0, status;
     for (int i = first; i < end; i++)
-        many += is_copy(&q->p->steps[i], q->p->steps[i].is.kind);
-    if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
-    status = enter(q, STREAM_WIRES, &stream);
+        nmessages += goes_by_kernel(&q->p->steps[i], q->p->steps[i].is.kind);
+    if (q->fused || !nmessages || nmessages > UCCH_MOST_COPIES) return 0;
+    status = enter_stream(q, STREAM_WIRES, &stream);
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
-            if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
+            if (goes_by_kernel(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
     if (!status) status = launch_copies(q->c, &all, stream);
     for (int i = first; i < end && !status; i++)
-        if (is_copy(&q->p->steps[i], q->p->steps[i].is.kind)) {
+        if (goes_by_kernel(&q->p->steps[i], q->p->steps[i].is.kind)) {
             q->p->steps[i].left = 0;
-            status = mark(q, &q->p->steps[i], stream);
+            status = record_step(q, &q->p->steps[i], stream);
         }
     return status;
 }
 
 /* Queue the messages of a stage. Their order is the same on all ranks, whether a kernel moves some of them or not. */
-static int messages(queue *q, int first, int end) {
+static int queue_messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
         s->left = ucch_step_is_message(s) ? pieces_of(q, s) : 0;
     }
-    int status = by_kernel(q, first, end);
-    for (int early = 1; early >= 0 && !status; early--) {
+    int status = queue_copy_kernel(q, first, end);
+    for (int goes_first = 1; goes_first >= 0 && !status; goes_first--) {
         for (int ahead = q->p->is.in_graph ? AHEAD : 0; ahead && !status; ahead--) {
-            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
+            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
             status = sent < 0 ? sent : 0;
         }
         for (int moved = 1; moved > 0 && !status;) {
-            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
-            int received = sent < 0 ? sent : round_of(q, first, end, UCCH_STEP_RECV, early);
+            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
+            int received = sent < 0 ? sent : queue_round(q, first, end, UCCH_STEP_RECV, goes_first);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
@@ -452,7 +454,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     uint64_t moved = moved_by(p);
     int fits = ucch_fused_fits(p, moved), graph = p->is.in_graph;
     ucch_moves fused;
-    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .apart = graph && !fits};
+    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .independent = graph && !fits};
     fused.n = 0;
     q.fused = fits || graph ? &fused : NULL;
     q.alone = q.fused || moved < ALONE_BYTES;
@@ -463,12 +465,12 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
-            if (!ucch_step_is_message(&p->steps[end]) && !status) status = step(&q, &p->steps[end]);
-        if (!status) status = messages(&q, i, end);
+            if (!ucch_step_is_message(&p->steps[end]) && !status) status = queue_step(&q, &p->steps[end]);
+        if (!status) status = queue_messages(&q, i, end);
     }
     if (!status && graph) status = flush(&q);
     p->base[UCCH_TMP] = NULL;
-    return status || graph ? status : leave(&q);
+    return status || graph ? status : end_call(&q);
 }
 
 /* Launch all collectives of a program into one stream. */

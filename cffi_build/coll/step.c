@@ -102,7 +102,7 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
     };
 }
 
-static int local_locked(ucch_program *p, ucch_step *s) {
+static int post_local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
     s->state = p->is.on_device ? POSTED : FINISHED;
@@ -127,7 +127,7 @@ static int post_message(ucch_program *p, ucch_step *s) {
     return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
 
-static int go_on(ucch_program *p, ucch_step *s) {
+static int advance_exchange(ucch_program *p, ucch_step *s) {
     int state = ucch_exchange_go_on(ucch_board_parcels(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
                                     s->is.src.count, ucch_step_address(p, &s->is.dst));
     s->state = state == 1 ? FINISHED : POSTED;
@@ -139,9 +139,9 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(p, s);
     if (s->is.kind == UCCH_STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
-        return go_on(p, s);
+        return advance_exchange(p, s);
     }
-    return ucch_step_is_message(s) ? post_message(p, s) : local_locked(p, s);
+    return ucch_step_is_message(s) ? post_message(p, s) : post_local_locked(p, s);
 }
 
 /* Returns 1 if the posted step has finished, 0 if not yet, negative on failure. */
@@ -151,7 +151,7 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
         if (status == 1) s->state = FINISHED;
         return status;
     }
-    if (s->is.kind == UCCH_STEP_EXCHANGE) return go_on(p, s);
+    if (s->is.kind == UCCH_STEP_EXCHANGE) return advance_exchange(p, s);
     if (s->is.kind != UCCH_STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
@@ -229,7 +229,7 @@ void ucch_team_leave_locked(ucch_step *s) {
  * every rank. On the host a request is made when its step is posted: it takes scratch memory, which a finished fragment
  * leaves in the cache. On a device, where scratch may have to be allocated, and for persistent requests, they are made
  * before the program starts; requests of steps ahead in the queue are made first. */
-int ucch_team_make_locked(ucch_team *team) {
+int ucch_team_init_requests_locked(ucch_team *team) {
     int status = 0;
     for (ucch_step *s = team->head; s && status >= 0; s = s->next)
         if (!s->request) status = ucch_step_init_locked(s->program, s);

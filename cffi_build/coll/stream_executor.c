@@ -60,7 +60,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
 
 /* Why the call cannot complete, with the rank in `peer`: ranks of other hosts sent data that does not fit it, or are
  * dead. 0 if neither. */
-static int lost(ucch_launch *l, int *peer) {
+static int find_lost(ucch_launch *l, int *peer) {
     int rank = -1, bad = l->channels ? ucch_channels_lost(l->channels, l->op.error.seq, &rank) : 0;
     if (bad) *peer = ucch_board_peer(l->board, rank);
     return bad;
@@ -68,13 +68,13 @@ static int lost(ucch_launch *l, int *peer) {
 
 /* Why the result is undefined, with the rank in `peer`: this rank or another one released its streams early. 0 if
  * not. */
-static int tainted(ucch_launch *l, int *peer) {
+static int find_tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->call) : -1;
     if (by < 0) return 0;
     int bad = ucch_board_verdict(l->board, l->op.error.seq, peer);
     if (bad) return bad; /* that is the cause */
     *peer = ucch_board_peer(l->board, by);
-    int why = lost(l, peer);
+    int why = find_lost(l, peer);
     return why ? why : by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
 }
 
@@ -93,7 +93,7 @@ static int collect_locked(ucch_op *op) {
         ucch_request_drop_locked(l->each[i].request, 1);
     }
     l->n = 0;
-    int bad = status < 0 ? 0 : tainted(l, &peer);
+    int bad = status < 0 ? 0 : find_tainted(l, &peer);
     if (bad)
         give_up_locked(l, bad, peer);
     else
@@ -110,8 +110,8 @@ static int check_locked(ucch_op *op, double now) {
     if (early && !ucch_channels_first(l->channels, l->call)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && needs_others) bad = ucch_board_stuck(l->board, op->error.seq, now - op->started, &op->error.peer);
-    if (!bad && needs_others) bad = lost(l, &op->error.peer);
-    return bad ? bad : tainted(l, &op->error.peer);
+    if (!bad && needs_others) bad = find_lost(l, &op->error.peer);
+    return bad ? bad : find_tainted(l, &op->error.peer);
 }
 
 static void abandon_locked(ucch_op *op, int status) { give_up_locked((ucch_launch *)op, status, op->error.peer); }
@@ -125,7 +125,7 @@ static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locke
 /* ---- beginning ---- */
 
 /* 0 if the call can be launched now, UCCH_LATER, or a failure. Called before the call is published. */
-static int judge_locked(ucch_program *p, void *send, void *recv) {
+static int check_launch_locked(ucch_program *p, void *send, void *recv) {
     if (send && send == recv) return UCCH_ALIASED;
     if (ucch_board_broken(p->board) || (p->channels && p->channels->failed)) return UCCH_FAIL_BROKEN;
     return p->channels && !ucch_channels_room(p->channels) ? UCCH_LATER : 0;
@@ -150,15 +150,15 @@ static void adopt_locked(ucch_program *p, ucch_launch *l) {
 }
 
 /* Arguments of a launch. */
-typedef struct asked {
+typedef struct launch_args {
     ucch_program *p;
     void *send, *recv, *stream;
     double timeout;
     int has_parent; /* the caller waits for the program's op */
-} asked;
+} launch_args;
 
 /* Publish the call. From here on it has to end, in success or failure. */
-static ucch_launch *begin_locked(const asked *a, int *status) {
+static ucch_launch *begin_locked(const launch_args *a, int *status) {
     ucch_program *p = a->p;
     ucch_launch *l = calloc(1, sizeof(*l) + (size_t)p->nsteps * sizeof(l->each[0]));
     if (!l) {
@@ -188,7 +188,7 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
 }
 
 /* Queue the call, with `queueing` held. The call may have failed meanwhile like any other under way. */
-static int enqueue(const asked *a, ucch_launch *l) {
+static int enqueue(const launch_args *a, ucch_launch *l) {
     int status = ucch_enqueue(a->p, l, a->stream);
     UCCH_LOCKED;
     l->queueing = 0;
@@ -201,13 +201,13 @@ static int enqueue(const asked *a, ucch_launch *l) {
 
 /* Returns NULL if nothing was begun: *status < 0 says why it cannot be, 0 that earlier calls come first. `later` is set
  * if the call has to wait here for its turn: a program queued in streams has no other way that fits its peers. */
-static ucch_launch *try_launch(const asked *a, int *status, int *later) {
+static ucch_launch *try_launch(const launch_args *a, int *status, int *later) {
     ucch_program *p = a->p;
     ucch_launch *l = NULL;
     *status = p->channels ? ucch_enqueue_scratch(p) : 0;
     UCCH_LOCKED;
     int busy = a->has_parent && p->op.state == UCCH_ACTIVE, turn = next_in_line(p);
-    if (!*status) *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
+    if (!*status) *status = busy ? UCCH_FAIL_BUSY : check_launch_locked(p, a->send, a->recv);
     if (!*status && turn) l = begin_locked(a, status);
     *later = p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
     if (*later) {
@@ -218,7 +218,7 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
 }
 
 /* As try_launch; waits for the call's turn if `later` is set. */
-static ucch_launch *launch(const asked *a, int *status) {
+static ucch_launch *launch(const launch_args *a, int *status) {
     ucch_launch *l = NULL;
     UCCH_ON_DEVICE;
     double began = ucch_now();
@@ -240,7 +240,7 @@ ucch_op *ucch_program_launch(ucch_program *p, uintptr_t send, uintptr_t recv, do
     outcome = 0;
     failed = NULL;
     if (ucch_stream_captures(stream)) return NULL; /* then ucch_program_capture is to be called */
-    asked a = {p, (void *)send, (void *)recv, (void *)stream, timeout, 0};
+    launch_args a = {p, (void *)send, (void *)recv, (void *)stream, timeout, 0};
     ucch_launch *l = launch(&a, &outcome);
     failed = l && outcome < 0 ? &l->op : NULL;
     if (l) ucch_progress_streams();
@@ -256,7 +256,7 @@ int ucch_program_leave(ucch_program *p, uintptr_t send, uintptr_t recv, double t
 
 /* Start a program that is queued in streams, with the program's op as its end. Returns 0 or a failure. */
 int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, void *stream) {
-    asked a = {p, send, recv, stream, timeout, 1};
+    launch_args a = {p, send, recv, stream, timeout, 1};
     int status = 0;
     return launch(&a, &status) ? 0 : status;
 }
