@@ -59,7 +59,7 @@ void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
 int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
-int ucch_board_forsaken(ucch_board *board, int peer, double started, double now, double *left);
+int ucch_board_check_message(ucch_board *board, int peer, double started, double now, double *left);
 
 /* process.c: processes of this host */
 void ucch_process_signal(int pid, int number);
@@ -219,9 +219,9 @@ typedef struct ucch_parcel_table {
 
 ucch_parcel_table *ucch_board_parcels(ucch_board *board);
 
-void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t call, uint64_t signature);
-int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
-void ucch_exchange_end(ucch_parcel_table *post, ucch_exchange *x);
+void ucch_exchange_begin(ucch_parcel_table *table, ucch_exchange *x, uint64_t call, uint64_t signature);
+int ucch_exchange_go_on(ucch_parcel_table *table, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
+void ucch_exchange_end(ucch_parcel_table *table, ucch_exchange *x);
 
 /* Communicators on several hosts: what this rank has called, and what is known of ranks of other hosts (far.c). */
 

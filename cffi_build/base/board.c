@@ -152,13 +152,13 @@ void ucch_board_give_back(void *page, int mine, uint64_t use, int unused) {
     UCCH_STORE(&s->given_back, use);
 }
 
-static int gives_back(const ucch_board *b, int i) { return UCCH_LOAD(&b->slots[i].given_back) >= b->use; }
+static int has_freed(const ucch_board *b, int i) { return UCCH_LOAD(&b->slots[i].given_back) >= b->use; }
 
 /* True if the rank of slot `i` has freed the communicator or is about to; i < 0: if all ranks have. */
 int ucch_board_given_back(const ucch_board *b, int i) {
-    if (i >= 0) return gives_back(b, i);
+    if (i >= 0) return has_freed(b, i);
     for (i = 0; i < b->n; i++)
-        if (!gives_back(b, i)) return 0;
+        if (!has_freed(b, i)) return 0;
     return 1;
 }
 
@@ -262,7 +262,7 @@ void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
 }
 
 /* As ucch_board_end, for call `seq` that the rank of slot `i` refused. */
-static void end_by(ucch_board *b, int i, uint64_t seq) {
+static void end_by_refusal(ucch_board *b, int i, uint64_t seq) {
     uint64_t signature;
     char label[LABEL] = "";
     ucch_refusal last;
@@ -274,12 +274,12 @@ static void end_by(ucch_board *b, int i, uint64_t seq) {
 
 /* Called before the ring entry of a refused call is overwritten: ends the communicator unless all ranks of this host
  * have refused it. */
-static void let_go(ucch_board *b, uint64_t seq) {
+static void end_unless_all_refused(ucch_board *b, uint64_t seq) {
     uint64_t theirs;
     for (int i = 0; i < b->n; i++)
         if (call_of(&b->slots[i]) < seq ||
             (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != UCCH_REFUSED_CALL))
-            end_by(b, b->mine, seq);
+            end_by_refusal(b, b->mine, seq);
 }
 
 /* FNV-1a: equal on all ranks for equal calls. */
@@ -292,7 +292,7 @@ uint64_t ucch_board_signature(const char *label) {
 
 static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
     arrival *a = &b->me->ring[seq % RING];
-    if (a->signature == UCCH_REFUSED_CALL && a->seq) let_go(b, a->seq);
+    if (a->signature == UCCH_REFUSED_CALL && a->seq) end_unless_all_refused(b, a->seq);
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
@@ -317,8 +317,8 @@ uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *labe
 }
 
 /* True if the rank of slot `i` is in call `seq` or has made it. A rank whose ring has moved on made it: otherwise it
- * would have ended the communicator (let_go). */
-static int makes(const ucch_board *b, int i, uint64_t seq) {
+ * would have ended the communicator (end_unless_all_refused). */
+static int has_made(const ucch_board *b, int i, uint64_t seq) {
     uint64_t theirs;
     if (call_of(&b->slots[i]) < seq) return 0;
     return !read_arrival(&b->slots[i], seq, &theirs, NULL) || theirs != UCCH_REFUSED_CALL;
@@ -337,7 +337,7 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     UCCH_STORE(&b->me->seq, seq);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then compare, like ranks that make the call */
     for (int i = 0; i < b->n; i++)
-        if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
+        if (i != b->mine && has_made(b, i, seq)) end_by_refusal(b, b->mine, seq);
     return seq;
 }
 
@@ -391,7 +391,7 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
 /* A call has failed on this rank by timeout or mismatch. The other ranks of this host are signalled to write their
  * flight records: one of them may be in user code, and the first rank to fail soon ends the job. Other failures come
  * from dead ranks, which every rank notices itself. */
-static void ask_locked(ucch_board *b, uint64_t seq, int status) {
+static void request_dumps_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
@@ -430,7 +430,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (!read_arrival(b->me, seq, &ours, NULL)) return other; /* this rank's own ring has moved on */
     for (int i = 0; i < b->n; i++)
         if ((read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) ||
-            (gives_back(b, i) && call_of(&b->slots[i]) < seq))
+            (has_freed(b, i) && call_of(&b->slots[i]) < seq))
             return i;
     return other;
 }
@@ -452,14 +452,14 @@ void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t by
         return;
     }
     ucch_board_failed(b, op->error.seq);
-    ask_locked(b, op->error.seq, status);
+    request_dumps_locked(b, op->error.seq, status);
 }
 
 /* The first call that failed on this rank; 0: none. */
 uint64_t ucch_board_has_failed(const ucch_board *b) { return UCCH_LOAD(&b->me->failed); }
 
 /* True if call `seq` or one before it failed on a rank of this host longer ago than the grace period. */
-static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
+static int failed_long_ago(const ucch_board *b, const slot *s, uint64_t seq) {
     double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
     uint64_t failed = UCCH_LOAD(&s->failed);
     if (!failed || failed > seq) return 0;
@@ -482,7 +482,7 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
         int64_t pid = process_of(b, i, &left);
         if (i == b->mine || (!pid && !left)) continue;
         if (pid && ucch_process_ended((int)pid)) return i;
-        if (absent < 0 && ((left && call_of(s) < seq) || has_given_up(b, s, seq))) absent = i;
+        if (absent < 0 && ((left && call_of(s) < seq) || failed_long_ago(b, s, seq))) absent = i;
     }
     return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
@@ -492,7 +492,7 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
 static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     uint64_t theirs = 0;
     int by_peer = *peer >= 0 && read_arrival(&b->slots[*peer], seq, &theirs, NULL) && theirs == UCCH_REFUSED_CALL;
-    if (by_peer) end_by(b, *peer, seq);
+    if (by_peer) end_by_refusal(b, *peer, seq);
     uint64_t ending = ending_of(b);
     ucch_refusal end;
     if (!ending || ending > seq) return by_peer;
@@ -560,7 +560,7 @@ int ucch_board_stuck(ucch_board *b, uint64_t seq, double waited, int *peer) {
 
 /* Why a message with `peer` (see ucch_board_fate), begun at `started`, can never end; 0: it may. UCCH_LATER: the peer
  * has left and nothing of it is in flight. `left`: when the peer was first seen to have left, or 0. */
-int ucch_board_forsaken(ucch_board *b, int peer, double started, double now, double *left) {
+int ucch_board_check_message(ucch_board *b, int peer, double started, double now, double *left) {
     int fate = ucch_board_fate(b, peer);
     if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
@@ -684,7 +684,7 @@ int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
     uint64_t signature;
     int found = i >= 0 && i < b->n && read_arrival(&b->slots[i], seq, &signature, label);
     label[found ? LABEL - 1 : 0] = 0;
-    if (!found && i >= 0 && i < b->n && gives_back(b, i) && call_of(&b->slots[i]) < seq) {
+    if (!found && i >= 0 && i < b->n && has_freed(b, i) && call_of(&b->slots[i]) < seq) {
         strcpy(label, "Free");
         return 0;
     }

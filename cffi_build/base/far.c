@@ -9,13 +9,13 @@
 /* How long a request to probe links stays valid, in ns. */
 #define ASKED_NS 2000000000u
 
-typedef struct standing {
+typedef struct rank_state {
     int how;               /* UCCH_THERE, or why no call after `last` can succeed */
     uint64_t last, failed; /* failed: the first call that failed on the rank, or 0 */
     double since;          /* when this was heard */
     int cut;               /* a link to the rank's host is cut, or was while a call waited */
     int is_near;           /* on this host */
-} standing;
+} rank_state;
 
 struct ucch_far {
     int size;
@@ -28,11 +28,11 @@ struct ucch_far {
     char link[UCCH_PATH_BYTES];       /* the first link that was cut, valid if a rank has `cut` */
     uint64_t patience;                /* ns that an operation waits before links are probed; 0: never */
     uint64_t asked;                   /* when an operation last asked for that */
-    standing ranks[];
+    rank_state ranks[];
 };
 
 ucch_far *ucch_far_new(int size) {
-    ucch_far *far = calloc(1, sizeof(*far) + (size_t)size * sizeof(standing));
+    ucch_far *far = calloc(1, sizeof(*far) + (size_t)size * sizeof(rank_state));
     if (far) far->size = size;
     return far;
 }
@@ -91,7 +91,7 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
 }
 
 /* True if call `seq` cannot end because the rank is gone, or failed in it longer ago than the grace period. */
-static int cannot_end(const standing *s, uint64_t seq) {
+static int cannot_end(const rank_state *s, uint64_t seq) {
     int how = UCCH_LOAD(&s->how);
     if (!how) return 0;
     if (how >= UCCH_DIED || UCCH_LOAD(&s->last) < seq) return 1;
@@ -162,7 +162,7 @@ const char *ucch_far_link(const ucch_far *far, int rank) {
 }
 
 /* True if an operation has waited long enough; it then asks for links to be probed. */
-static int ask(ucch_far *far, double waited) {
+static int request_probe(ucch_far *far, double waited) {
     uint64_t patience = __atomic_load_n(&far->patience, __ATOMIC_RELAXED);
     if (!patience || 1e9 * waited < (double)patience) return 0;
     __atomic_store_n(&far->asked, ucch_now_ns(), __ATOMIC_RELAXED);
@@ -172,7 +172,7 @@ static int ask(ucch_far *far, double waited) {
 /* True if at least one link is cut, and the link of every rank of another host that is not gone. */
 int ucch_far_is_cut_off(ucch_far *far, double waited) {
     int cut = 0;
-    if (!ask(far, waited)) return 0;
+    if (!request_probe(far, waited)) return 0;
     for (int i = 0; i < far->size; i++) {
         int is_cut = __atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED);
         if (!far->ranks[i].is_near && !is_cut && !ucch_far_fate(far, i)) return 0;
@@ -184,7 +184,7 @@ int ucch_far_is_cut_off(ucch_far *far, double waited) {
 /* A rank to whose host a link is cut, if the operation has waited long enough: `rank`, or any for -1. Returns -1 for
  * none. */
 int ucch_far_cut(ucch_far *far, double waited, int rank) {
-    if (!ask(far, waited)) return -1;
+    if (!request_probe(far, waited)) return -1;
     for (int i = rank < 0 ? 0 : rank; i < far->size && (rank < 0 || i == rank); i++)
         if (__atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED)) return i;
     return -1;

@@ -47,7 +47,7 @@ static header *head;
 static ucch_record *ring;
 static uint64_t mask;
 static int ring_file = -1, about_file = -1, stack_file = -1;
-static char folder[PATH / 2], usual[PATH];
+static char folder[PATH / 2], default_path[PATH];
 static _Atomic int signal_number, handling, missed;
 typedef void handler(int number);
 static handler *_Atomic python_handler;
@@ -62,7 +62,8 @@ int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank
     void *memory = mmap(NULL, bytes_of(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
     if (memory == MAP_FAILED) return -1;
     snprintf(folder, sizeof(folder), "%s", where ? where : "");
-    if (!where || snprintf(usual, sizeof(usual), "%s/%s", where, name) >= (int)sizeof(usual) - 8) usual[0] = 0;
+    if (!where || snprintf(default_path, sizeof(default_path), "%s/%s", where, name) >= (int)sizeof(default_path) - 8)
+        default_path[0] = 0;
     header *made = memory;
     memcpy(made->magic, MAGIC, sizeof(made->magic));
     made->capacity = capacity;
@@ -184,7 +185,7 @@ int ucch_flight_dump(int cause, const char *path) {
     h->cause = (uint64_t)cause;
     h->stack = length_of(stack_file, SEEK_CUR);
     if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next stack overwrites it */
-    int status = path ? write_to(h, path) : usual[0] && has_folder() ? write_to(h, usual) : -1;
+    int status = path ? write_to(h, path) : default_path[0] && has_folder() ? write_to(h, default_path) : -1;
     __atomic_store_n(&h->over, ucch_now_ns(), __ATOMIC_RELAXED);
     __atomic_add_fetch(&h->dumps, 1, __ATOMIC_RELEASE);
     busy = 0;
@@ -217,28 +218,28 @@ void ucch_record_end(uint64_t record, int status) {
 
 /* Python's handler walks the frames of running threads, which may change meanwhile: a fault in the walk must end the
  * walk and not the process. Python then believes that the walk goes on, and writes no more stacks. */
-static sigjmp_buf out;
+static sigjmp_buf walk_end;
 static _Atomic pid_t walker;
 static const int faults[] = {SIGSEGV, SIGBUS};
-static struct sigaction usually[2];
+static struct sigaction old_actions[2];
 
 static pid_t own_thread(void) { return (pid_t)syscall(SYS_gettid); } /* glibc 2.28 has no gettid */
 
 static void on_fault(int number) {
-    if (walker == own_thread()) siglongjmp(out, 1);
-    sigaction(number, &usually[number == SIGBUS],
+    if (walker == own_thread()) siglongjmp(walk_end, 1);
+    sigaction(number, &old_actions[number == SIGBUS],
               NULL); /* a fault of another thread: it recurs with the usual handler */
 }
 
 static void walk(handler *python, int number) {
     struct sigaction ours = {.sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK};
     for (int i = 0; i < 2; i++)
-        sigaction(faults[i], &ours, &usually[i]);
+        sigaction(faults[i], &ours, &old_actions[i]);
     walker = own_thread();
-    if (!sigsetjmp(out, 1)) python(number);
+    if (!sigsetjmp(walk_end, 1)) python(number);
     walker = 0;
     for (int i = 0; i < 2; i++)
-        sigaction(faults[i], &usually[i], NULL);
+        sigaction(faults[i], &old_actions[i], NULL);
 }
 
 /* One signal at a time: a signal during a dump asks for what is being written. Python's handler is called from here and

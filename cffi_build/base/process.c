@@ -33,7 +33,7 @@ static struct {
 static pthread_mutex_t met_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Index of a process's entry, or of the entry to use for it; -1: the table is full. */
-static int place_of(pid_t pid) {
+static int index_of(pid_t pid) {
     for (int i = 0; i < MOST_MET; i++) {
         int at = (int)(((unsigned)pid + (unsigned)i) % MOST_MET);
         if (!met[at].pid || met[at].pid == pid) return at;
@@ -45,7 +45,7 @@ static int place_of(pid_t pid) {
 void ucch_process_meet(int pid) {
     int gone;
     pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    int at = index_of(pid), known = at >= 0 && met[at].pid == pid;
     int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
     if (fd >= 0 && known) close(met[at].fd);
     if (fd >= 0) {
@@ -59,7 +59,7 @@ void ucch_process_meet(int pid) {
 int ucch_process_ended(int pid) {
     int gone;
     pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    int at = index_of(pid), known = at >= 0 && met[at].pid == pid;
     if (known) gone = is_readable(met[at].fd);
     pthread_mutex_unlock(&met_lock);
     if (known) return gone;

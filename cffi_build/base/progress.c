@@ -42,11 +42,11 @@ static void (*leave)(int);
 static void (*begin)(void);
 static _Atomic int waiters; /* threads that make progress in a wait */
 static pthread_t thread;
-static _Atomic int thread_on, thread_asleep, thread_dozes; /* dozes: wakes soon enough for calls in streams */
-static int thread_over;                                    /* ended for good; guarded by the lock */
+static _Atomic int thread_on, thread_asleep, thread_wakes_soon; /* wakes soon enough for calls in streams */
+static int thread_over;                                         /* ended for good; guarded by the lock */
 static int idle_progress;
 /* A caller has announced work. */
-static _Atomic int called;
+static _Atomic int work_announced;
 
 /* ---- contexts and workers ---- */
 
@@ -126,19 +126,19 @@ static int sleep_until_woken(double seconds) {
  * periods of `then`. */
 static void sleep_locked(double seconds, double then) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
-    thread_dozes = seconds > 0 && seconds <= LAUNCH_TICK_S;
+    thread_wakes_soon = seconds > 0 && seconds <= LAUNCH_TICK_S;
     pthread_mutex_lock(&sleep_lock);
     woken = 0;
     sleeps = 1;
     ucch_unlock();
     for (int up = sleep_until_woken(seconds); !up && waiters;) {
-        thread_dozes = then <= LAUNCH_TICK_S;
+        thread_wakes_soon = then <= LAUNCH_TICK_S;
         thread_asleep = 1; /* set before `waiters` is read: a caller that ends its wait then sees it or is seen */
         if (waiters) up = sleep_until_woken(then);
     }
     pthread_mutex_unlock(&sleep_lock);
     ucch_lock();
-    sleeps = thread_asleep = thread_dozes = 0;
+    sleeps = thread_asleep = thread_wakes_soon = 0;
 }
 
 /* Work has come that no waiting thread polls for: wake the progress thread. */
@@ -177,7 +177,7 @@ static void collect_locked(void) {
 /* Sleep while waiting callers make progress or there is no work. Returns the next tick. */
 static double idle_locked(double tick) {
     thread_asleep = 1; /* set first: a caller then sees it or is seen */
-    if (atomic_exchange(&called, 0)) tick = TICK_S;
+    if (atomic_exchange(&work_announced, 0)) tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
@@ -256,7 +256,7 @@ __attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&
 
 /* Wake the thread for work in streams unless it wakes soon: waking takes as long as several launches. */
 void ucch_progress_streams(void) {
-    if (!thread_dozes) ucch_progress_thread(1);
+    if (!thread_wakes_soon) ucch_progress_thread(1);
 }
 
 /* Stop and join the thread before MPI_Finalize: a thread inside libucc at exit can crash a job that succeeded. Daemon
@@ -280,7 +280,7 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     if (thread_on) {
-        called = 1;
+        work_announced = 1;
         if (thread_asleep) {
             UCCH_LOCKED;
             ucch_wake_locked();
@@ -321,7 +321,7 @@ static int matched(ucch_op *op) { return UCCH_LOAD(&op->matched) || finished(op)
 /* What to wait for: any op finished, all finished, or all at least matched. */
 enum { ANY, ALL, MATCHED };
 
-static int enough(ucch_op **ops, int n, int what) {
+static int is_met(ucch_op **ops, int n, int what) {
     int done = 0;
     for (int i = 0; i < n; i++)
         done += what == MATCHED ? matched(ops[i]) : finished(ops[i]);
@@ -334,11 +334,11 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
     int round = 0, done;
     double began = ucch_now(), now = began, quiet = began;
     begin_wait();
-    while (!(done = enough(ops, n, what)) && now - began <= slice) {
+    while (!(done = is_met(ops, n, what)) && now - began <= slice) {
         double start = now;
         int batch = ucch_crowded ? 1 : UCCH_BATCH, moved = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = enough(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
+        for (int i = 0; i < batch && !(done = is_met(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         ucch_ops_check_deadlines_locked(now);

@@ -295,7 +295,7 @@ static int check_locked(ucch_op *op, double now) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     const ucch_lane *l = m->of;
     if (l->failed) return l->failed;
-    int bad = ucch_board_forsaken(m->board, m->slot, op->started, now, &m->left);
+    int bad = ucch_board_check_message(m->board, m->slot, op->started, now, &m->left);
     const ucch_channel *rings[] = {l->shorts, l->longs};
     for (int i = 0; i < 2; i++)
         if (bad != UCCH_FAIL_REVOKED && rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX))

@@ -229,7 +229,7 @@ static int advance_locked(ucch_op *op) {
  * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
 static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
-    int bad = m->board ? ucch_board_forsaken(m->board, m->peer, op->started, now, &m->left) : 0;
+    int bad = m->board ? ucch_board_check_message(m->board, m->peer, op->started, now, &m->left) : 0;
     int lost = m->board && m->start.what == START_RECV && ucch_board_lossy(m->board);
     if (lost && bad != UCCH_FAIL_REVOKED) return UCCH_FAIL_LOST;
     if (bad == UCCH_LATER && m->request) ucp_request_cancel(m->worker, m->request);
