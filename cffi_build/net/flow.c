@@ -1,14 +1,15 @@
-/* One direction of a ring between two hosts. Its slots are on both: the sender's stream fills one here and counts it as
- * published, threads send it, the receiver's threads put it into the same slot there and publish it, and once the
- * receiver's stream has taken it out and counted it as consumed, the sender is told so.
+/* A flow: one direction of a ring between two hosts, which both have its slots. The sender's stream fills a slot and
+ * counts it as published. Wires send it into the same slot on the receiver's host, where it is published. When the
+ * receiver's stream has taken it out and counted it as consumed, the sender is told.
  *
- * A slot is cut into ranges. Each is sent by the wire that is free first, as long as less than WINDOW of what that has
- * sent is on its way: a connection that loses packets, or has a slower link, gets less to carry, and holds up no other.
- * All together have SHARE of their windows on their way: where a connection has less than its window, as it has lost a
- * packet, others have more. The link's other direction has as much, and what waits there holds up what is confirmed.
- * Before the data of a slot is a header, by which the receiver knows that both ranks made the same call: pieces are
- * published once the receiver has made its own, which says how long a piece is due and of what call, and only if that
- * fits. */
+ * A piece in a slot is cut into ranges. The next free wire takes the next range, unless it has WINDOW bytes of the flow
+ * in flight: a connection that loses packets or has a slower link carries less, and does not hold up the others. All
+ * wires together may have SHARE of their windows in flight: if a connection uses less than its window, after losing a
+ * packet, others use more. The link's other direction has as much to carry, and a queue there delays acknowledgements.
+ *
+ * Each slot's data has a header, by which the receiver checks that both ranks made the same call. A piece is published
+ * only when the receiver has made its own call, which states the expected size and call of each piece, and only if they
+ * match. */
 #define _GNU_SOURCE
 #include "net/net.h"
 
@@ -17,88 +18,88 @@
 
 #define MOST UCCH_MOST_WIRES
 #define MAP_FIELDS (0x1 | 0x2 | 0x10) /* address, length, memory type */
-/* Rounds of progress until sends to a peer that is gone have ended. */
+/* Rounds of progress to let sends to a dead peer end. */
 #define ROUNDS 1000
-/* Bytes of a range. */
+/* Bytes of a range, at least and at most. */
 #define LEAST ((size_t)64 << 10)
 #define LONGEST ((size_t)UCCH_WIRE_RANGE)
 #define PAGE ((size_t)4096)
-/* Bytes that a wire has on its way for a flow at most; the receiver says each time that it has got a quarter of them.
- * What a connection takes at once is no measure, as the kernel keeps megabytes for it. */
+/* Most bytes that a wire may have in flight for a flow. The receiver acknowledges each quarter of it. What a connection
+ * accepts at once is no measure: the kernel buffers megabytes. */
 #define WINDOW ((size_t)1 << 20)
 _Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time that a range or more has come");
-/* Of the windows of all wires of a flow, in eighths. */
+/* Share of all windows that a flow may have in flight, in eighths. */
 #define SHARE 6
-/* Ranges that a wire sends before it looks for other work. */
+/* Ranges that a wire sends in one turn. */
 #define AT_ONCE 2
 
-/* Kinds of messages: a range of a piece; to the sender, pieces consumed and ranges received; to the receiver, from
- * which call on the data is garbage. */
+/* Kinds of messages: a range of a piece; to the sender: acknowledged pieces and ranges; to the receiver: the first call
+ * whose data is undefined. */
 enum { DATA, TAKEN, ABORT };
 
-/* What goes before the data. */
+/* Header of a message. */
 typedef struct envelope {
     uint64_t tag;            /* first */
-    uint64_t number, more;   /* DATA: the piece; TAKEN: pieces, and the last message of a lane that was refused; ABORT:
-                                the call, and the first that the ranks have made in different ways */
-    uint32_t kind, range, n; /* DATA: which of how many ranges; TAKEN: n by this wire, of all so far */
+    uint64_t number, more;   /* DATA: the piece. TAKEN: pieces consumed, and a lane's last refused message. ABORT: the
+                                first undefined call, and the first call that differs between the ranks. */
+    uint32_t kind, range, n; /* DATA: range of n. TAKEN: n ranges received by this wire so far */
 } envelope;
 
-/* Piece that this rank has called for, with the call's number and a hash of it. */
+/* A piece that this rank's call expects, with the call's number and hash. */
 typedef struct due {
     uint64_t bytes, call, hash;
 } due;
 
-/* A range of a slot as its sender sends it: by which wire, until libucp says that it has; `event` in the timeline. */
+/* State of a range that is being sent: the wire that has it until libucp has sent it; `event` in the timeline. */
 typedef struct sending {
     struct share *by;
     uint64_t event;
     envelope envelope;
 } sending;
 
-/* A slot of a receiver: how many ranges of its piece have come, of how many. */
+/* State of a receiver's slot: ranges that have come, and ranges of its piece. */
 typedef struct filling {
     uint32_t came, ranges;
 } filling;
 
-/* A wire's part in a flow. */
+/* One wire's share of a flow. */
 typedef struct share {
     ucch_poller poller; /* first */
     ucch_flow *flow;
     int which;
-    int under_way;            /* requests that libucp has */
-    int news;                 /* data has come */
-    uint32_t sent, confirmed; /* ranges, and how many of these the receiver is known to have */
-    uint32_t got, reported;   /* ranges, and how many of these the sender has been told of */
-    int telling;              /* `note` is under way */
+    int under_way;            /* requests that libucp has not completed */
+    int news;                 /* data has come since the last turn */
+    uint32_t sent, confirmed; /* ranges sent, and ranges acknowledged */
+    uint32_t got, reported;   /* ranges received, and ranges acknowledged to the sender */
+    int telling;              /* `note` is being sent */
     envelope note;
     ucch_connection *with;
-    ucp_mem_h slots; /* as registered for the wire; NULL: libucp sees to it */
+    ucp_mem_h slots; /* the slots as registered for this wire; NULL: libucp registers them */
 } share;
 
 struct ucch_flow {
     ucch_slots ring;
-    int sends, nwires, first; /* the wire that carries short pieces, and what the ranks tell each other */
-    int ranges;               /* of a slot */
-    size_t range;             /* bytes of one */
-    uint32_t window;          /* ranges of a wire on their way at most */
-    uint32_t most, on_way;    /* ranges of all wires: at most, and now */
-    uint64_t tag, key;        /* the peer's */
-    uint64_t since;           /* when the timeline has the flow begin to await what it awaits */
+    int sends, nwires, first; /* first: the wire that carries short pieces and control messages */
+    int ranges;               /* per slot */
+    size_t range;             /* bytes per range */
+    uint32_t window;          /* most ranges that a wire may have in flight */
+    uint32_t most, on_way;    /* ranges in flight of all wires: limit and current number */
+    uint64_t tag, key;        /* key: of the peer process */
+    uint64_t since;           /* start of the current wait, for the timeline */
     int failed;
-    uint64_t differs; /* the first call that the ranks have made in different ways; 0: none */
+    uint64_t differs; /* the first call that differs between the ranks; 0: none */
     pthread_mutex_t lock;
-    due *dues;                /* of pieces from `settled` on, by their number */
-    uint64_t room;            /* of them */
-    uint64_t expected;        /* pieces called for */
-    uint64_t settled;         /* pieces published here (a receiver's), or consumed there (a sender's) */
-    uint64_t told;            /* pieces consumed, as the receiver has told the sender */
-    uint64_t next;            /* piece whose range `next_range` is the next to be sent, of so many bytes */
-    int next_range, is_begun; /* is_begun: its slot says what it is */
+    due *dues;                /* expected pieces from `settled` on, by number modulo `room` */
+    uint64_t room;            /* capacity of `dues` */
+    uint64_t expected;        /* number of pieces that calls expect */
+    uint64_t settled;         /* pieces published here (receiver), or consumed by the peer (sender) */
+    uint64_t told;            /* pieces consumed that were acknowledged to the sender */
+    uint64_t next;            /* the piece whose range `next_range` is sent next, and its size */
+    int next_range, is_begun; /* is_begun: the header of its slot is written */
     size_t next_bytes;
     int aborted;       /* the receiver has been told of a failure */
-    sending *sendings; /* by range of all slots, of a sender */
-    filling *fillings; /* by slot, of a receiver */
+    sending *sendings; /* sender: by range of each slot */
+    filling *fillings; /* receiver: by slot */
     share shares[MOST];
 };
 
@@ -108,35 +109,35 @@ static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
     return (ucch_slot_header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
 }
 
-/* The first call, plus one, whose data here is undefined; 0 while there is none. */
+/* The first call whose data is undefined here; 0: none. */
 static uint64_t tainted_from(const ucch_flow *f) { return UCCH_LOAD(f->ring.tainted_here); }
 
-/* Number of the wire: each one that sends is followed by one that receives. */
+/* Number of a wire: sending and receiving wires alternate. */
 static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends; }
 
-/* True if a wire may carry ranges of a piece of so many: others may sleep at its other end. */
+/* True if this wire may carry ranges of a piece with `ranges` ranges; wires that carry none are not woken. */
 static int may_carry(const ucch_flow *f, int which, int ranges) {
     return (which - f->first + f->nwires) % f->nwires < ranges;
 }
 
-/* Bytes of a range: so few that each wire has one of a slot's, or each has as many. */
+/* Bytes of a range: each wire gets the same number of ranges of a full slot. */
 static size_t range_for(size_t slot, int nwires) {
     size_t once = (size_t)nwires * LONGEST, each = (slot + once - 1) / once;
     size_t part = (slot / ((size_t)nwires * each) + PAGE - 1) / PAGE * PAGE;
     return part < LEAST ? LEAST : part;
 }
 
-/* Ranges of a piece of so many bytes: one at least, for the header. */
+/* Ranges of a piece: at least one, for the header. */
 static int ranges_of(const ucch_flow *f, size_t bytes) {
     return bytes <= f->range ? 1 : (int)((bytes + f->range - 1) / f->range);
 }
 
-/* Where a range begins, the header included in the first. */
+/* Address of a range; the first includes the header. */
 static char *range_of(const ucch_flow *f, uint64_t piece, uint32_t range) {
     return (char *)slot_of(f, piece) + (range ? UCCH_FLOW_HEADER + (size_t)range * f->range : 0);
 }
 
-/* Bytes of a range of a piece. */
+/* Bytes of a range of a piece, with the header if it is the first. */
 static size_t length_of(const ucch_flow *f, size_t bytes, int range) {
     size_t from = (size_t)range * f->range, left = bytes - from;
     return (range ? 0 : UCCH_FLOW_HEADER) + (left < f->range ? left : f->range);
@@ -149,7 +150,7 @@ static void fail(ucch_flow *f, int status) {
     __atomic_compare_exchange_n(&f->failed, &none, status, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
-/* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
+/* Why the flow no longer carries data for call `number`; 0: it does. */
 int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
     int status = failed(f);
     return status == UCCH_FAIL_MISMATCH && number < UCCH_LOAD(&f->differs) ? 0 : status;
@@ -172,7 +173,7 @@ static void ended(ucch_flow *f, int status) {
     if (status && status != UCS_ERR_CANCELED) fail(f, UCCH_FAIL_CONNECTION);
 }
 
-/* True if libucp has taken a request that it will tell the end of; the others have ended. */
+/* Returns 1 if libucp will call back for this request; else it has ended. */
 static int begun(share *s, void *request) {
     int is_begun = request && !IS_STATUS(request);
     s->under_way += is_begun;
@@ -188,7 +189,7 @@ static void note_sent(void *request, ucs_status_t status, void *data) {
     ended(s->flow, status);
 }
 
-/* Tell the other end by a wire, which tells it nothing else at the time. */
+/* Send a control message, unless one is in flight. */
 static void tell(share *s, envelope note) {
     ucp_request_param_t params = params_of((void *)note_sent, s, NULL);
     note.tag = s->flow->tag;
@@ -216,7 +217,7 @@ static sending *sending_of(const ucch_flow *f, uint64_t piece, int range) {
     return &f->sendings[(int)(piece % (uint64_t)f->ring.depth) * f->ranges + range];
 }
 
-/* Range of a piece of so many bytes. */
+/* A range of a piece of `bytes` bytes. */
 typedef struct piece_range {
     uint64_t piece;
     size_t bytes;
@@ -237,37 +238,37 @@ static void send_range(share *s, piece_range which) {
     if (!begun(s, request)) range_ended(r, STATUS_OF(request));
 }
 
-/* Wake the wires that may carry ranges of a piece of so many bytes. */
+/* Wake the wires that may carry ranges of a piece of this size. */
 static void wake_for(const ucch_flow *f, size_t bytes) {
     for (int i = 0; i < ranges_of(f, bytes) && i < f->nwires; i++)
         ucch_wire_mark(wire_of(f, (f->first + i) % f->nwires));
     ucch_wires_wake(wire_of(f, f->first), 1);
 }
 
-/* With the flow's lock: say in its slot what the next piece is, as its rank's host has called for it or its kernel has
- * written. */
+/* Write the header of the next piece, from this rank's call; a kernel has written it itself (`by_device`). With the
+ * flow's lock. */
 static void begin_piece(ucch_flow *f) {
     ucch_slot_header *s = slot_of(f, f->next);
     const due *d = &f->dues[f->next % f->room];
     f->next_bytes = f->ring.by_device ? UCCH_LOAD(&s->bytes) : d->bytes;
-    /* The rest is there already where a kernel has written it, and others read it. */
+    /* a kernel has written the other fields, which other threads read */
     if (!f->ring.by_device) *s = (ucch_slot_header){d->call, d->hash, d->bytes, 0, 0, 0, {0}};
     s->number = f->next;
     s->tainted = tainted_from(f);
-    s->differs = UCCH_LOAD(&f->differs); /* written before */
+    s->differs = UCCH_LOAD(&f->differs); /* written before `tainted`, so read after it */
     f->is_begun = 1;
     if (f->ring.by_device) wake_for(f, f->next_bytes);
 }
 
-/* True if there is a piece to send, of which the receiver has taken out the one before it in its slot. */
+/* True if there is a piece to send, and the receiver has consumed the previous piece in its slot. */
 static int has_piece(const ucch_flow *f) {
     uint64_t next = UCCH_LOAD(&f->next);
     return next < UCCH_LOAD(&f->settled) + (uint64_t)f->ring.depth &&
            ucch_reached(f->ring.published, (uint32_t)next + 1);
 }
 
-/* Take the next range, if it is one for this wire; libucp may still have the one before it in its place, although the
- * receiver has got that. */
+/* Take the next range if this wire may carry it, and libucp has finished with the previous one at its place (the
+ * acknowledgement may come earlier). */
 static int take_next(share *s, piece_range *taken) {
     ucch_flow *f = s->flow;
     if (!has_piece(f)) return 0;
@@ -285,7 +286,7 @@ static int take_next(share *s, piece_range *taken) {
     return 1;
 }
 
-/* Send the next range, if there is one for this wire: 1, or 0. */
+/* Send the next range, if there is one for this wire. Returns 1 if sent. */
 static int send_next(share *s) {
     ucch_flow *f = s->flow;
     piece_range taken;
@@ -297,7 +298,7 @@ static int send_next(share *s) {
     return found;
 }
 
-/* The sender's stream may fill slots again, and a wire has so many ranges less on their way. */
+/* An acknowledgement: the sender's stream may refill slots, and fewer ranges are in flight. */
 static void on_taken(share *s, const envelope *e) {
     ucch_flow *f = s->flow;
     ucch_take(&f->lock, UCCH_AT_FLOW);
@@ -338,13 +339,13 @@ static int turn_of_sender(share *s) {
 
 /* ---- a receiver's turn ---- */
 
-/* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
+/* Note the first undefined call of the sender, and whether the ranks' calls differ. */
 static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted && differs) differ(f, differs);
     if (tainted) UCCH_STORE(f->ring.tainted_there, tainted);
 }
 
-/* True if a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
+/* True if the piece is the expected one. Replayed kernels check that themselves. */
 static int fits(ucch_flow *f, const ucch_slot_header *s) {
     const due *d = &f->dues[f->settled % f->room];
     if (f->ring.by_device ||
@@ -356,13 +357,13 @@ static int fits(ucch_flow *f, const ucch_slot_header *s) {
 
 static filling *filling_of(const ucch_flow *f, uint64_t piece) { return &f->fillings[piece % (uint64_t)f->ring.depth]; }
 
-/* Looks at `came` first: until the first range has come, `ranges` is that of the piece before in the same slot. */
+/* `came` is read first: until the first range has come, `ranges` is that of the slot's previous piece. */
 static int is_complete(const filling *l) {
     uint32_t came = UCCH_LOAD(&l->came);
     return came && came == __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
 }
 
-/* Publish what has come and was called for, in order, if it fits. With the flow's lock. */
+/* Publish pieces that have come and match what this rank expects, in order. With the flow's lock. */
 static void settle_arrivals(ucch_flow *f) {
     uint64_t before = f->settled;
     for (filling *l;
@@ -377,7 +378,7 @@ static void settle_arrivals(ucch_flow *f) {
     if (f->ring.by_device) UCCH_STORE(&f->expected, f->settled);
 }
 
-/* Note a range in the timeline: under way, as far as one can tell, since the flow has had something to await. */
+/* Record a range in the timeline; its beginning is not known here, so it is when the flow began to wait. */
 static void note_arrival(const share *s, size_t bytes) {
     const ucch_flow *f = s->flow;
     if (!UCCH_TRACING) return;
@@ -386,7 +387,7 @@ static void note_arrival(const share *s, size_t bytes) {
     ucch_trace_end(ucch_trace_begin_wire(wire_of(f, s->which), f->key, bytes, since ? since : now), 0);
 }
 
-/* A range is in its slot. */
+/* A range has been stored in its slot. */
 static void range_came(share *s, size_t bytes, filling *l) {
     ucch_flow *f = s->flow;
     note_arrival(s, bytes);
@@ -398,7 +399,7 @@ static void range_came(share *s, size_t bytes, filling *l) {
     ucch_give(&f->lock, UCCH_AT_FLOW);
 }
 
-/* Range whose data libucp fetches from its sender. */
+/* A range that libucp fetches from the sender. */
 typedef struct fetch {
     share *by;
     filling *into;
@@ -431,7 +432,7 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
     uint64_t ahead = e->number - UCCH_LOAD(&f->settled);
     if (ahead >= (uint64_t)f->ring.depth || e->range >= e->n || e->n > (uint32_t)f->ranges ||
         m->bytes > length_of(f, f->ring.stride - UCCH_FLOW_HEADER, (int)e->range)) {
-        fail(f, UCCH_FAIL_MISMATCH); /* of any call */
+        fail(f, UCCH_FAIL_MISMATCH); /* for any call */
         return UCS_OK;
     }
     filling *l = filling_of(f, e->number);
@@ -443,8 +444,8 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
     return UCS_OK;
 }
 
-/* Tell the sender how many ranges have come by a wire, each time that some more have, and by the first which slots it
- * may fill again. */
+/* Acknowledge ranges received by this wire, a quarter of the window at a time; the first wire also acknowledges
+ * consumed pieces. */
 static int tell_taken(share *s) {
     ucch_flow *f = s->flow;
     int is_first = s->which == f->first;
@@ -466,7 +467,7 @@ static int turn_of_receiver(share *s) {
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
-/* ---- what a wire calls, with its lock ---- */
+/* ---- callbacks of the wire, with its lock ---- */
 
 static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
     share *s = (share *)poller;
@@ -487,7 +488,7 @@ static int turn(ucch_poller *poller) {
     if (UCCH_LOAD(&s->with->failed)) fail(f, UCCH_FAIL_CONNECTION);
     if (!failed(f)) found = f->sends ? turn_of_sender(s) : turn_of_receiver(s);
     if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_CONNECTION) found |= send_abort(s);
-    /* Once a call has failed here, no thread waits for the rest. */
+    /* after a failed call no thread waits for the rest */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
 
@@ -515,8 +516,8 @@ static int note_due(ucch_flow *f, due d) {
     return 0;
 }
 
-/* This rank's call `number` brings, or takes, so many bytes more, in pieces of which all but the last have `piece`;
- * before its stream does. 0, or a failure. */
+/* Expect a message of call `number`: `bytes` bytes in pieces of `piece`, the last of which may be shorter. Called
+ * before the stream moves it. Returns 0 or a failure. */
 int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
     size_t left = bytes, one;
     int status;
@@ -531,23 +532,23 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
     return status;
 }
 
-/* A call is about to fail here, and data to be garbage (`tainted_here`): note from which call on the ranks differ, if
- * that is why, as a sender's peer is to know. */
+/* A call is about to fail here (`tainted_here`); `call` is the first that differs between the ranks if that is the
+ * cause, to tell the sender's peer. */
 void ucch_flow_differs(ucch_flow *f, uint64_t call) { UCCH_STORE(&f->differs, call); }
 
-/* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
- * thread. */
+/* Wake the flow's first wire: there is a failure to tell the peer, or a stream will publish a piece soon, and nothing
+ * else wakes the thread. */
 void ucch_flow_wake(ucch_flow *f) { ucch_wire_wake(wire_of(f, f->first)); }
 
-/* ---- making and ending flows ---- */
+/* ---- start and end of flows ---- */
 
-/* With the wire's lock: have the wire serve its share. */
+/* Add one wire's share as its poller; with the wire's lock. */
 static int join(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
     s->flow = f;
     s->which = which;
     s->with = ucch_wire_connection(wire_of(f, which), key);
-    /* Once for all that goes through them: it takes longer than a range on its way. */
+    /* register once: registering takes longer than sending a range */
     ucp_mem_map_params_t slots = {
         .field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = UCS_MEMORY_TYPE_HOST};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
@@ -558,14 +559,14 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     return 0;
 }
 
-/* A direction of a ring with process `key`, over the first `nwires` wires; `tag`, alike on both sides, tells it from
- * all others of either process. The ring's words are 0. NULL: it cannot be. */
+/* A direction of a ring with process `key` over the first `nwires` wires. `tag` is the same on both sides and unique in
+ * both processes. The ring's counters are 0. NULL on failure. */
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
     ucch_flow *f = calloc(1, sizeof(*f));
     if (!f) return NULL;
     size_t slot = ring->stride - UCCH_FLOW_HEADER;
     *f = (ucch_flow){.ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .key = key, .room = 64};
-    uint64_t alike = 1; /* wires from which on others are slower, by which no short piece goes */
+    uint64_t alike = 1; /* wires before the first slower one: only these carry short pieces */
     while (alike < (uint64_t)nwires && !ucch_wire_slower(wire_of(f, (int)alike)))
         alike++;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % alike);
@@ -589,7 +590,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     return status ? NULL : f;
 }
 
-/* True if all pieces that were called for have been consumed, and their sender knows. */
+/* True if all expected pieces have been consumed, and the sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
     uint32_t consumed = UCCH_LOAD(f->ring.consumed);
     uint64_t told = UCCH_LOAD(&f->told);
@@ -597,8 +598,8 @@ int ucch_flow_quiet(const ucch_flow *f) {
     return told == UCCH_LOAD(&f->expected);
 }
 
-/* Nothing is under way any more, here and there: give everything back. Not 0: libucp still has something of it, and it
- * stays, with its ring. */
+/* Free the flow; nothing may be in flight on either side. Returns not 0 if libucp still has requests: then flow and
+ * ring are kept. */
 int ucch_flow_free(ucch_flow *f) {
     int left = 0;
     for (int i = 0; i < f->nwires; i++) {

@@ -1,26 +1,26 @@
-/* Lanes: messages on device memory that the streams of two ranks hand each other, and no host in between.
+/* Lanes: messages on device memory that streams of two ranks pass to each other without a host.
  *
- * A lane is one direction between two ranks of a communicator with channels (shm/channels.c). It has two rings there:
- * one slot of the first for every message, with a header and the data of a short one; and the slots of the second for
- * the pieces of long ones. A kernel of the sender's, in a stream of the lane's own, waits for a free slot, copies and
- * tells; one of the receiver's waits, copies and tells. So a sender runs ahead by as much as the rings hold, both sides
- * may send first, and messages are matched in the order in which either side has posted them. The receiver's kernel
- * compares the header with what was asked for, and passes over a message that does not fit.
+ * A lane is one direction between two ranks of a communicator with channels (shm/channels.c). It has two rings: every
+ * message takes a slot of the first, for a header and the data of a short message; pieces of long messages take slots
+ * of the second. A kernel of the sender, in the lane's stream, waits for a free slot, copies and signals; a kernel of
+ * the receiver waits, copies and signals. So a sender runs ahead by as much as the rings hold, both ranks may send
+ * first, and messages match in the order in which they were posted on both sides. The receiver's kernel compares the
+ * header with the receive's arguments, and skips a message that does not match.
  *
- * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
- * what is sent. Where the send needs nothing of its receiver the stream moves it itself, or waits for it. A stream that
- * waited for a receiver could wait in a circle, so other sends are of a copy, which the stream makes. A short send that
- * needs nothing of its receiver the caller's stream always moves: two events less for the driver and the device.
+ * A send may be ordered in the caller's stream: later work of the stream, such as refilling the buffer, does not change
+ * the data sent. If the rings have room the stream moves the data itself, or waits for the move. If not, a stream that
+ * waited for the receiver could deadlock, so the stream makes a copy, which is sent. A short send is always moved by
+ * the caller's stream if the rings have room: two events fewer for driver and device.
  *
- * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by a thread that makes progress: then nothing waits in a circle. What
- * has nothing to wait for and is long is not a kernel's but copies, there and wherever all of a message is ready when
- * it is posted: its slots are free, or hold it already. Streams that wait for slots would have to be let go when a
- * message is given up, and would write to slots that a receiver still reads; a kernel looks, and stops.
+ * Where streams of a device share queues (no ucch_may_hold), progress gives a kernel to its stream only when the kernel
+ * has nothing to wait for, part of a long message at a time: then there is no deadlock. Long messages, or parts, that
+ * need not wait are moved by copy engines, there and wherever a whole message is ready when it is posted (its slots are
+ * free, or filled already). Copies that waited in a stream for slots would have to be released when a message is given
+ * up, and would then write to slots that a receiver still reads; a kernel checks, and stops.
  *
- * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
- * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
- * to bring. What goes to host memory the host takes out of the ring itself. */
+ * Messages matched by libucp (offer.c) have lanes of their own with one ring for pieces. They are moved in the order of
+ * the numbers that the receiver gives, and always in parts: no kernel waits for another message's data. For a receive
+ * in host memory the host copies out of the ring itself. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,22 +29,22 @@
 
 #define DEPTH UCCH_LANE_DEPTH
 #define THREADS 512
-/* Blocks for a short message, and to send and to receive a long one. Two write to pinned memory as fast as more do (50
- * of the 55 GB/s of copy engines), and hold up those less that read from it at the same time: 64 MiB each way at once
- * had 38 GB/s each with two and eight, 32 with eight and eight (H200). */
+/* Blocks for a short message, and to send and to receive a long one. Two blocks write to pinned memory as fast as more
+ * (50 of the copy engines' 55 GB/s), and delay concurrent reads from it less: 64 MiB in each direction at once ran at
+ * 38 GB/s each with two and eight blocks, 32 GB/s with eight and eight (H200). */
 #define SHORT_BLOCKS 1
 #define OUT_BLOCKS 2
 #define IN_BLOCKS 8
-/* Bytes from which copy engines move what need not wait: of 64 MiB, two directions at a time had 26 GB/s each by
- * kernels and 32 by copies (two H200s), which leave all multiprocessors to other kernels; a short message would take
- * longer by them. */
+/* Size from which copy engines move data that need not wait: 64 MiB in two directions at once ran at 26 GB/s each with
+ * kernels and 32 GB/s with copies (two H200s), which leave all multiprocessors to other kernels. For shorter messages
+ * kernels are faster. */
 #define LONG ((uint64_t)4 << 20)
-/* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
+/* Most pieces of a copy: sender and receiver then work on one copy each while another one is ready. */
 #define MOST (UCCH_RING_SLOTS / 4)
 
 static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
 
-/* ---- giving a stream its work ---- */
+/* ---- work for the stream ---- */
 
 static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     if (bytes <= l->shorts->slot && !l->is_matched) return 0;
@@ -52,12 +52,11 @@ static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     return (uint32_t)((bytes + piece - 1) / piece);
 }
 
-/* True if the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
- */
+/* True if the pieces of a long message cannot arrive, as no receive so far had room for one; nothing can arrive behind
+ * it. */
 static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
 
-/* Launch a kernel for the header, if `head`, and pieces from one number up to another; the last one says how it ended.
- */
+/* Launch a kernel for the header (`head`) and pieces `from` to `to`; the `last` kernel of a message reports its end. */
 static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t from, uint32_t to, int last) {
     ucch_lane_copy c = {.shorts = l->shorts->seen + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride,
                         .longs = l->longs->seen,
@@ -87,8 +86,8 @@ static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t f
     return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, m->stream), "launch");
 }
 
-/* In the lane's stream a message is behind what the caller's had done when it was posted, and behind the message
- * before, which the caller's may have moved. */
+/* Order a message in the lane's stream behind the caller's stream as of its posting, and behind the previous message,
+ * which the caller's stream may have moved. */
 static int enter(ucch_lane *l, const ucch_lane_message *m) {
     const device_ops *ops = ucch_bound_ops();
     int refused = 0, is_behind = l->moved_by != l->stream;
@@ -99,20 +98,20 @@ static int enter(ucch_lane *l, const ucch_lane_message *m) {
     return ucch_device_fail(refused, "a stream's wait");
 }
 
-/* Record an event behind what the stream has of a message. */
+/* Record an event behind a message's work in its stream. */
 static int mark(ucch_lane *l, const ucch_lane_message *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
 }
 
-/* Whole: its kernels may wait for what the other side has still to do. */
+/* Give the stream the whole message: its kernels may wait for the other rank. */
 static int queue_all(ucch_lane *l, ucch_lane_message *m) {
     int status = enter(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: mark(l, m);
     UCCH_STORE(&m->queued, 1);
     return status;
 }
 
-/* The header of a message that has come, as a host reads it. */
+/* Read the header of a message that has arrived, on the host. */
 static void read_header(const ucch_lane *l, ucch_lane_message *m) {
     const char *slot = l->shorts->ring + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride;
     const ucch_slot_header *h = (const ucch_slot_header *)slot - 1;
@@ -125,7 +124,7 @@ static void read_header(const ucch_lane *l, ucch_lane_message *m) {
         m->status = LANE_TOO_LONG;
 }
 
-/* How many pieces more a kernel can move without waiting. */
+/* Number of further pieces that a kernel can move without waiting. */
 static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
     if (l->comes)
@@ -135,7 +134,7 @@ static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     return (int32_t)there < 0 ? 0 : there < left ? there : left;
 }
 
-/* Note how a message ends, in the line where a kernel would have. */
+/* Write a message's end into its line, as a kernel would. */
 static void note_end(ucch_lane *l, const ucch_lane_message *m) {
     ucch_lane_line *line = line_of(l, m->number);
     line->status = (unsigned)m->status;
@@ -143,7 +142,8 @@ static void note_end(ucch_lane *l, const ucch_lane_message *m) {
     line->bytes = m->found_bytes;
 }
 
-/* Wires read how much there is in a slot; one that comes late, how much there is of a later piece (net/flow.c). */
+/* Write the headers of slots for wires, which read the piece's size there; a wire that is late may read that of a later
+ * piece (net/flow.c). */
 static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
     for (uint32_t k = number; k != number + n; k++) {
         char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
@@ -154,8 +154,8 @@ static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t 
     }
 }
 
-/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. Fewer than a copy is to
- * have wait for the rest of it: each copy, and what tells of it, has its cost. */
+/* Have a copy engine move pieces that need not wait, up to piece `to`, and signal the other rank. A chunk is moved only
+ * when all of its pieces are ready: each copy and signal has a cost. */
 static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
     uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
     ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
@@ -176,7 +176,7 @@ static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
     return ucch_counter_signal(line, m->number, l->channels->await, l->stream);
 }
 
-/* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */
+/* Give the stream the pieces that are ready. Returns 1 if it then has the whole message, 0 if not, or a failure. */
 static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     uint32_t from = m->done, to = from + pieces_ready(l, m);
     int status = 0;
@@ -190,9 +190,8 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     return 1;
 }
 
-/* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
- * failure.
- */
+/* Give the stream what need not wait of a message. Returns 1 if it then has the whole message, 0 if not, or a
+ * failure. */
 static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     int status = 0;
     if (!m->headed) {
@@ -207,8 +206,8 @@ static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     return status ?: queue_pieces(l, m);
 }
 
-/* The host's part of a message to its memory: as above. It takes nothing before the stream has taken all of the message
- * before: one word says how far both are. */
+/* Copy arrived pieces to host memory, on the host; returns as queue_pieces. Waits until the stream has taken all of the
+ * previous message, as both use one counter. */
 static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
     if (!ucch_reached(l->longs->consumed.at, m->base + m->done)) return 0;
     uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
@@ -226,7 +225,7 @@ static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
     return 1;
 }
 
-/* As queue_ready, of a message that libucp has matched, from when its turn has come. */
+/* As queue_ready, for a message that libucp has matched, once its number is next. */
 static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
     if (l->posted != m->number) {
         if (l->posted + 1 != m->number || UCCH_LOAD(&l->taken[m->number % DEPTH])) return 0;
@@ -239,7 +238,7 @@ static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
     return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
 }
 
-/* With the turn: go on with those that wait, in their order; whether anything has moved. */
+/* Give the streams work of waiting messages, in order; with the turn. Returns whether any was queued whole. */
 static int queue_waiting(ucch_lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
@@ -302,11 +301,10 @@ static int check_locked(ucch_op *op, double now) {
             return UCCH_FAIL_CONNECTION;
     int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
     if (bad != UCCH_LATER) return bad;
-    return is_there ? 0 : UCCH_FAIL_PEER; /* what is there is taken in time */
+    return is_there ? 0 : UCCH_FAIL_PEER; /* a message that has arrived will be taken in time */
 }
 
-/* A message cannot be taken back: those that come behind it would be taken for it. The lane carries nothing any more.
- */
+/* A message cannot be cancelled: the next one would match in its place. The lane fails. */
 static void abandon_locked(ucch_op *op, int status) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     ucch_lane_fail(m->of, status);
@@ -328,7 +326,7 @@ void ucch_lane_message_free(ucch_lane_message *m) {
 
 ucch_op *ucch_lane_message_op(ucch_lane_message *m) { return &m->op; }
 
-/* True if a stream may still use its memory, although it has ended for us. */
+/* True if a stream may still use the message's memory, even if it has ended. */
 int ucch_lane_message_held(const ucch_lane_message *m) {
     const ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
@@ -337,7 +335,7 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     uint32_t done = UCCH_LOAD(&line_of(l, m->number)->done);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     UCCH_ON_DEVICE;
-    int passed = 1; /* given up when only a part of it had been given to the stream */
+    int passed = 1; /* given up when only part of it was given to the stream */
     ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
     return !passed;
 }
@@ -351,7 +349,7 @@ static void describe(ucch_lane_message *m, int peer, int comes) {
     m->op.about = &m->about;
 }
 
-/* With the lane's turn: 0, or why the message cannot be taken now. */
+/* Returns 0, or why the message cannot be posted now; with the lane's turn. */
 static int admit(ucch_lane *l, ucch_lane_message *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
     uint32_t refused = l->comes ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
@@ -363,10 +361,10 @@ static int admit(ucch_lane *l, ucch_lane_message *m) {
     return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
 }
 
-/* True if every message so far has ended. */
+/* True if all messages so far have ended. */
 static int is_empty(const ucch_lane *l) { return UCCH_LOAD(&line_of(l, l->posted)->done) == l->posted; }
 
-/* True if a send ends without its receiver, and without any other stream than its own: the rings have room. */
+/* True if a send can end without its receiver and without another stream: the rings have room. */
 static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
@@ -374,13 +372,13 @@ static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void
            (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
 }
 
-/* True if such a send can be the stream's own work: that was the message before, too, or nothing is under way. What
- * copy engines move is the lane's, as are messages where streams share queues. */
+/* True if such a send can be work of the caller's stream: that stream moved the previous message, or nothing is under
+ * way. Copies by copy engines always use the lane's stream, and so do all messages where streams share queues. */
 static int goes_directly(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     return m->bytes < LONG && ucch_may_hold() && (is_empty(l) || l->moved_by == stream);
 }
 
-/* Let `stream` copy what is to be sent. */
+/* Let `stream` copy the data to send. */
 static int set_aside(ucch_lane_message *m, void *stream) {
     m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
     if (!m->copy) return UCCH_FAIL_DEVICE;
@@ -389,7 +387,7 @@ static int set_aside(ucch_lane_message *m, void *stream) {
     return status;
 }
 
-/* True if a copy engine can have all of a long message now: its slots are free, or hold it already. */
+/* True if a copy engine can move a whole long message now: its slots are free, or filled already. */
 static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     const ucch_channel *ring = l->shorts;
     if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,
@@ -402,7 +400,7 @@ static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     return fits;
 }
 
-/* With the lane's turn: give the stream its work if that can be, else it has it later. */
+/* Give the stream its work if possible, else later; with the lane's turn. */
 static int queue(ucch_lane *l, ucch_lane_message *m) {
     if (ucch_may_hold()) {
         int status = needs_no_wait(l, m) ? queue_ready(l, m) : queue_all(l, m);
@@ -415,7 +413,7 @@ static int queue(ucch_lane *l, ucch_lane_message *m) {
     return 0;
 }
 
-/* With the lane's turn: give the message its number, and queue it. */
+/* Number the message, and queue it; with the lane's turn. */
 static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     int status = admit(l, m);
     if (status) return status;
@@ -443,15 +441,15 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
 }
 
-/* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
- * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LANE_MESSAGE_*. */
+/* Send to a rank, or receive from it, when `stream` reaches this point. Returns 0, UCCH_LATER if too many messages are
+ * under way, or a failure. `slot` is the peer's on the board; `how` is made of UCCH_LANE_MESSAGE_*. */
 int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
     int status = 0, comes = !!(how & UCCH_LANE_MESSAGE_COMES);
     ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
     if (!l) return status;
-    if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
+    if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is a retry */
     *m = (ucch_lane_message){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
                              .of = l,
                              .board = all->board,
@@ -475,7 +473,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
     return 0;
 }
 
-/* ---- messages that libucp has matched ---- */
+/* ---- messages matched by libucp ---- */
 
 static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
     ucch_lane_message **at = &l->waiting;
@@ -486,8 +484,8 @@ static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
     if (!m->behind) l->last = &m->behind;
 }
 
-/* Move a message as number `*number` of its lane, which a receiver is given here and its sender has to know: 0,
- * UCCH_LATER while the lane is made, or a failure. */
+/* Move a message as number `*number` of its lane: the receiver is given the number here, and its sender has to be told.
+ * Returns 0, UCCH_LATER while the lane is being made, or a failure. */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
                                   uint32_t *number) {
     int comes = !!(how & UCCH_LANE_MESSAGE_COMES), status;
@@ -514,18 +512,18 @@ int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int pee
     return 0;
 }
 
-/* Give up a receive that is under way: what still comes is passed over, so that those behind it come, too. */
+/* Give up a receive that is under way: its data is discarded, so that later messages can arrive. */
 void ucch_lane_message_pass_locked(ucch_lane_message *m) { m->data = NULL; }
 
-/* Give up one whose number the sender cannot be told. */
+/* Give up a message whose sender cannot be told its number. */
 void ucch_lane_message_abandon_locked(ucch_lane_message *m, int status) {
     if (m->op.state == UCCH_ACTIVE) abandon_locked(&m->op, status);
 }
 
 /* ---- streams that wait for messages ---- */
 
-/* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
- * The message has `timeout` seconds from now, if that is not 0. */
+/* Let a stream wait until the message has been moved. Returns 1, 0 if the message has not been given to a stream yet,
+ * or a failure. A `timeout` other than 0 counts from now. */
 int ucch_lane_message_follow(ucch_lane_message *m, uintptr_t stream, double timeout) {
     if (UCCH_LOAD(&m->op.state) == UCCH_DONE) return 1;
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);

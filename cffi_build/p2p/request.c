@@ -1,4 +1,4 @@
-/* Messages as libucp's requests: callbacks, and what a request has come to. */
+/* Messages as libucp's requests: the result of a request. */
 #include "p2p/p2p.h"
 
 void ucch_message_end_locked(ucch_message *m, int status) {
@@ -13,7 +13,7 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     ucch_op_end_locked(&m->op, status, -1, -1);
 }
 
-/* libucp has taken a message, or ended it at once: 0, or the failure that has. */
+/* libucp has accepted a message or completed it at once. Returns 0 or the failure that has ended it. */
 int ucch_message_begun_locked(ucch_message *m, void *p) {
     if (p == NULL || IS_STATUS(p))
         ucch_message_end_locked(m, STATUS_OF(p));
