@@ -292,8 +292,8 @@ static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *st
         status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
     if (status || !channel->flow) return status;
     /* Tell the network threads of the channel how this call divides its message. */
-    return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
-                         q->p->about.signature);
+    return ucch_flow_expect(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
+                            q->p->about.signature);
 }
 
 static int queue_chunk(queue *q, ucch_step *s, ucch_channel *channel) {

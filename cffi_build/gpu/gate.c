@@ -56,7 +56,7 @@ static idle *flags;
 /* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */
 static int is_exhausted(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
 
-static int make(ucch_flag *flag) {
+static int make_flag(ucch_flag *flag) {
     void *at = NULL;
     int status = ucch_bound_ops()->flag(&at);
     *flag = (ucch_flag){status ? NULL : at, 0};
@@ -72,7 +72,7 @@ static int next_ticket(ucch_flag *flag) {
         pthread_mutex_unlock(&lock);
         if (found) *flag = found->flag;
         free(found);
-        if (!found && make(flag)) return UCCH_FAIL_DEVICE;
+        if (!found && make_flag(flag)) return UCCH_FAIL_DEVICE;
     }
     flag->ticket++;
     return 0;
@@ -82,7 +82,7 @@ static int next_ticket(ucch_flag *flag) {
 static int is_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
 
 /* Put a flag back for reuse. */
-static void give(ucch_flag flag) {
+static void put_back(ucch_flag flag) {
     idle *place = flag.at && !is_exhausted(flag) ? malloc(sizeof(*place)) : NULL;
     if (!place) return; /* leaked: a few bytes */
     pthread_mutex_lock(&lock);
@@ -94,8 +94,8 @@ static void give(ucch_flag flag) {
 /* Create some in advance: while a stream is held, allocating one could wait for that stream. */
 void ucch_flags_reserve(int count) {
     ucch_flag flag;
-    while (count-- > 0 && !make(&flag))
-        give(flag);
+    while (count-- > 0 && !make_flag(&flag))
+        put_back(flag);
 }
 
 /* ---- gates ---- */
@@ -128,7 +128,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
     return status;
 }
 
-static void let_go(ucch_gate *g) {
+static void release_stream(ucch_gate *g) {
     if (g->held) {
         held--;
         UCCH_STORE(g->out.at, g->out.ticket);
@@ -141,7 +141,7 @@ static void let_go(ucch_gate *g) {
 int ucch_gate_hold(ucch_gate *g, void *stream) {
     if (!ucch_gate_promise_locked(g)) return 0;
     if (!ucch_gate_wait(g, stream)) return 1;
-    let_go(g);
+    release_stream(g);
     return 0;
 }
 
@@ -174,7 +174,7 @@ int ucch_gate_open_locked(ucch_gate *g) {
 /* The program has ended, in success or failure: release the stream. */
 void ucch_gate_leave_locked(ucch_gate *g) {
     g->closed = 0;
-    let_go(g);
+    release_stream(g);
 }
 
 /* True if the stream has not reached the gate yet, though no thread waits for that any more. */
@@ -185,7 +185,7 @@ int ucch_gate_due(const ucch_gate *g) {
 }
 
 void ucch_gate_free(ucch_gate *g) {
-    give(g->out);
-    if (!is_due(g->in)) give(g->in);
+    put_back(g->out);
+    if (!is_due(g->in)) put_back(g->in);
     if (g->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(g->event);
 }

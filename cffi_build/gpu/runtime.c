@@ -48,7 +48,7 @@ const char *ucch_device_last_error(void) {
     return copy;
 }
 
-static int ready(int runtime) {
+static int is_loaded(int runtime) {
     if (runtime >= 0 && runtime < RUNTIMES && loaded[runtime]) return 1;
     explain("no GPU runtime is loaded");
     return 0;
@@ -76,7 +76,7 @@ static int resolve(void *handle, const device_symbol *symbols, int store) {
 }
 
 /* Index of the adapter of this name, or the first free one. */
-static int place_of(const char *name) {
+static int index_of(const char *name) {
     int runtime = 0;
     while (runtime < RUNTIMES && table[runtime] && strcmp(table[runtime]->name, name))
         runtime++;
@@ -86,7 +86,7 @@ static int place_of(const char *name) {
 /* The adapter that the library exports, or the engine's own of this name. */
 static const device_adapter *adapter_of(const char *name, void *handle) {
     const device_adapter *own = dlsym(handle, "ucch_adapter");
-    int runtime = place_of(name);
+    int runtime = index_of(name);
     if (runtime < RUNTIMES && !own) own = table[runtime];
     if (!own || runtime == RUNTIMES)
         explain("%s", own ? "there are too many adapters" : "it has no symbol ucch_adapter");
@@ -112,7 +112,7 @@ int ucch_device_load(const char *name, const char *path) {
         return UCCH_FAIL_DEVICE;
     }
     resolve(handle, found->symbols, 1);
-    int runtime = place_of(name);
+    int runtime = index_of(name);
     table[runtime] = found;
     int status = ucch_device_check(runtime, found->start(), "initialisation");
     if (status) return status; /* not closed: drivers do not support unloading */
@@ -122,7 +122,7 @@ int ucch_device_load(const char *name, const char *path) {
     return runtime;
 }
 
-int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[runtime] : -1; }
+int ucch_device_memory_type(int runtime) { return is_loaded(runtime) ? memory_type[runtime] : -1; }
 
 /* ---- for Python ---- */
 
@@ -130,12 +130,12 @@ int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[r
 #define ASK_S 5e-6
 
 /* The operations of a runtime; NULL if it is not loaded. */
-const device_ops *ucch_device_ops(int runtime) { return ready(runtime) ? &table[runtime]->ops : NULL; }
+const device_ops *ucch_device_ops(int runtime) { return is_loaded(runtime) ? &table[runtime]->ops : NULL; }
 
 /* UCCH_MEMORY_* of an address plus 4 times its device, or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
-    if (!ready(runtime)) return UCCH_FAIL_DEVICE;
+    if (!is_loaded(runtime)) return UCCH_FAIL_DEVICE;
     int status =
         ucch_device_check(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
     return status ?: 4 * device + kind;
@@ -150,7 +150,8 @@ static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
  * later. Otherwise streams wait only for work that is queued already. Then there is no deadlock even if streams share
  * queues: whatever is ahead of a wait in a queue was queued before it, and so was what it waits for, on any rank. */
 int ucch_device_bind(int runtime, int device, int may) {
-    int status = ready(runtime) ? ucch_device_check(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
+    int status =
+        is_loaded(runtime) ? ucch_device_check(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     UCCH_LOCKED; /* the progress thread may be running already */
     bound_runtime = runtime;
@@ -265,7 +266,7 @@ static void drop_idle(void) {
         (b->pinned ? ops->unpin : ops->release)(b->memory);
 }
 
-static block *find(int pinned, size_t bytes, const void *owner) {
+static block *find_block(int pinned, size_t bytes, const void *owner) {
     block *best = NULL;
     for (block *b = blocks; b; b = b->next) {
         if (b->pinned != pinned || b->bytes < bytes) continue;
@@ -276,7 +277,7 @@ static block *find(int pinned, size_t bytes, const void *owner) {
 }
 
 /* Allocate a block in use; NULL with a reason if memory is exhausted. */
-static block *make(int pinned, size_t bytes, const void *owner) {
+static block *new_block(int pinned, size_t bytes, const void *owner) {
     const device_ops *ops = ucch_bound_ops();
     block *b = calloc(1, sizeof(*b));
     if (!b) return NULL;
@@ -298,13 +299,13 @@ static block *make(int pinned, size_t bytes, const void *owner) {
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
     bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&pool_lock);
-    block *b = find(pinned, bytes, owner);
+    block *b = find_block(pinned, bytes, owner);
     if (b) {
         b->users++;
         b->owner = owner;
     }
     pthread_mutex_unlock(&pool_lock);
-    if (b || !may_add || !(b = make(pinned, bytes, owner))) return b ? b->memory : NULL;
+    if (b || !may_add || !(b = new_block(pinned, bytes, owner))) return b ? b->memory : NULL;
     pthread_mutex_lock(&pool_lock);
     b->next = blocks;
     blocks = b;

@@ -16,7 +16,7 @@
 #define STREAMS (UCCH_ACROSS + 1)
 /* Counters created in advance: two for each of 64 calls in streams. */
 #define FLAGS 128
-enum { IDLE, MOVING, COMING, GOING };
+enum { IDLE, MOVING, FETCHING, STORING };
 
 struct ucch_work {
     ucch_task task;
@@ -119,7 +119,7 @@ int ucch_way_copy(int way, void *dst, const void *src, size_t bytes) {
     return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, streams[way]), "copy");
 }
 
-static int mark(ucch_work *w, int way, int phase) {
+static int record_phase(ucch_work *w, int way, int phase) {
     w->phase = phase;
     return ucch_event_record(&w->event, streams[way]);
 }
@@ -134,14 +134,14 @@ static int fetch(ucch_work *w) {
         status = ucch_way_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
     if (!status && (t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE))
         status = ucch_way_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
-    return status ?: mark(w, UCCH_TO_HOST, COMING);
+    return status ?: record_phase(w, UCCH_TO_HOST, FETCHING);
 }
 
 static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
     int status = ucch_task_compute(t, w->one, w->two, w->now);
     if (!status) status = ucch_way_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
-    return status ?: mark(w, UCCH_TO_DEVICE, GOING);
+    return status ?: record_phase(w, UCCH_TO_DEVICE, STORING);
 }
 
 static void release_locked(ucch_work *w) {
@@ -175,7 +175,7 @@ int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
     }
     int status = function ? ucch_kernel_run(function, &w->task, streams[UCCH_ACROSS])
                           : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
-    return status ?: mark(w, UCCH_ACROSS, MOVING);
+    return status ?: record_phase(w, UCCH_ACROSS, MOVING);
 }
 
 /* Returns 1 if the step has finished, 0 if not yet, negative on failure. */
@@ -183,8 +183,8 @@ int ucch_work_poll_locked(ucch_work *w) {
     if (w->phase == IDLE) return 1;
     int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
     if (status || !done) return status;
-    if (w->phase == COMING) return send_back(w);
-    if (w->phase == GOING && (w->done += w->now) < w->task.count) return fetch(w);
+    if (w->phase == FETCHING) return send_back(w);
+    if (w->phase == STORING && (w->done += w->now) < w->task.count) return fetch(w);
     release_locked(w);
     return 1;
 }

@@ -35,7 +35,7 @@ _Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time tha
 
 /* Kinds of messages: a range of a piece; to the sender: acknowledged pieces and ranges; to the receiver: the first call
  * whose data is undefined. */
-enum { DATA, TAKEN, ABORT };
+enum { DATA, ACK, ABORT };
 
 /* Header of a message. */
 typedef struct envelope {
@@ -67,11 +67,11 @@ typedef struct share {
     ucch_poller poller; /* first */
     ucch_flow *flow;
     int which;
-    int under_way;            /* requests that libucp has not completed */
-    int news;                 /* data has come since the last turn */
-    uint32_t sent, confirmed; /* ranges sent, and ranges acknowledged */
-    uint32_t got, reported;   /* ranges received, and ranges acknowledged to the sender */
-    int telling;              /* `note` is being sent */
+    int under_way;                   /* requests that libucp has not completed */
+    int has_new_data;                /* data has come since the last turn */
+    uint32_t sent, confirmed;        /* ranges sent, and ranges acknowledged */
+    uint32_t received, acknowledged; /* ranges received, and ranges acknowledged to the sender */
+    int note_in_flight;              /* `note` is being sent */
     envelope note;
     ucch_connection *with;
     ucp_mem_h slots; /* the slots as registered for this wire; NULL: libucp registers them */
@@ -93,7 +93,7 @@ struct ucch_flow {
     uint64_t room;            /* capacity of `dues` */
     uint64_t expected;        /* number of pieces that calls expect */
     uint64_t settled;         /* pieces published here (receiver), or consumed by the peer (sender) */
-    uint64_t told;            /* pieces consumed that were acknowledged to the sender */
+    uint64_t acked;           /* pieces consumed that were acknowledged to the sender */
     uint64_t next;            /* the piece whose range `next_range` is sent next, and its size */
     int next_range, is_begun; /* is_begun: the header of its slot is written */
     size_t next_bytes;
@@ -174,7 +174,7 @@ static void ended(ucch_flow *f, int status) {
 }
 
 /* Returns 1 if libucp will call back for this request; else it has ended. */
-static int begun(share *s, void *request) {
+static int is_pending(share *s, void *request) {
     int is_begun = request && !IS_STATUS(request);
     s->under_way += is_begun;
     if (!is_begun) ended(s->flow, STATUS_OF(request));
@@ -185,17 +185,17 @@ static void note_sent(void *request, ucs_status_t status, void *data) {
     share *s = data;
     ucp_request_free(request);
     s->under_way--;
-    s->telling = 0;
+    s->note_in_flight = 0;
     ended(s->flow, status);
 }
 
 /* Send a control message, unless one is in flight. */
-static void tell(share *s, envelope note) {
+static void send_note(share *s, envelope note) {
     ucp_request_param_t params = params_of((void *)note_sent, s, NULL);
     note.tag = s->flow->tag;
     s->note = note;
-    s->telling =
-        begun(s, ucch_wire_send(wire_of(s->flow, s->which), s->with->ep, &s->note, sizeof(s->note), NULL, 0, &params));
+    s->note_in_flight = is_pending(
+        s, ucch_wire_send(wire_of(s->flow, s->which), s->with->ep, &s->note, sizeof(s->note), NULL, 0, &params));
 }
 
 /* ---- a sender's turn ---- */
@@ -235,7 +235,7 @@ static void send_range(share *s, piece_range which) {
     s->sent++;
     void *request = ucch_wire_send(wire_of(f, s->which), s->with->ep, &r->envelope, sizeof(r->envelope),
                                    range_of(f, which.piece, range), length, &params);
-    if (!begun(s, request)) range_ended(r, STATUS_OF(request));
+    if (!is_pending(s, request)) range_ended(r, STATUS_OF(request));
 }
 
 /* Wake the wires that may carry ranges of a piece of this size. */
@@ -299,14 +299,14 @@ static int send_next(share *s) {
 }
 
 /* An acknowledgement: the sender's stream may refill slots, and fewer ranges are in flight. */
-static void on_taken(share *s, const envelope *e) {
+static void on_ack(share *s, const envelope *e) {
     ucch_flow *f = s->flow;
     ucch_take(&f->lock, UCCH_AT_FLOW);
     f->on_way -= e->n - s->confirmed;
     s->confirmed = e->n;
-    if (e->number > f->told) {
+    if (e->number > f->acked) {
         UCCH_STORE(&f->settled, e->number);
-        UCCH_STORE(&f->told, e->number);
+        UCCH_STORE(&f->acked, e->number);
         if (f->ring.by_device) UCCH_STORE(f->ring.consumed + 1, (uint32_t)e->more);
         UCCH_STORE(f->ring.consumed, (uint32_t)e->number);
     }
@@ -316,9 +316,9 @@ static void on_taken(share *s, const envelope *e) {
 static int send_abort(share *s) {
     ucch_flow *f = s->flow;
     uint64_t first = tainted_from(f);
-    if (!first || !f->ring.tells || f->aborted || s->telling) return 0;
+    if (!first || !f->ring.tells || f->aborted || s->note_in_flight) return 0;
     f->aborted = 1;
-    tell(s, (envelope){.kind = ABORT, .number = first, .more = UCCH_LOAD(&f->differs)});
+    send_note(s, (envelope){.kind = ABORT, .number = first, .more = UCCH_LOAD(&f->differs)});
     return UCCH_MOVED;
 }
 
@@ -333,7 +333,7 @@ static int turn_of_sender(share *s) {
         found |= is_first ? UCCH_WATCHED : UCCH_RUNG_LATE;
     }
     uint64_t expected = UCCH_LOAD(&f->expected);
-    int waits = is_first ? UCCH_LOAD(&f->told) < expected : s->under_way || next < expected;
+    int waits = is_first ? UCCH_LOAD(&f->acked) < expected : s->under_way || next < expected;
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
@@ -346,7 +346,7 @@ static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
 }
 
 /* True if the piece is the expected one. Replayed kernels check that themselves. */
-static int fits(ucch_flow *f, const ucch_slot_header *s) {
+static int is_expected(ucch_flow *f, const ucch_slot_header *s) {
     const due *d = &f->dues[f->settled % f->room];
     if (f->ring.by_device ||
         (s->call == d->call && s->hash == d->hash && s->bytes == d->bytes && s->number == f->settled))
@@ -364,13 +364,13 @@ static int is_complete(const filling *l) {
 }
 
 /* Publish pieces that have come and match what this rank expects, in order. With the flow's lock. */
-static void settle_arrivals(ucch_flow *f) {
+static void publish_arrivals(ucch_flow *f) {
     uint64_t before = f->settled;
     for (filling *l;
          (f->ring.by_device || f->settled < f->expected) && !failed(f) && is_complete(l = filling_of(f, f->settled));) {
         const ucch_slot_header *s = slot_of(f, f->settled);
         note_tainted(f, s->tainted, s->differs);
-        if (!fits(f, s)) break;
+        if (!is_expected(f, s)) break;
         __atomic_store_n(&l->came, 0, __ATOMIC_RELAXED);
         UCCH_STORE(&f->settled, f->settled + 1);
     }
@@ -391,11 +391,11 @@ static void note_arrival(const share *s, size_t bytes) {
 static void range_came(share *s, size_t bytes, filling *l) {
     ucch_flow *f = s->flow;
     note_arrival(s, bytes);
-    s->got++;
-    s->news = 1;
+    s->received++;
+    s->has_new_data = 1;
     if (__atomic_add_fetch(&l->came, 1, __ATOMIC_ACQ_REL) != __atomic_load_n(&l->ranges, __ATOMIC_RELAXED)) return;
     ucch_take(&f->lock, UCCH_AT_FLOW);
-    settle_arrivals(f);
+    publish_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
 }
 
@@ -421,7 +421,7 @@ static ucs_status_t fetch_range(share *s, filling *l, char *into, const ucch_pac
     ucp_request_param_t params = params_of((void *)fetched, data, s->slots);
     void *request =
         ucp_am_recv_data_nbx(ucch_wire_worker(wire_of(s->flow, s->which)), m->data, into, m->bytes, &params);
-    if (begun(s, request)) return UCS_INPROGRESS;
+    if (is_pending(s, request)) return UCS_INPROGRESS;
     if (!request) range_came(s, m->bytes, l);
     free(data);
     return UCS_INPROGRESS;
@@ -446,30 +446,30 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
 
 /* Acknowledge ranges received by this wire, a quarter of the window at a time; the first wire also acknowledges
  * consumed pieces. */
-static int tell_taken(share *s) {
+static int send_ack(share *s) {
     ucch_flow *f = s->flow;
     int is_first = s->which == f->first;
-    uint32_t more = is_first ? UCCH_LOAD(f->ring.consumed) - (uint32_t)f->told : 0;
-    if (s->telling || (!more && s->got - s->reported < f->window / 4)) return 0;
-    uint64_t taken = is_first ? f->told + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
-    s->reported = s->got;
-    if (more) UCCH_STORE(&f->told, taken);
-    tell(s, (envelope){.kind = TAKEN, .number = taken, .more = refused, .n = s->got});
+    uint32_t more = is_first ? UCCH_LOAD(f->ring.consumed) - (uint32_t)f->acked : 0;
+    if (s->note_in_flight || (!more && s->received - s->acknowledged < f->window / 4)) return 0;
+    uint64_t taken = is_first ? f->acked + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
+    s->acknowledged = s->received;
+    if (more) UCCH_STORE(&f->acked, taken);
+    send_note(s, (envelope){.kind = ACK, .number = taken, .more = refused, .n = s->received});
     return UCCH_MOVED;
 }
 
 static int turn_of_receiver(share *s) {
     ucch_flow *f = s->flow;
-    int found = (s->news ? UCCH_MOVED : 0) | (f->ring.by_device ? UCCH_WATCHED : 0) | tell_taken(s);
+    int found = (s->has_new_data ? UCCH_MOVED : 0) | (f->ring.by_device ? UCCH_WATCHED : 0) | send_ack(s);
     uint64_t expected = UCCH_LOAD(&f->expected);
-    s->news = 0;
-    int waits = UCCH_LOAD(&f->settled) < expected || s->telling || (s->which == f->first && f->told < expected);
+    s->has_new_data = 0;
+    int waits = UCCH_LOAD(&f->settled) < expected || s->note_in_flight || (s->which == f->first && f->acked < expected);
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
 /* ---- callbacks of the wire, with its lock ---- */
 
-static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
+static ucs_status_t on_message(ucch_poller *poller, const ucch_packet *m) {
     share *s = (share *)poller;
     ucch_flow *f = s->flow;
     int status = failed(f);
@@ -477,7 +477,7 @@ static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
     if (m->header_bytes != sizeof(e)) return UCS_OK;
     memcpy(&e, m->header, sizeof(e));
     if (e.kind == ABORT && status != UCCH_FAIL_CONNECTION) note_tainted(f, e.number, e.more);
-    if (e.kind == TAKEN && !status) on_taken(s, &e);
+    if (e.kind == ACK && !status) on_ack(s, &e);
     return e.kind == DATA && !status ? receive_range(s, &e, m) : UCS_OK;
 }
 
@@ -518,7 +518,7 @@ static int note_due(ucch_flow *f, due d) {
 
 /* Expect a message of call `number`: `bytes` bytes in pieces of `piece`, the last of which may be shorter. Called
  * before the stream moves it. Returns 0 or a failure. */
-int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
+int ucch_flow_expect(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
     size_t left = bytes, one;
     int status;
     ucch_take(&f->lock, UCCH_AT_FLOW);
@@ -526,7 +526,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
         one = left < piece ? left : piece;
         status = note_due(f, (due){one, number, hash});
     } while (!status && (left -= one));
-    if (!status && !f->sends) settle_arrivals(f);
+    if (!status && !f->sends) publish_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
     if (!status) wake_for(f, bytes < piece ? bytes : piece);
     return status;
@@ -543,7 +543,7 @@ void ucch_flow_wake(ucch_flow *f) { ucch_wire_wake(wire_of(f, f->first)); }
 /* ---- start and end of flows ---- */
 
 /* Add one wire's share as its poller; with the wire's lock. */
-static int join(ucch_flow *f, int which, uint64_t key) {
+static int add_share(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
     s->flow = f;
     s->which = which;
@@ -554,8 +554,8 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
     if (!s->with) return UCCH_FAIL_CONNECTION;
-    s->poller = (ucch_poller){.turn = turn, .come = come, .tag = f->tag};
-    ucch_wire_serve(wire_of(f, which), &s->poller);
+    s->poller = (ucch_poller){.turn = turn, .on_message = on_message, .tag = f->tag};
+    ucch_wire_add_poller(wire_of(f, which), &s->poller);
     return 0;
 }
 
@@ -583,7 +583,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     int status = f->dues && (f->sendings || f->fillings) ? 0 : UCCH_FAIL_MEMORY;
     for (int i = 0; i < nwires && !status; i++) {
         ucch_wire_lock(wire_of(f, i));
-        status = join(f, i, key);
+        status = add_share(f, i, key);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (status) ucch_flow_free(f);
@@ -593,9 +593,9 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
 /* True if all expected pieces have been consumed, and the sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
     uint32_t consumed = UCCH_LOAD(f->ring.consumed);
-    uint64_t told = UCCH_LOAD(&f->told);
-    if (f->ring.by_device) return consumed == UCCH_LOAD(f->ring.published) && (uint32_t)told == consumed;
-    return told == UCCH_LOAD(&f->expected);
+    uint64_t acked = UCCH_LOAD(&f->acked);
+    if (f->ring.by_device) return consumed == UCCH_LOAD(f->ring.published) && (uint32_t)acked == consumed;
+    return acked == UCCH_LOAD(&f->expected);
 }
 
 /* Free the flow; nothing may be in flight on either side. Returns not 0 if libucp still has requests: then flow and
@@ -609,7 +609,7 @@ int ucch_flow_free(ucch_flow *f) {
             ucp_worker_progress(ucch_wire_worker(wire_of(f, i)));
         left += s->under_way;
         if (!s->under_way && s->slots) ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), s->slots);
-        ucch_wire_dismiss(wire_of(f, i), &s->poller);
+        ucch_wire_remove_poller(wire_of(f, i), &s->poller);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (left) return left;

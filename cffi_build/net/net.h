@@ -23,11 +23,11 @@ typedef struct ucch_packet {
  * gone. */
 #define UCCH_WIRE_EXPECTED ((uint64_t)1 << 63)
 
-/* Work of a wire's thread, called with the wire's lock: `turn` again and again, and `come` with messages whose header
- * begins with `tag`. `come` returns UCS_INPROGRESS if it has libucp fetch the data. */
+/* Work of a wire's thread, called with the wire's lock: `turn` again and again, and `on_message` with messages whose
+ * header begins with `tag`. `on_message` returns UCS_INPROGRESS if it has libucp fetch the data. */
 typedef struct ucch_poller {
     int (*turn)(struct ucch_poller *poller);
-    ucs_status_t (*come)(struct ucch_poller *poller, const ucch_packet *message);
+    ucs_status_t (*on_message)(struct ucch_poller *poller, const ucch_packet *message);
     uint64_t tag;
     struct ucch_poller *next, *same; /* next: of the wire; same: with the same hash of the tag */
 } ucch_poller;
@@ -46,8 +46,8 @@ int ucch_wire_slower(int wire);
 ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, ucp_request_param_t *params);
 ucch_connection *ucch_wire_connection(int wire, uint64_t key);
-void ucch_wire_serve(int wire, ucch_poller *poller);
-void ucch_wire_dismiss(int wire, ucch_poller *poller);
+void ucch_wire_add_poller(int wire, ucch_poller *poller);
+void ucch_wire_remove_poller(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);
 void ucch_wire_wake(int wire);
@@ -78,7 +78,7 @@ typedef struct ucch_slots {
 typedef struct ucch_flow ucch_flow;
 
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag);
-int ucch_flow_due(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
+int ucch_flow_expect(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
 int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
 void ucch_flow_differs(ucch_flow *flow, uint64_t call);
 void ucch_flow_wake(ucch_flow *flow);

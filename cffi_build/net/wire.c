@@ -166,7 +166,7 @@ static int turn(ucch_wire *w) {
     return found;
 }
 
-static void *serve(void *at) {
+static void *wire_main(void *at) {
     ucch_wire *w = at;
     int number = (int)(w - wires);
     double moved = ucch_now();
@@ -206,7 +206,7 @@ static int is_receiver(const ucch_wire *w) { return (w - wires) % 2 == 1; }
 /* Keep a message until its poller exists. If it never does, because a call has failed here before it made its ring, the
  * message is kept until the process ends, like the communicator's rings (channels.py): the peer may still send, at most
  * what it has in flight. */
-static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
+static ucs_status_t keep_early(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
     size_t bytes = m->is_later ? 0 : m->bytes;
     early *l = malloc(sizeof(*l) + m->header_bytes + bytes);
     if (!l) return UCS_ERR_NO_MEMORY;
@@ -220,8 +220,8 @@ static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
 }
 
 /* Called by libucp in ucp_worker_progress. */
-static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                         const ucp_am_recv_param_t *param) {
+static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
     ucch_wire *w = arg;
     uint64_t tag;
     ucch_packet m = {header, header_bytes, data, bytes, (param->recv_attr & IS_RNDV) != 0};
@@ -230,9 +230,9 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
     ucch_poller *p = *place_of(w, tag);
     while (p && p->tag != tag)
         p = p->same;
-    if (p) return p->come(p, &m);
+    if (p) return p->on_message(p, &m);
     /* A message to a sender that does not exist is for one that has gone. */
-    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep(w, tag, &m) : UCS_OK;
+    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep_early(w, tag, &m) : UCS_OK;
 }
 
 /* Send a message like ucp_am_send_nbx; with the wire's lock. */
@@ -248,7 +248,8 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
 /* ---- start and end of wires ---- */
 
 static int start(ucch_wire *w, ucp_context_h context) {
-    ucp_am_handler_param_t messages = {.field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = come, .arg = w};
+    ucp_am_handler_param_t messages = {
+        .field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = on_active_message, .arg = w};
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
@@ -257,7 +258,7 @@ static int start(ucch_wire *w, ucp_context_h context) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
     ucch_cond_init(&w->wake);
-    if (!status && !pthread_create(&w->thread, NULL, serve, w)) return 0;
+    if (!status && !pthread_create(&w->thread, NULL, wire_main, w)) return 0;
     ucp_worker_destroy(w->worker);
     return status ?: UCCH_FAIL_MEMORY;
 }
@@ -333,7 +334,7 @@ int ucch_wire_meet(int wire, uint64_t key, const void *address) {
 /* ---- pollers ---- */
 
 /* Add a poller, and give it the messages that came before; with the wire's lock. */
-void ucch_wire_serve(int wire, ucch_poller *poller) {
+void ucch_wire_add_poller(int wire, ucch_poller *poller) {
     ucch_wire *w = &wires[wire];
     ucch_poller **place = place_of(w, poller->tag);
     poller->next = w->pollers;
@@ -346,13 +347,13 @@ void ucch_wire_serve(int wire, ucch_poller *poller) {
             continue;
         }
         *at = l->next;
-        poller->come(poller, &l->message);
+        poller->on_message(poller, &l->message);
         free(l);
     }
 }
 
 /* Remove a poller; with the wire's lock. */
-void ucch_wire_dismiss(int wire, ucch_poller *poller) {
+void ucch_wire_remove_poller(int wire, ucch_poller *poller) {
     UCCH_UNLINK(wires[wire].pollers, poller, next);
     UCCH_UNLINK(*place_of(&wires[wire], poller->tag), poller, same);
 }

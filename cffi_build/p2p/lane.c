@@ -54,7 +54,7 @@ static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
 
 /* True if the pieces of a long message cannot arrive, as no receive so far had room for one; nothing can arrive behind
  * it. */
-static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
+static int cannot_arrive(const ucch_lane *l) { return l->is_recv && l->shorts->flow && !l->longs->flow; }
 
 /* Launch a kernel for the header (`head`) and pieces `from` to `to`; the `last` kernel of a message reports its end. */
 static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t from, uint32_t to, int last) {
@@ -78,17 +78,17 @@ static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t f
                         .from = from,
                         .to = to,
                         .status = (unsigned)m->status,
-                        .flags = (l->comes ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
-    c.flags |= loses(l) ? LANE_LOSES : 0;
+                        .flags = (l->is_recv ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
+    c.flags |= cannot_arrive(l) ? LANE_LOSES : 0;
     int is_long = to > from && pieces_of(l, c.bytes);
-    unsigned blocks = !is_long ? SHORT_BLOCKS : l->comes ? IN_BLOCKS : OUT_BLOCKS;
+    unsigned blocks = !is_long ? SHORT_BLOCKS : l->is_recv ? IN_BLOCKS : OUT_BLOCKS;
     void *arguments[] = {&c};
     return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, m->stream), "launch");
 }
 
 /* Order a message in the lane's stream behind the caller's stream as of its posting, and behind the previous message,
  * which the caller's stream may have moved. */
-static int enter(ucch_lane *l, const ucch_lane_message *m) {
+static int order_in_stream(ucch_lane *l, const ucch_lane_message *m) {
     const device_ops *ops = ucch_bound_ops();
     int refused = 0, is_behind = l->moved_by != l->stream;
     l->moved_by = m->stream;
@@ -99,14 +99,14 @@ static int enter(ucch_lane *l, const ucch_lane_message *m) {
 }
 
 /* Record an event behind a message's work in its stream. */
-static int mark(ucch_lane *l, const ucch_lane_message *m) {
+static int record_done(ucch_lane *l, const ucch_lane_message *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
 }
 
 /* Give the stream the whole message: its kernels may wait for the other rank. */
 static int queue_all(ucch_lane *l, ucch_lane_message *m) {
-    int status = enter(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: mark(l, m);
+    int status = order_in_stream(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: record_done(l, m);
     UCCH_STORE(&m->queued, 1);
     return status;
 }
@@ -127,7 +127,7 @@ static void read_header(const ucch_lane *l, ucch_lane_message *m) {
 /* Number of further pieces that a kernel can move without waiting. */
 static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
-    if (l->comes)
+    if (l->is_recv)
         there = UCCH_LOAD(l->longs->published.at) - next;
     else
         there = UCCH_LOAD(l->longs->consumed.at) + UCCH_RING_SLOTS - next;
@@ -144,7 +144,7 @@ static void note_end(ucch_lane *l, const ucch_lane_message *m) {
 
 /* Write the headers of slots for wires, which read the piece's size there; a wire that is late may read that of a later
  * piece (net/flow.c). */
-static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
+static void write_headers(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
     for (uint32_t k = number; k != number + n; k++) {
         char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
         ucch_slot_header *h = (ucch_slot_header *)slot - 1;
@@ -164,11 +164,12 @@ static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
         uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, MOST);
         if (n > to - m->done) break;
         uint64_t at = m->done * piece, bytes = m->found_bytes - at < piece ? m->found_bytes - at : piece;
-        if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
-        if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
+        if (!l->is_recv && l->longs->flow) write_headers(l, m, k, n, bytes);
+        if (m->data && !m->status)
+            status = ucch_channel_copy(l->longs, l->is_recv, k, n, m->data + at, bytes, l->stream);
         if (!status)
-            status = ucch_counter_signal(l->comes ? l->longs->consumed : l->longs->published, k + n, l->channels->await,
-                                         l->stream);
+            status = ucch_counter_signal(l->is_recv ? l->longs->consumed : l->longs->published, k + n,
+                                         l->channels->await, l->stream);
         m->done += n;
     }
     if (status || m->done < m->pieces) return status;
@@ -184,7 +185,7 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
         status = copy_pieces(l, m, to);
     else if (to > from)
         status = launch(l, m, 0, from, m->done = to, to == m->pieces);
-    if (m->done > from && !status) status = mark(l, m);
+    if (m->done > from && !status) status = record_done(l, m);
     if (status || m->done < m->pieces) return status;
     UCCH_STORE(&m->queued, 1);
     return 1;
@@ -195,20 +196,20 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
 static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     int status = 0;
     if (!m->headed) {
-        if (l->comes ? !ucch_reached(l->shorts->published.at, m->number)
-                     : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
+        if (l->is_recv ? !ucch_reached(l->shorts->published.at, m->number)
+                       : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
             return 0;
-        if (l->comes) read_header(l, m);
-        m->pieces = m->status && loses(l) ? 0 : pieces_of(l, m->found_bytes);
+        if (l->is_recv) read_header(l, m);
+        m->pieces = m->status && cannot_arrive(l) ? 0 : pieces_of(l, m->found_bytes);
         m->headed = 1;
-        status = enter(l, m) ?: launch(l, m, 1, 0, 0, !m->pieces) ?: mark(l, m);
+        status = order_in_stream(l, m) ?: launch(l, m, 1, 0, 0, !m->pieces) ?: record_done(l, m);
     }
     return status ?: queue_pieces(l, m);
 }
 
 /* Copy arrived pieces to host memory, on the host; returns as queue_pieces. Waits until the stream has taken all of the
  * previous message, as both use one counter. */
-static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
+static int copy_to_host(ucch_lane *l, ucch_lane_message *m) {
     if (!ucch_reached(l->longs->consumed.at, m->base + m->done)) return 0;
     uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
     for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
@@ -233,9 +234,9 @@ static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
         l->taken[m->number % DEPTH] = 1;
         m->base = l->pieces;
         l->pieces += m->pieces;
-        if (!l->comes && l->longs->flow) ucch_flow_wake(l->longs->flow);
+        if (!l->is_recv && l->longs->flow) ucch_flow_wake(l->longs->flow);
     }
-    return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
+    return m->by_host ? copy_to_host(l, m) : queue_pieces(l, m);
 }
 
 /* Give the streams work of waiting messages, in order; with the turn. Returns whether any was queued whole. */
@@ -283,7 +284,8 @@ static int advance_locked(ucch_op *op) {
     m->found_bytes = line->bytes;
     m->found_tag = line->tag;
     if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
-    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && loses(l)) ucch_lane_fail(l, UCCH_FAIL_BROKEN);
+    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && cannot_arrive(l))
+        ucch_lane_fail(l, UCCH_FAIL_BROKEN);
     if (line->status == LANE_TOO_LONG) return end_locked(m, UCCH_FAIL_TRUNCATED);
     if (line->status == LANE_OTHER_TAG) return end_locked(m, UCCH_FAIL_MISMATCH);
     if (m->sync && !ucch_reached(l->shorts->consumed.at, m->number)) return moved;
@@ -299,7 +301,7 @@ static int check_locked(ucch_op *op, double now) {
     for (int i = 0; i < 2; i++)
         if (bad != UCCH_FAIL_REVOKED && rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX))
             return UCCH_FAIL_CONNECTION;
-    int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
+    int is_there = l->is_recv && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
     if (bad != UCCH_LATER) return bad;
     return is_there ? 0 : UCCH_FAIL_PEER; /* a message that has arrived will be taken in time */
 }
@@ -320,7 +322,7 @@ ucch_lane_message *ucch_lane_message_new(void) { return calloc(1, sizeof(ucch_la
 
 void ucch_lane_message_free(ucch_lane_message *m) {
     give_copy(m);
-    if (m->of) ucch_lane_let_go(m->of);
+    if (m->of) ucch_lane_unref(m->of);
     free(m);
 }
 
@@ -340,8 +342,8 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     return !passed;
 }
 
-static void describe(ucch_lane_message *m, int peer, int comes) {
-    m->about = (ucch_record){.kind = comes ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
+static void describe(ucch_lane_message *m, int peer, int is_recv) {
+    m->about = (ucch_record){.kind = is_recv ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
                              .bytes = m->bytes,
                              .peer = peer,
                              .tag = m->tag == UCCH_ANY_TAG ? -1 : (int32_t)m->tag,
@@ -350,22 +352,22 @@ static void describe(ucch_lane_message *m, int peer, int comes) {
 }
 
 /* Returns 0, or why the message cannot be posted now; with the lane's turn. */
-static int admit(ucch_lane *l, ucch_lane_message *m) {
+static int check_post(ucch_lane *l, ucch_lane_message *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
-    uint32_t refused = l->comes ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
+    uint32_t refused = l->is_recv ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
     if (refused != l->refused) {
         m->number = l->refused = refused;
         return UCCH_FAIL_REFUSED;
     }
     if (UCCH_LOAD(&l->taken[(l->posted + 1) % DEPTH])) return UCCH_LATER;
-    return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
+    return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->is_recv, LONG_LANE_RING) : 0;
 }
 
 /* True if all messages so far have ended. */
 static int is_empty(const ucch_lane *l) { return UCCH_LOAD(&line_of(l, l->posted)->done) == l->posted; }
 
 /* True if a send can end without its receiver and without another stream: the rings have room. */
-static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
+static int ends_without_receiver(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
@@ -379,7 +381,7 @@ static int goes_directly(const ucch_lane *l, const ucch_lane_message *m, const v
 }
 
 /* Let `stream` copy the data to send. */
-static int set_aside(ucch_lane_message *m, void *stream) {
+static int copy_aside(ucch_lane_message *m, void *stream) {
     m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
     if (!m->copy) return UCCH_FAIL_DEVICE;
     int status = ucch_device_fail(ucch_bound_ops()->copy(m->copy, m->data, m->bytes, stream), "copy");
@@ -390,10 +392,10 @@ static int set_aside(ucch_lane_message *m, void *stream) {
 /* True if a copy engine can move a whole long message now: its slots are free, or filled already. */
 static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     const ucch_channel *ring = l->shorts;
-    if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,
-                                         l->comes ? m->number : m->number - UCCH_RING_SLOTS))
+    if (m->bytes < LONG || !ucch_reached(l->is_recv ? ring->published.at : ring->consumed.at,
+                                         l->is_recv ? m->number : m->number - UCCH_RING_SLOTS))
         return 0;
-    if (l->comes) read_header(l, m);
+    if (l->is_recv) read_header(l, m);
     m->pieces = pieces_of(l, m->found_bytes);
     int fits = !m->status && m->found_bytes >= LONG && pieces_ready(l, m) == m->pieces;
     m->status = 0;
@@ -415,14 +417,14 @@ static int queue(ucch_lane *l, ucch_lane_message *m) {
 
 /* Number the message, and queue it; with the lane's turn. */
 static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
-    int status = admit(l, m);
+    int status = check_post(l, m);
     if (status) return status;
     m->number = l->posted + 1;
     int ordered = m->ordered && m->bytes, may_be_direct = ordered || m->bytes <= l->shorts->slot;
-    int alone = !l->comes && may_be_direct && ends_alone(l, m, stream);
+    int alone = !l->is_recv && may_be_direct && ends_without_receiver(l, m, stream);
     int direct = alone && goes_directly(l, m, stream);
     m->stream = direct ? stream : l->stream;
-    if (ordered && !alone) status = set_aside(m, stream);
+    if (ordered && !alone) status = copy_aside(m, stream);
     if (!status && !direct)
         status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
     if (status) return status;
@@ -430,7 +432,7 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     l->from = stream;
     l->taken[++l->posted % DEPTH] = 1;
     m->base = l->pieces;
-    if (!l->comes) {
+    if (!l->is_recv) {
         l->pieces += pieces_of(l, m->bytes);
         m->found_bytes = m->bytes;
         m->found_tag = m->tag;
@@ -446,8 +448,8 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
 int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
-    int status = 0, comes = !!(how & UCCH_LANE_MESSAGE_COMES);
-    ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
+    int status = 0, is_recv = !!(how & UCCH_LANE_MESSAGE_COMES);
+    ucch_lane *l = ucch_lane_with(all, peer, is_recv, 0, &status);
     if (!l) return status;
     if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is a retry */
     *m = (ucch_lane_message){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
@@ -459,7 +461,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
                              .tag = tag,
                              .sync = how & UCCH_LANE_MESSAGE_SYNC,
                              .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
-    describe(m, peer, comes);
+    describe(m, peer, is_recv);
     pthread_mutex_lock(&l->turn);
     status = post(l, m, (void *)stream);
     pthread_mutex_unlock(&l->turn);
@@ -488,12 +490,12 @@ static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
  * Returns 0, UCCH_LATER while the lane is being made, or a failure. */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
                                   uint32_t *number) {
-    int comes = !!(how & UCCH_LANE_MESSAGE_COMES), status;
-    ucch_lane *l = ucch_lane_matched_locked(all, peer, comes, &status);
+    int is_recv = !!(how & UCCH_LANE_MESSAGE_COMES), status;
+    ucch_lane *l = ucch_lane_matched_locked(all, peer, is_recv, &status);
     if (!l) return status;
-    if (comes) *number = ++l->promised;
+    if (is_recv) *number = ++l->promised;
     __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
-    if (m->of) ucch_lane_let_go(m->of);
+    if (m->of) ucch_lane_unref(m->of);
     *m = (ucch_lane_message){.op.kind = &by_progress,
                              .of = l,
                              .board = all->board,

@@ -24,9 +24,9 @@ ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
 
 /* Create the stream and events of a lane. Returns 0 or a failure. No memory is allocated: that could wait for streams
  * that wait for messages of this lane. */
-static int equip(ucch_lane *l) {
+static int make_streams(ucch_lane *l) {
     const device_ops *ops = ucch_bound_ops();
-    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->comes, &l->arrived);
+    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->is_recv, &l->arrived);
     l->lines = (ucch_lane_line *)lines.at;
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
@@ -41,7 +41,7 @@ static int equip(ucch_lane *l) {
 }
 
 /* Drop a reference: of a message, or the lane's own. */
-void ucch_lane_let_go(ucch_lane *l) {
+void ucch_lane_unref(ucch_lane *l) {
     if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL)) return;
     pthread_mutex_destroy(&l->turn);
     free(l);
@@ -55,13 +55,13 @@ static void drop(ucch_lane *l) {
         if (l->done[i]) ops->event_free(l->done[i]);
     }
     l->closed = 1;
-    ucch_lane_let_go(l);
+    ucch_lane_unref(l);
 }
 
 /* Returns NULL with the reason in `status`. */
-static ucch_lane *make(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
+static ucch_lane *make(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status) {
     int ring = is_matched ? MATCHED_LANE_RING : SHORT_LANE_RING;
-    *status = ucch_channels_ring(all->channels, peer, comes, ring);
+    *status = ucch_channels_ring(all->channels, peer, is_recv, ring);
     ucch_lane *l = *status ? NULL : calloc(1, sizeof(*l));
     if (!l) {
         *status = *status ? *status : UCCH_FAIL_MEMORY;
@@ -70,30 +70,30 @@ static ucch_lane *make(ucch_lanes *all, int peer, int comes, int is_matched, int
     pthread_mutex_init(&l->turn, NULL);
     l->channels = all->channels;
     l->peer = peer;
-    l->comes = comes;
+    l->is_recv = is_recv;
     l->is_matched = is_matched;
     l->last = &l->waiting;
     l->refs = 1;
-    l->longs = ucch_channels_at(l->channels, peer, comes, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
+    l->longs = ucch_channels_at(l->channels, peer, is_recv, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
     /* matched messages have no header, and another thread may be making the other ring */
-    l->shorts = is_matched ? l->longs : ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
-    *status = equip(l);
+    l->shorts = is_matched ? l->longs : ucch_channels_at(l->channels, peer, is_recv, SHORT_LANE_RING);
+    *status = make_streams(l);
     if (!*status) return l;
     drop(l);
     return NULL;
 }
 
-static ucch_lane **place_of(ucch_lanes *all, int peer, int comes, int is_matched) {
-    return &all->each[UCCH_LANES * peer + 2 * is_matched + comes];
+static ucch_lane **place_of(ucch_lanes *all, int peer, int is_recv, int is_matched) {
+    return &all->each[UCCH_LANES * peer + 2 * is_matched + is_recv];
 }
 
 /* The lane to or from a rank, made at its first use; NULL with the reason in `status`. Without the engine's lock, as
  * the driver may block. */
-ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
-    ucch_lane **at = place_of(all, peer, comes, is_matched), *l = UCCH_LOAD(at);
+ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status) {
+    ucch_lane **at = place_of(all, peer, is_recv, is_matched), *l = UCCH_LOAD(at);
     if (l) return l;
     pthread_mutex_lock(&all->making);
-    l = *at ? *at : make(all, peer, comes, is_matched, status);
+    l = *at ? *at : make(all, peer, is_recv, is_matched, status);
     UCCH_STORE(at, l);
     pthread_mutex_unlock(&all->making);
     return l;
@@ -122,7 +122,7 @@ int ucch_lanes_ready(ucch_lanes *all, int peer) {
     return status;
 }
 
-static void *make_ordered(void *data) {
+static void *maker_main(void *data) {
     ucch_lane_peer *peer = data;
     ucch_lanes *all = peer->of;
     int status = 0, before = ucch_device_enter();
@@ -137,13 +137,13 @@ static void *make_ordered(void *data) {
 }
 
 /* Have a thread make the lane from a rank whose message has been matched. Returns UCCH_LATER or a failure. */
-static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
+static int start_maker_locked(ucch_lanes *all, ucch_lane_peer *peer) {
     pthread_t maker;
     int known = peer->making;
     if (known != UCCH_LATER) peer->making = 0; /* the next message tries again */
     if (known) return known;
     peer->of = all;
-    if (pthread_create(&maker, NULL, make_ordered, peer)) return UCCH_FAIL_MEMORY;
+    if (pthread_create(&maker, NULL, maker_main, peer)) return UCCH_FAIL_MEMORY;
     pthread_detach(maker);
     peer->making = UCCH_LATER;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
@@ -152,12 +152,12 @@ static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
 
 /* The lane of matched messages, with the engine's lock held. NULL with UCCH_LATER in `status` while it is being made,
  * or with a failure. */
-ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status) {
+ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int is_recv, int *status) {
     *status = UCCH_FAIL_BROKEN;
     if (!all->each || all->is_stopped) return NULL;
-    ucch_lane *l = UCCH_LOAD(place_of(all, peer, comes, 1));
+    ucch_lane *l = UCCH_LOAD(place_of(all, peer, is_recv, 1));
     if (l && l->failed) return NULL;
-    *status = l ? 0 : order_locked(all, &all->peers[peer]);
+    *status = l ? 0 : start_maker_locked(all, &all->peers[peer]);
     return l;
 }
 

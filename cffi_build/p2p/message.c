@@ -70,7 +70,7 @@ int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_s
 
 /* ---- order ---- */
 
-static ucch_message *first;
+static ucch_message *waiting;
 
 static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
@@ -81,7 +81,7 @@ static int same_queue(const ucch_message *one, const ucch_message *other) {
 
 /* True if an earlier message of the same queue still waits. */
 static int has_earlier_pending(const ucch_message *m) {
-    for (const ucch_message *each = first; each && each != m; each = each->behind)
+    for (const ucch_message *each = waiting; each && each != m; each = each->behind)
         if (same_queue(each, m)) return 1;
     return 0;
 }
@@ -95,9 +95,9 @@ int ucch_message_after(ucch_message *m, void *stream) {
 }
 
 /* Take a message out of the queue of waiting ones: it starts now, or is cancelled. */
-static void forget_locked(ucch_message *m) {
+static void dequeue_locked(ucch_message *m) {
     if (!m->waits) return;
-    UCCH_UNLINK(first, m, behind);
+    UCCH_UNLINK(waiting, m, behind);
     m->waits = 0;
     ucch_gate_leave_locked(&m->gate);
 }
@@ -135,15 +135,15 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
-    UCCH_APPEND(first, m, behind);
+    UCCH_APPEND(waiting, m, behind);
     return 0;
 }
 
 /* Start a waiting message if its turn has come. Returns whether it has. */
-static int try_locked(ucch_message *m) {
+static int try_start_locked(ucch_message *m) {
     int status = has_earlier_pending(m) ? 0 : ucch_gate_open_locked(&m->gate);
     if (!status) return 0;
-    forget_locked(m);
+    dequeue_locked(m);
     ucch_op_started_locked(&m->op);
     if (status < 0)
         ucch_message_end_locked(m, status);
@@ -222,7 +222,7 @@ int ucch_message_held(ucch_message *m) {
 
 static int advance_locked(ucch_op *op) {
     ucch_message *m = (ucch_message *)op;
-    return m->waits ? try_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
+    return m->waits ? try_start_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
 }
 
 /* A dead peer's messages fail at once. A peer that ended normally may have sent before, so a receive from it fails
@@ -240,7 +240,7 @@ static int check_locked(ucch_op *op, double now) {
  * its callback then finds the message inactive. The owner keeps message and buffer alive (Python never frees abandoned
  * ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
-    forget_locked(m);
+    dequeue_locked(m);
     if (m->start.what == START_OFFER) return;
     if (m->lanes) ucch_offer_abandon_locked(m);
     if (m->request) ucp_request_cancel(m->worker, m->request);
@@ -273,7 +273,7 @@ void ucch_message_cancel(ucch_message *m) {
     UCCH_LOCKED;
     if (m->op.state != UCCH_ACTIVE) return;
     if (m->waits) {
-        forget_locked(m);
+        dequeue_locked(m);
         ucch_message_end_locked(m, UCS_ERR_CANCELED);
     } else if (m->request)
         ucp_request_cancel(m->worker, m->request);

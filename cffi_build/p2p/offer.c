@@ -29,18 +29,18 @@ static uint64_t answer_tag(uint64_t code, int from, uint64_t serial) {
 
 /* ---- notes and answers ---- */
 
-static void said(void *request, ucs_status_t status, void *data) {
+static void note_sent(void *request, ucs_status_t status, void *data) {
     (void)status;
     ucp_request_free(request);
     free(data);
 }
 
 /* Send a copy of a few bytes. Returns 0 or a failure. */
-static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag) {
+static int send_bytes_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag) {
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     if (bytes) memcpy(copy, what, bytes);
-    ucp_request_param_t p = ucch_ucp_params(said, copy, UCS_MEMORY_TYPE_HOST);
+    ucp_request_param_t p = ucch_ucp_params(note_sent, copy, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_tag_send_nbx(ep, copy, bytes, tag, &p);
     if (!request || IS_STATUS(request)) free(copy);
     return STATUS_OF(request);
@@ -49,7 +49,7 @@ static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag)
 static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
     ucp_ep_h ep = lanes->peers[source_of(offer->code)].ep;
     uint64_t tag = answer_tag(offer->code, lanes->rank, offer->serial);
-    return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
+    return ep ? send_bytes_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
 }
 
 /* Tell a sender that its data will not be received. */
@@ -130,8 +130,8 @@ int ucch_offer_send_locked(ucch_message *m) {
     int status =
         ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, &m->answer, sizeof(m->answer),
                                                       answer_tag(offer.code, s->dest, offer.serial), ~(uint64_t)0, &p));
-    if (!status) status = say_locked(s->ep, &offer, sizeof(offer), offer.code | NOTE_TAG);
-    if (!status) status = say_locked(s->ep, NULL, 0, offer.code);
+    if (!status) status = send_bytes_locked(s->ep, &offer, sizeof(offer), offer.code | NOTE_TAG);
+    if (!status) status = send_bytes_locked(s->ep, NULL, 0, offer.code);
     if (!status) return 0;
     ucch_message_end_locked(m, status);
     if (m->request) ucp_request_cancel(m->worker, m->request);

@@ -74,7 +74,7 @@ typedef struct ucch_lane {
     pthread_mutex_t turn; /* held while its streams are given work; not waited for with the engine's lock */
     ucch_channels *channels;
     ucch_channel *shorts, *longs;
-    int comes, peer, is_matched;
+    int is_recv, peer, is_matched;
     void *stream, *kernel;
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
     ucch_lane_line *lines, *lines_seen; /* lines[0]: whether to stop; the others: ends of messages */
@@ -131,10 +131,10 @@ struct ucch_lanes {
 };
 
 /* lanes.c */
-ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status);
-ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status);
+ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status);
+ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int is_recv, int *status);
 void ucch_lane_fail(ucch_lane *l, int status);
-void ucch_lane_let_go(ucch_lane *l);
+void ucch_lane_unref(ucch_lane *l);
 
 /* lane.c */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,

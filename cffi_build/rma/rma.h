@@ -69,7 +69,7 @@ typedef struct ucch_slot {
     ucch_place *table;
     void *event;
     double again;
-    int on_device, is_pinned, is_passed; /* is_passed: the device copies directly between regions, without the slot */
+    int on_device, is_pinned, by_device; /* is_passed: the device copies directly between regions, without the slot */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it; 0: none */
     uint64_t piece;
@@ -235,11 +235,11 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
                               uint64_t theirs, uint64_t bytes, double timeout);
 int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
-void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int only_by_device);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* staged.c */
-int ucch_transfer_passes(const ucch_transfer *t);
+int ucch_transfer_by_device(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);

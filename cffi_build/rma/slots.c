@@ -91,7 +91,7 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
 }
 
 /* Connect with the first `n` wires of a peer, whose addresses these are. Returns 0 or a failure. */
-static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t bytes) {
+static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, size_t bytes) {
     for (int i = 0, status; i < 2 * n; i++) {
         uint32_t length;
         if (bytes < sizeof(length)) return UCCH_FAIL_ARGUMENT;
@@ -99,8 +99,8 @@ static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t byte
         said += sizeof(length);
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
-        int is_other_end = i % 2 != comes; /* our sending wire connects with its receiving one */
-        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + comes, peer->uid, said))) return status;
+        int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
+        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + is_recv, peer->uid, said))) return status;
         said += length;
         bytes -= length;
     }
@@ -114,10 +114,10 @@ static size_t room_for(int wires) {
 }
 
 /* Have `wires` wires carry slots to a peer, or from it. Returns 0 or a failure. */
-static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, uint32_t receiver) {
+static int carrier_new(ucch_peer *peer, int is_recv, int wires, uint32_t sender, uint32_t receiver) {
     ucch_carrier *c = calloc(1, sizeof(*c));
     if (!c) return UCCH_FAIL_MEMORY;
-    ucch_mapping **memory = comes ? &peer->theirs : &peer->ours;
+    ucch_mapping **memory = is_recv ? &peer->theirs : &peer->ours;
     int status = make_memory(memory);
     ucch_slots slots = {.slots = status ? NULL : (*memory)->memory,
                         .stride = UCCH_RMA_STRIDE,
@@ -128,14 +128,14 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
                         .tainted_there = &c->tainted_there};
     uint64_t tag = UCCH_WIRE_EXPECTED | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
-    if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
+    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->uid, tag);
     if (!c->flow) {
         free(c);
         return status ?: UCCH_FAIL_PEER;
     }
     c->wires = wires;
     c->room = room_for(wires);
-    *(comes ? &peer->in : &peer->out) = c;
+    *(is_recv ? &peer->in : &peer->out) = c;
     return 0;
 }
 
@@ -158,7 +158,7 @@ int ucch_carries_locked(ucch_peer *peer) {
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
     int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
     uint32_t number = ++numbers & NUMBERS;
-    int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
+    int status = n && !peer->in && h->slot <= NUMBERS ? connect_wires(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
     if (!status) status = carrier_new(peer, 1, n, h->slot, number);
     if (status == UCCH_FAIL_PEER) peer->status = status;
     ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
@@ -170,7 +170,7 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
     if (!peer->number || peer->out || peer->lack) return;
     int n = (int)h->count, status = h->status;
     if (!status) status = n > 0 && n <= peer->at->wires && h->slot <= NUMBERS ? 0 : UCCH_FAIL_ARGUMENT;
-    if (!status) status = meet(peer, 0, n, said, bytes);
+    if (!status) status = connect_wires(peer, 0, n, said, bytes);
     if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
     peer->lack = status;
     if (status == UCCH_FAIL_PEER) peer->status = status; /* the next connection has new wires */
@@ -185,7 +185,7 @@ int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
 /* Send a slot if it is next in order. Returns 1, 0 if not yet, or a failure. */
 int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
     if (slot != c->published % UCCH_RMA_SLOTS) return 0;
-    int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
+    int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_expect(c->flow, bytes, bytes, c->published, 0);
     if (!status) UCCH_STORE(&c->published, c->published + 1);
     return status ?: 1;
 }
@@ -194,7 +194,7 @@ int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece) {
     if (slot != c->next % UCCH_RMA_SLOTS) return UCCH_FAIL_ARGUMENT;
     *piece = c->next++;
-    return ucch_flow_due(c->flow, bytes, bytes, (uint32_t)*piece, 0);
+    return ucch_flow_expect(c->flow, bytes, bytes, (uint32_t)*piece, 0);
 }
 
 /* Returns 1 if the slot has arrived, 0 if not yet, or a failure. */

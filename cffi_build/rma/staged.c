@@ -137,7 +137,7 @@ static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires,
 }
 
 /* Returns 1 if the copies are complete, 0 if not yet, or a failure. */
-static int copied(ucch_slot *s) {
+static int copies_done(ucch_slot *s) {
     int done = 1, status = s->on_device ? ucch_event_ask(s->event, &done, &s->again) : 0;
     return status ?: done;
 }
@@ -178,12 +178,12 @@ static uint32_t entries_of(const ucch_transfer *t, size_t room) {
 }
 
 /* True if our device copies directly between the regions. */
-int ucch_transfer_passes(const ucch_transfer *t) {
+int ucch_transfer_by_device(const ucch_transfer *t) {
     return t->is.local && t->is.local->on_device && t->is.target && t->is.target->seen && !t->rows.row;
 }
 
 /* Have our device copy the next pieces directly; the slot holds their list. */
-static int pass_locked(ucch_transfer *t, ucch_slot *s) {
+static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
     for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
         char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
@@ -192,18 +192,18 @@ static int pass_locked(ucch_transfer *t, ucch_slot *s) {
         t->bytes += t->is.lengths[t->next];
     }
     s->serial = t->serial;
-    s->is_passed = 1;
+    s->by_device = 1;
     t->peer->looked_after++;
     return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Check these copies. When they have ended the transfer goes on, or is released. */
-static int passed_locked(ucch_slot *s) {
-    int done = s->state == UCCH_COPYING && s->is_passed ? copied(s) : 0;
+static int check_by_device_locked(ucch_slot *s) {
+    int done = s->state == UCCH_COPYING && s->by_device ? copies_done(s) : 0;
     if (!done) return 0;
     ucch_transfer *t = ucch_transfer_of(s->peer->at, s->serial);
     s->state = UCCH_FREE;
-    s->is_passed = 0;
+    s->by_device = 0;
     s->peer->looked_after--;
     if (!t) return 1;
     t->in_flight--;
@@ -256,17 +256,17 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
     }
 }
 
-static int pass_on_locked(ucch_transfer *t) {
+static int advance_by_device_locked(ucch_transfer *t) {
     int moved = 0;
     for (ucch_slot *s = t->peer->outward; s < t->peer->outward + UCCH_RMA_SLOTS; s++) {
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_list_locked(s)) {
             t->in_flight++;
             s->peer = t->peer;
             s->state = UCCH_COPYING;
-            t->status = pass_locked(t, s);
+            t->status = copy_by_device_locked(t, s);
             moved++;
         }
-        moved += passed_locked(s);
+        moved += check_by_device_locked(s);
     }
     return moved;
 }
@@ -274,15 +274,15 @@ static int pass_on_locked(ucch_transfer *t) {
 /* Advance a transfer. Returns how many slots have moved. */
 int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
-    if (ucch_transfer_passes(t)) return pass_on_locked(t);
+    if (ucch_transfer_by_device(t)) return advance_by_device_locked(t);
     int way = ucch_carries_locked(t->peer);
     if (way < 0) t->status = way;
     if (!way || t->status) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
-        passed_locked(s);
-        if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s); /* its transfer ended before */
+        check_by_device_locked(s);
+        if (s->state == UCCH_COPYING && !s->serial && copies_done(s)) drop_locked(s); /* its transfer ended before */
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
@@ -290,7 +290,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
-        int done = t->status < 0 ? t->status : copied(s);
+        int done = t->status < 0 ? t->status : copies_done(s);
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;
@@ -365,7 +365,7 @@ static int scatter_locked(ucch_slot *s) {
 }
 
 /* Copy a slot's data once it has arrived over wires. Returns 0 if it has not. */
-static int come_locked(ucch_slot *s) {
+static int check_arrival_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
     int status = come > 0 ? scatter_locked(s) : come;
@@ -397,7 +397,7 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     s->state = UCCH_ARRIVING;
     peer->looked_after++;
     UCCH_ON_DEVICE;
-    come_locked(s);
+    check_arrival_locked(s);
 }
 
 /* True if a device of ours still uses slots shared with the peer. */
@@ -407,7 +407,7 @@ int ucch_staged_busy(ucch_peer *peer) {
     UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *out = &peer->outward[i];
-        busy |= out->state == UCCH_COPYING && (out->is_passed || !copied(out));
+        busy |= out->state == UCCH_COPYING && (out->by_device || !copies_done(out));
         busy |= peer->inward[i].state == UCCH_COPYING;
     }
     return busy;
@@ -426,8 +426,8 @@ int ucch_rma_arriving(ucch_rma *at, int number) {
 /* Check an inward slot. Returns 2 if it is complete, 1 if under way, 0 if free. */
 static int poll_locked(ucch_slot *s) {
     if (s->state == UCCH_FREE) return 0;
-    if (s->state == UCCH_ARRIVING) return come_locked(s) ? 2 : 1;
-    int done = copied(s);
+    if (s->state == UCCH_ARRIVING) return check_arrival_locked(s) ? 2 : 1;
+    int done = copies_done(s);
     if (done) taken_locked(s, done < 0 ? done : 0);
     return done ? 2 : 1;
 }
@@ -438,7 +438,7 @@ int ucch_staged_poll_locked(ucch_rma *at) {
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; p->looked_after && i < UCCH_RMA_SLOTS; i++) {
             ucch_slot *out = &p->outward[i];
-            int gone = out->state == UCCH_COPYING && out->is_passed ? 1 + passed_locked(out) : 0;
+            int gone = out->state == UCCH_COPYING && out->by_device ? 1 + check_by_device_locked(out) : 0;
             int come = poll_locked(&p->inward[i]);
             found = gone > found ? gone : found;
             found = come > found ? come : found;

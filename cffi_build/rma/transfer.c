@@ -28,7 +28,7 @@ enum { WAITING, MOVING, FLUSHING, ASKED };
 
 /* Over TCP the receiver's libucp performs puts, and aborts if it cannot answer a sender that has died; data from such a
  * sender cannot be recalled either. */
-static int is_direct(const ucch_transfer *t) {
+static int by_ucp(const ucch_transfer *t) {
     int may = !t->peer->by_errors || t->peer->at->by_hardware;
     return may && t->is.local && t->is.target && !t->is.local->on_device && !t->is.target->on_device && !t->rows.row;
 }
@@ -50,16 +50,16 @@ static void end_locked(ucch_transfer *t, int status) {
     ucch_op_end_locked(&t->op, status, -1, -1);
     ucch_gate_leave_locked(&t->gate);
     ucch_gate_leave_locked(&t->held);
-    int passes = ucch_transfer_passes(t);
-    if (status && t->phase == MOVING && !is_direct(t) && !passes) ucch_staged_leave_locked(t);
-    if (t->in_flight && passes) ucch_attend_locked(t->at);
+    int by_device = ucch_transfer_by_device(t);
+    if (status && t->phase == MOVING && !by_ucp(t) && !by_device) ucch_staged_leave_locked(t);
+    if (t->in_flight && by_device) ucch_attend_locked(t->at);
     /* A dead process of this host reads our memory no more; our device may. */
-    if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !passes)) ucch_transfer_leave_locked(t);
+    if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !by_device)) ucch_transfer_leave_locked(t);
     if (t->lists && !t->in_flight) ucch_transfer_free(t);
 }
 
 /* A request of libucp, or the peer, has finished. */
-static void settled_locked(ucch_transfer *t, int status) {
+static void request_done_locked(ucch_transfer *t, int status) {
     t->in_flight--;
     if (status && !t->status) t->status = status;
     if (t->op.state == UCCH_ACTIVE || t->in_flight) return;
@@ -70,7 +70,7 @@ static void settled_locked(ucch_transfer *t, int status) {
 static void finished(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     ((ucch_transfer *)data)->at->requests--;
-    settled_locked(data, status);
+    request_done_locked(data, status);
 }
 
 static int begun(ucch_transfer *t, void *request) {
@@ -161,7 +161,7 @@ static int start_locked(ucch_transfer *t) {
     if (t->is.what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
     t->phase = MOVING;
     ucch_op_started_locked(&t->op);
-    int asks = t->is.what == UCCH_RMA_OPEN || (t->is.what == UCCH_RMA_GET && !is_direct(t) && !ucch_transfer_passes(t));
+    int asks = t->is.what == UCCH_RMA_OPEN || (t->is.what == UCCH_RMA_GET && !by_ucp(t) && !ucch_transfer_by_device(t));
     if (!asks) return 1;
     t->phase = ASKED;
     int status = t->is.what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
@@ -169,24 +169,24 @@ static int start_locked(ucch_transfer *t) {
 }
 
 /* True if all data has been moved, as far as is known. */
-static int is_through(const ucch_transfer *t) { return (t->next == t->is.n || t->status) && !t->in_flight; }
+static int has_moved_all(const ucch_transfer *t) { return (t->next == t->is.n || t->status) && !t->in_flight; }
 
-static int forward_locked(ucch_transfer *t) {
+static int advance_phase_locked(ucch_transfer *t) {
     int moved = 0;
     if (t->phase == WAITING && (moved = start_locked(t)) < 0) t->status = moved;
     if (t->is.target && t->is.target->is_stale && !t->status) t->status = UCCH_FAIL_STALE;
-    if (t->phase == MOVING) moved += is_direct(t) || !t->is.n ? move_locked(t) : ucch_staged_move_locked(t);
-    if (t->phase == MOVING && is_through(t) && !t->status) {
-        int must = t->is.what == UCCH_RMA_FLUSH || (t->is.what == UCCH_RMA_PUT && is_direct(t));
-        if (!must) t->phase = FLUSHING;
-        if (must) t->status = flush_locked(t);
+    if (t->phase == MOVING) moved += by_ucp(t) || !t->is.n ? move_locked(t) : ucch_staged_move_locked(t);
+    if (t->phase == MOVING && has_moved_all(t) && !t->status) {
+        int needs_flush = t->is.what == UCCH_RMA_FLUSH || (t->is.what == UCCH_RMA_PUT && by_ucp(t));
+        if (!needs_flush) t->phase = FLUSHING;
+        if (needs_flush) t->status = flush_locked(t);
     }
     return moved > 0;
 }
 
 static int advance_locked(ucch_op *op) {
     ucch_transfer *t = (ucch_transfer *)op;
-    int moved = forward_locked(t);
+    int moved = advance_phase_locked(t);
     if (t->status && !t->in_flight)
         end_locked(t, t->status);
     else if (t->phase == FLUSHING && !t->in_flight)
@@ -216,14 +216,14 @@ void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
     if (t->phase == ASKED && t->op.state == UCCH_ACTIVE)
         end_locked(t, status ? status : notify_locked(t));
     else if (t->in_flight > 0 && t->phase == MOVING)
-        settled_locked(t, status);
+        request_done_locked(t, status);
 }
 
-/* End all transfers with a peer; `passing`: only those that our device copies directly. */
-void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing) {
+/* End all transfers with a peer; `only_by_device`: only those that our device copies directly. */
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int only_by_device) {
     for (ucch_transfer *t = at->transfers, *next; t; t = next) {
         next = t->following;
-        if (t->peer == peer && (!passing || ucch_transfer_passes(t))) end_locked(t, status);
+        if (t->peer == peer && (!only_by_device || ucch_transfer_by_device(t))) end_locked(t, status);
     }
 }
 
@@ -265,8 +265,7 @@ static void begin_locked(ucch_transfer *t, double timeout) {
  * notification. */
 static void finish_short_locked(ucch_transfer *t) {
     if (t->op.state != UCCH_ACTIVE || t->phase == WAITING || t->phase == ASKED) return;
-    int is_short =
-        t->next == t->is.n && t->bytes <= DIRECT_BYTES && !t->is.tells && !t->peer->by_errors && is_direct(t);
+    int is_short = t->next == t->is.n && t->bytes <= DIRECT_BYTES && !t->is.tells && !t->peer->by_errors && by_ucp(t);
     for (uint64_t i = is_short ? LOOKS + t->is.n + t->bytes / SEGMENT : 0; i && t->op.state == UCCH_ACTIVE; i--) {
         ucp_worker_progress(t->at->worker);
         if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);

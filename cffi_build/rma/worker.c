@@ -85,7 +85,7 @@ typedef struct incoming {
     char data[];
 } incoming;
 
-static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
+static void data_received(void *request, ucs_status_t status, size_t bytes, void *data) {
     incoming *p = data;
     ucp_request_free(request);
     p->at->requests--;
@@ -99,7 +99,7 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     incoming *l = malloc(sizeof(*l) + bytes);
     if (!l) return UCS_ERR_INVALID_PARAM;
     *l = (incoming){at, *h, bytes};
-    ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
+    ucp_request_param_t p = ucch_ucp_params(data_received, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
     if (!request || IS_STATUS(request))
@@ -125,8 +125,8 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
 }
 
 /* Discards what peers still send to a worker that is about to be destroyed; libucp would print a warning. */
-static ucs_status_t pass_over(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                              const ucp_am_recv_param_t *param) {
+static ucs_status_t discard_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                    const ucp_am_recv_param_t *param) {
     return UCS_OK;
 }
 
@@ -168,7 +168,7 @@ static void *thread_main(void *arg) {
 
 /* ---- peers ---- */
 
-static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
 
 /* Connect with a peer. `process`: its pid if on this host, in the same pid namespace; libucp then uses shared memory,
  * which does not report a death. Operations with a peer on another host that wait longer than `patience` seconds (0: no
@@ -189,7 +189,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t
     peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
     ucch_lock();
     if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
-    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? died : NULL, peer, &peer->ep);
+    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? on_error : NULL, peer, &peer->ep);
     if (!*status) {
         peer->next = at->peers;
         at->peers = peer;
@@ -208,7 +208,7 @@ void ucch_peer_lose(ucch_peer *peer) {
 }
 
 /* Stop waiting for its connection to close. */
-static void forget_locked(ucch_peer *peer) {
+static void release_close_locked(ucch_peer *peer) {
     if (peer->closing) ucp_request_free(peer->closing);
     peer->closing = NULL;
 }
@@ -243,7 +243,7 @@ void ucch_peer_leave(ucch_peer *peer, double timeout) {
     UCCH_LOCKED;
     void *request = ucp_ep_close_nbx(ep, &p);
     if (request && !IS_STATUS(request)) peer->closing = request;
-    if (is_gone) forget_locked(peer);
+    if (is_gone) release_close_locked(peer);
 }
 
 /* True once libucp has closed the connection with a peer that was left. */
@@ -251,7 +251,7 @@ int ucch_peer_left(ucch_peer *peer) {
     UCCH_LOCKED;
     if (peer->closing) ucp_worker_progress(peer->at->worker);
     if (peer->closing && ucp_request_check_status(peer->closing) == UCS_INPROGRESS) return 0;
-    forget_locked(peer);
+    release_close_locked(peer);
     return 1;
 }
 
@@ -321,7 +321,7 @@ int ucch_rma_stop(ucch_rma *at) {
     pthread_join(at->thread, NULL);
     close(at->calls[0]);
     close(at->calls[1]);
-    listen(at, pass_over);
+    listen(at, discard_message);
     /* Sends to a dead process fail at once when tried. None may be left when the worker is destroyed: UCX 1.22 would
      * abort ("ucs_arbiter_group_is_empty"). */
     UCCH_LOCKED;
@@ -329,7 +329,7 @@ int ucch_rma_stop(ucch_rma *at) {
         ;
     for (ucch_peer *p = at->peers; p; p = p->next) {
         at->requests += p->closing && ucp_request_check_status(p->closing) == UCS_INPROGRESS;
-        forget_locked(p);
+        release_close_locked(p);
     }
     return at->requests;
 }

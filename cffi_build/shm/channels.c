@@ -104,10 +104,10 @@ static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
 }
 
 /* Bytes of the header before a slot's data. */
-static size_t before(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
+static size_t header_bytes(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
 
 static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
-    return slot_of(c, ring, by_wire) * (by_flags(ring, by_wire) ? 2 : 1) + before(ring, by_wire);
+    return slot_of(c, ring, by_wire) * (by_flags(ring, by_wire) ? 2 : 1) + header_bytes(ring, by_wire);
 }
 
 static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -115,16 +115,16 @@ static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; 
 /* Offset in a rank's part of a ring to `other`: on the same host, or (`wire`) to or from a rank of another host, which
  * is pinned in another length. For `other` = room: the size of the part. Nothing takes memory before it is pinned, so
  * every ring has the same space. */
-static size_t place_of(const ucch_channels *c, int other, int wire, int comes, int ring) {
+static size_t offset_of(const ucch_channels *c, int other, int wire, int is_recv, int ring) {
     size_t at = 0, all = 0;
     for (int i = 0; i < UCCH_RINGS; i++) {
         at = i == ring ? all : at;
         all += pages_of(UCCH_RING_SLOTS * (stride_of(c, i, 0) + UCCH_FLOW_HEADER));
     }
-    return header_of(c->room) + (3 * (size_t)other + (size_t)(wire ? 1 + comes : 0)) * all + at;
+    return header_of(c->room) + (3 * (size_t)other + (size_t)(wire ? 1 + is_recv : 0)) * all + at;
 }
 
-static void forget(ucch_channels *c) {
+static void free_channels(ucch_channels *c) {
     for (int i = 0; c->peers && i < c->size; i++)
         if (c->peers[i].part) ucch_mapping_give(c->peers[i].part);
     free(c->peers);
@@ -147,9 +147,9 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->slot = slot;
     for (int i = 0; c->peers && i < size; i++)
         c->peers[i].host = hosts[i];
-    if (c->out && c->peers) c->peers[rank].part = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
+    if (c->out && c->peers) c->peers[rank].part = ucch_mapping_new(key, offset_of(c, c->room, 0, 0, 0));
     if (!c->out || !c->peers || !c->peers[rank].part) {
-        forget(c);
+        free_channels(c);
         return NULL;
     }
     return c;
@@ -167,32 +167,32 @@ int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->peers[pe
 
 /* The channel between this rank and `peer`, its ring not pinned yet: in the sender's part, or between hosts in this
  * rank's. */
-static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
-    int wire = ucch_channels_by_wire(c, peer), owner = comes && !wire ? peer : c->rank,
+static ucch_channel channel(const ucch_channels *c, int peer, int is_recv, int ring) {
+    int wire = ucch_channels_by_wire(c, peer), owner = is_recv && !wire ? peer : c->rank,
         other = owner == peer ? c->rank : peer;
     const ucch_mapping *part = c->peers[owner].part;
     size_t line =
-        line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
+        line_of(wire && is_recv ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
     size_t from = line_of(TAINTED, c->room) + (wire ? 1 + (size_t)peer : 0);
     return (ucch_channel){.published = counter_at(part, line),
                           .consumed = counter_at(part, line + 1),
-                          .ring = part->memory + place_of(c, other, wire, comes, ring) + before(ring, wire),
+                          .ring = part->memory + offset_of(c, other, wire, is_recv, ring) + header_bytes(ring, wire),
                           .slot = slot_of(c, ring, wire),
                           .stride = stride_of(c, ring, wire),
                           .by_flags = by_flags(ring, wire),
                           .tainted = (uint64_t *)counter_at(part, from).at};
 }
 
-static void channels_with(ucch_channels *c, int peer, int comes) {
+static void channels_with(ucch_channels *c, int peer, int is_recv) {
     for (int ring = 0; ring < UCCH_RINGS; ring++)
-        *ucch_channels_at(c, peer, comes, ring) = channel(c, peer, comes, ring);
+        *ucch_channels_at(c, peer, is_recv, ring) = channel(c, peer, is_recv, ring);
 }
 
 /* Map the part of rank `peer` of this host, a file of process `key`; this rank's own comes first. Returns 0 or a
  * failure. */
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
-    size_t bytes = place_of(c, c->room, 0, 0, 0), header = header_of(c->room);
+    size_t bytes = offset_of(c, c->room, 0, 0, 0), header = header_of(c->room);
     if (peer != c->rank) c->peers[peer].part = ucch_mapping_open(key, pid, file, bytes);
     char *seen;
     int status = c->peers[peer].part ? ucch_mapping_pin(c->peers[peer].part, 0, header, &seen) : UCCH_FAIL_PEER;
@@ -221,8 +221,8 @@ static int wires_of(const ucch_channels *c, int ring) {
 
 /* Carry a ring to or from a rank of another host, with a tag made of the communicator's serial number, the ranks and
  * the ring. Returns 0 or a failure. Ranks tell each other of failures over the shortest ring. */
-static int carry(ucch_channels *c, int peer, int comes, int ring) {
-    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
+static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
+    ucch_channel *way = ucch_channels_at(c, peer, is_recv, ring);
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
                         .stride = way->stride,
                         .depth = UCCH_RING_SLOTS,
@@ -232,9 +232,9 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .tainted_there = way->tainted,
                         .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
-    uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
+    uint64_t from = (uint64_t)(is_recv ? peer : c->rank), to = (uint64_t)(is_recv ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
-    ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->peers[peer].key, tag);
+    ucch_flow *flow = ucch_flow_new(&slots, !is_recv, wires_of(c, ring), c->peers[peer].key, tag);
     UCCH_LOCKED; /* other threads check it for failures */
     way->flow = flow;
     return flow ? 0 : UCCH_FAIL_PEER;
@@ -248,7 +248,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
     c->peers[peer].key = key;
     channels_with(c, peer, 0);
     channels_with(c, peer, 1);
-    return carry(c, peer, 0, SHORT_RING) ?: carry(c, peer, 1, SHORT_RING);
+    return make_flow(c, peer, 0, SHORT_RING) ?: make_flow(c, peer, 1, SHORT_RING);
 }
 
 /* The ring for messages of this size: the same at both ends. */
@@ -261,8 +261,8 @@ int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) 
                                                                         : LONG_RING;
 }
 
-ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {
-    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
+ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int is_recv, int ring) {
+    return &(is_recv ? c->in : c->out)[peer * UCCH_RINGS + ring];
 }
 
 /* Piece size of a message: the same at both ends. */
@@ -284,26 +284,26 @@ uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64
 }
 
 /* Let the stream copy `n` contiguous pieces of `bytes` bytes into the slots from that of piece `number` on, or out of
- * them (`comes`). Returns 0 or a failure. */
-int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+ * them (`is_recv`). Returns 0 or a failure. */
+int ucch_channel_copy(const ucch_channel *channel, int is_recv, uint32_t number, uint32_t n, char *data, size_t bytes,
                       void *stream) {
     const device_ops *ops = ucch_bound_ops();
     char *slot = channel->ring + number % UCCH_RING_SLOTS * channel->stride;
-    void *dst = comes ? data : slot, *src = comes ? slot : data;
-    size_t to = comes ? bytes : channel->stride, from = comes ? channel->stride : bytes;
+    void *dst = is_recv ? data : slot, *src = is_recv ? slot : data;
+    size_t to = is_recv ? bytes : channel->stride, from = is_recv ? channel->stride : bytes;
     return ucch_device_fail(
         n == 1 ? ops->copy(dst, src, bytes, stream) : ops->copy_rows(dst, to, src, from, bytes, n, stream), "copy");
 }
 
-static int reserve(ucch_channels *c, int peer, int comes, int ring) {
+static int pin_ring(ucch_channels *c, int peer, int is_recv, int ring) {
     int wire = ucch_channels_by_wire(c, peer);
-    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
+    ucch_channel *way = ucch_channels_at(c, peer, is_recv, ring);
     if (way->seen) return 0;
-    ucch_mapping *part = c->peers[comes && !wire ? peer : c->rank].part;
-    size_t header = before(ring, wire), at = (size_t)(way->ring - header - part->memory);
+    ucch_mapping *part = c->peers[is_recv && !wire ? peer : c->rank].part;
+    size_t header = header_bytes(ring, wire), at = (size_t)(way->ring - header - part->memory);
     char *seen;
     int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
-    if (!status && wire && !way->flow) status = carry(c, peer, comes, ring);
+    if (!status && wire && !way->flow) status = make_flow(c, peer, is_recv, ring);
     if (!status) way->seen = seen + header;
     return status;
 }
@@ -319,9 +319,9 @@ ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, un
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 
 /* Pin a ring at its first use. Returns 0 or a failure. No peer takes part. */
-int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
+int ucch_channels_ring(ucch_channels *c, int peer, int is_recv, int ring) {
     pthread_mutex_lock(&one_by_one);
-    int status = reserve(c, peer, comes, ring);
+    int status = pin_ring(c, peer, is_recv, ring);
     pthread_mutex_unlock(&one_by_one);
     return status;
 }
@@ -401,7 +401,7 @@ void ucch_channels_free(ucch_channels *c) {
     for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
     if (!held) /* else libucp may still write to the rings */
-        forget(c);
+        free_channels(c);
 }
 
 /* True if everything put into the channel has been taken out, and its sender knows that. */
@@ -500,7 +500,7 @@ int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call) {
     return taints(c->tainted, call) ? c->rank : -1;
 }
 
-static void let_go(const ucch_channels *c) {
+static void release_streams(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         if (i / UCCH_RINGS == c->rank || c->out[i].steps) continue;
         UCCH_STORE(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]));
@@ -511,7 +511,7 @@ static void let_go(const ucch_channels *c) {
 /* Release the streams again. Returns whether all have passed. */
 static int drain_locked(ucch_op *op) {
     ucch_channels *c = (ucch_channels *)op;
-    let_go(c);
+    release_streams(c);
     ucch_channels_room(c);
     if (c->landed != c->calls) return 0;
     ucch_op_end_locked(op, 0, -1, -1);
@@ -534,7 +534,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (c->out[i].flow) ucch_flow_wake(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
-    let_go(c);
+    release_streams(c);
     c->drain.kind = &draining;
     ucch_op_begin_locked(&c->drain, 0);
 }

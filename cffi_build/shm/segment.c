@@ -29,7 +29,7 @@ static int pin(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
+static ucch_mapping *add_mapping(uint64_t key, int file, size_t bytes, int here) {
     ucch_mapping *m = calloc(1, sizeof(*m));
     char *memory = m ? ucch_shared_map(here, bytes) : NULL;
     struct stat about;
@@ -43,7 +43,7 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
 }
 
 /* Find an existing mapping: this file of a process, or for `file` -1 any of its files that is unused. */
-static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
+static ucch_mapping *find_mapping(uint64_t key, int file, size_t bytes) {
     for (ucch_mapping *m = all; m; m = m->next)
         if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
             m->used++;
@@ -55,10 +55,10 @@ static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
 /* A file of this process (`key`) whose ranges are to be pinned; NULL on failure. */
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     UCCH_LOCKED;
-    ucch_mapping *m = found(key, -1, bytes);
+    ucch_mapping *m = find_mapping(key, -1, bytes);
     if (m) return m;
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = keep(key, file, bytes, file);
+    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = add_mapping(key, file, bytes, file);
     if (!m && file >= 0) close(file);
     if (m) m->ours = 1;
     return m;
@@ -67,10 +67,10 @@ ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
 /* A file of another process; NULL if it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
     UCCH_LOCKED;
-    ucch_mapping *m = found(key, file, bytes);
+    ucch_mapping *m = find_mapping(key, file, bytes);
     int here = m ? -1 : ucch_shared_open(pid, file);
     if (here >= 0) {
-        m = keep(key, file, bytes, here);
+        m = add_mapping(key, file, bytes, here);
         close(here);
     }
     return m;

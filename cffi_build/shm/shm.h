@@ -145,11 +145,11 @@ int ucch_channels_first(ucch_channels *c, uint64_t call);
 int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph);
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most);
-int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+int ucch_channel_copy(const ucch_channel *channel, int is_recv, uint32_t number, uint32_t n, char *data, size_t bytes,
                       void *stream);
-ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring);
+ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int is_recv, int ring);
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived);
-int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring);
+int ucch_channels_ring(ucch_channels *c, int peer, int is_recv, int ring);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
