@@ -1,6 +1,6 @@
-"""Lowers a plan for this rank into a native program: flat steps with addresses relative to the caller's buffers.
+"""Lowers a plan for this rank to a native program: a flat list of steps, with offsets relative to the caller's buffers.
 
-The program runs in C (``cffi_build/coll/program.c``); from start to completion no Python runs.
+The program runs in C (``cffi_build/coll/program.c``), without Python from start to completion.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from ..trace.timeline import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each, may_hold, of_vendors, queued
 
-#: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
+#: Idle programs of one kind that are kept. On a device they borrow scratch, and many may be in flight.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
 class Execution(IntEnum):
-    """Waiter for the steps of a program, from the host alone to streams alone."""
+    """What waits for the steps of a program, from the host alone to streams alone."""
 
-    #: The host, which works on copies in its own memory of what is on a device.
+    #: The host; the program works on copies of device data in host memory.
     STAGED = -1
-    #: The host: no stream may wait for its end.
+    #: The host; no stream may wait for its end.
     HOST = 0
-    #: The host, while a stream may be held.
+    #: The host; a stream may be held meanwhile.
     HELD = 1
-    #: A stream, of which it is a part: a vendor's library does all of it.
+    #: The caller's stream: a vendor's library runs the whole call in it.
     LAUNCHED = 2
-    #: Streams of all ranks, for each other: it is queued whole.
+    #: Streams of all ranks: the whole call is queued in them.
     QUEUED = 3
 
 
 class Recipe:
-    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a
-    ``ucch_part``."""
+    """A native program without a board: fields of a ``ucch_spec``, and for each step those of a ``ucch_part``."""
 
     __slots__ = ("_about", "_keep", "_steps")
 
@@ -58,7 +57,7 @@ class Recipe:
         self._steps, self._keep = ffi.new("ucch_part[]", steps), (text, keep)
 
     def program(self, board: Board) -> Any:
-        """The native program, which the board must outlive, and so must what its steps use."""
+        """Make the native program. The board, and everything that its steps use, must outlive it."""
         status = ffi.new("int *")
         handle = lib.ucch_program_new(board.native, self._about, len(self._steps), self._steps, status)
         if handle == ffi.NULL:
@@ -67,7 +66,7 @@ class Recipe:
 
 
 class Program:
-    """A native program and what it keeps alive; its ``recipe`` where that needs nothing but a board of these ranks."""
+    """A native program and what it keeps alive. ``recipe`` is set if it needs nothing but a board of these ranks."""
 
     __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "recipe", "spare")
 
@@ -78,16 +77,16 @@ class Program:
         self.handle, self.keep, self.recipe = handle, keep, recipe
         self.address = int(ffi.cast("uintptr_t", handle))
         self.op = lib.ucch_program_op(handle)
-        #: How many idle ones of its kind are kept.
+        #: Number of idle programs of its kind that are kept.
         self.spare = spare
         self.execution = execution
 
 
 class Route(NamedTuple):
-    """Way of what a program sends: the communicator's part of a tag, and the channels."""
+    """How a program's messages travel: the communicator's part of tags, and its channels."""
 
     tag: int
-    #: The communicator's channels, for a call that is queued in streams whole.
+    #: The communicator's channels, for a call that is queued in streams.
     channels: Channels | None = None
     #: True if the stream is being captured in a graph.
     in_graph: bool = False
@@ -98,20 +97,20 @@ class Lowering:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.channels, self.in_graph = route
         self.at = Placement(plan, rank, what)
-        #: True if its one step is an exchange of parcels.
+        #: True if its only step is an exchange of parcels.
         self.exchanged = False
-        #: True if steps of our own compute on the host, or move data that overlaps.
+        #: True if the engine's own steps compute on the host, or copy overlapping memory.
         self.arithmetic = False
-        #: Of each step the fields of its ``ucch_part``, and what these point to.
+        #: The fields of each step's ``ucch_part``, and the arrays they point to.
         self.steps: list[dict[str, Any]] = []
         self.kept: list[Any] = []
         #: The steps' entries in the timeline.
         self.notes: list[Note] = []
-        #: The most bytes that one copy within overlapping memory moves.
+        #: Bytes of the longest copy within overlapping memory.
         self.bounce = 0
 
     def program(self, label: str, nbytes: int) -> Program:
-        """Make the program, shown as ``label``, and the teams that are new (collective among their members)."""
+        """Make the program, shown as ``label``, and teams that do not exist yet (collective among their members)."""
         steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
@@ -125,7 +124,7 @@ class Lowering:
         return self._make(label, nbytes)
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
-        """Copies that pack sources before steps, by their numbers."""
+        """Copies that pack the sources of steps, by step number."""
         out: dict[int, list[Local]] = {}
         taken: dict[int, int] = {}
         most = self.plan.in_flight
@@ -137,7 +136,7 @@ class Lowering:
         return out
 
     def _execution(self) -> Execution:
-        """The waiter for the program's end, by its steps."""
+        """What waits for the program's end, from its steps."""
         if self.channels is not None:
             return Execution.QUEUED
         if self.what.memory is None:
@@ -145,24 +144,24 @@ class Lowering:
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.steps_of(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         holds = runtime is not None and runtime.holds
-        if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
+        if self.what.memory:  # else it is the memory of a rehearsal library, which UCC sees as host memory
             around = self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
             library = job.vendors_library(self.what.memory)
-            # libucc answers calls that move nothing by itself, and not in a stream.
+            # libucc completes calls that move no data itself, outside of the stream.
             if alone and steps and all(self.what.call.counts) and library:
                 return Execution.LAUNCHED
             holds = holds and not self.arithmetic and library and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], part: dict[str, Any]) -> int:
-        """Take down a step; returns its number."""
+        """Add a step; returns its number."""
         self.steps.append({**part, "ndeps": len(after), "deps": self._kept("int[]", after)})
         self.notes.append(note)
         return len(self.steps) - 1
 
     def _kept(self, kind: str, values: Sequence[int]) -> Any:
-        """An array of C's that lives as long as the program; NULL without values."""
+        """A C array that lives as long as the program; NULL without values."""
         if not values:
             return ffi.NULL
         self.kept.append(ffi.new(kind, list(values)))
@@ -194,14 +193,14 @@ class Lowering:
         return spec
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
-        """Write the plan's steps after the steps ``before``; returns all numbers so far."""
+        """Write the plan's steps behind the steps ``before``. Returns all step numbers so far."""
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
         whole: dict[int, list[int]] = {}
         most = self.plan.in_flight
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
-            if len(earlier) == len(before):  # the fragment begins
+            if len(earlier) == len(before):  # the fragment's first stage
                 earlier += whole.get(fragment - most, ())
             packed = self.packed.get(position, [])
             ready = [
@@ -229,7 +228,7 @@ class Lowering:
         return self._coll(step, member, packed) if len(step.ranks) > 1 else None
 
     def _nbytes(self, step: Step, member: int) -> int:
-        """The larger side of a member's part in a step, or 0 where no trace is recorded."""
+        """Bytes of the larger side of a member's part in a step; 0 if no trace is recorded."""
         if timeline.recorder is None:
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
@@ -257,7 +256,7 @@ class Lowering:
         return {**how, "src": spans[0], "dst": spans[1]}
 
     def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
-        """True if the device does such a step itself."""
+        """True if the device has a kernel for such a step."""
         return self.what.memory is not None and kernels.ready(kind, op, code, to)
 
     def _message(self, step: Step, member: int, ordinal: int) -> dict[str, Any]:
@@ -278,7 +277,7 @@ class Lowering:
         return {"kind": lib.UCCH_STEP_RECV, "worker": worker, "tag": tag, "dst": span, "peer": sender}
 
     def _by_parcels(self, steps: Sequence[tuple[int, int, int, Step]]) -> bool:
-        """True if the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
+        """True if the call is an exchange of parcels on the board (base/parcel.c). Alike on all ranks."""
         call, n, kind = self.what.call, self.what.call.ranks, ROWS[self.what.call.collective].step
         shared = self.board.shared and self.board.ranks == list(range(n)) and n <= lib.UCCH_PARCEL_RANKS
         if not (shared and kind and self.what.memory is None and len(steps) == 1 and len(set(call.counts)) < 2):
@@ -290,7 +289,7 @@ class Lowering:
         return adds and nbytes <= int(lib.UCCH_PARCEL_BYTES)
 
     def _parcel(self, kind: str) -> int:
-        """Bytes that each reader takes of every rank."""
+        """Bytes that each rank reads of every parcel."""
         return 0 if kind == "barrier" else self.what.call.counts[0] * self.at.itemsize
 
     def _exchange(self, step: Step, member: int, packed: Sequence[Local]) -> dict[str, Any]:
@@ -316,7 +315,7 @@ class Lowering:
         if step.kind == "bcast":
             spans = self._side(src if member == step.root else dst), self.at.span(None)
         elif step.kind == "reduce_scatter":
-            # The v-form's counts describe the source although they stand with the destination, and have no gaps.
+            # The v-form's counts describe the source, although they are passed with the destination, and have no gaps.
             counts = [r.count for r in regions(src)]
             whole = self._source(regions(src), packed)
             spans = whole, whole if in_place else spans[1]
@@ -336,7 +335,7 @@ class Lowering:
         return [self._kept("uint64_t[]", counts), self._kept("uint64_t[]", displs)]
 
     def _source(self, each: Sequence[Region], packed: Sequence[Local]) -> tuple[int, int, int]:
-        """The span of a reduce_scatter's whole source, where it was packed or where it lies."""
+        """The span of a reduce_scatter's whole source, packed or in place."""
         count = sum(r.count for r in each)
         if packed:
             return (*packed[0].dst, count)
@@ -344,7 +343,7 @@ class Lowering:
         return base, offset, count
 
     def _side(self, operand: Operand) -> tuple[int, int, int]:
-        """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
+        """Base, byte offset and element count of one side; blocks are relative to the buffer's beginning."""
         if operand is None:
             return self.at.span(None)
         if isinstance(operand, Region):
@@ -357,7 +356,7 @@ class Lowering:
         return place.base, place.offset, sum(r.count for r in each)
 
     def _in_place(self, step: Step, member: int) -> bool:
-        """True if the member's two sides are one memory, where the library must be told."""
+        """True if the library must be told that the member's two sides are the same memory."""
         src, dst = step.src[member], step.dst[member]
         if src is None or dst is None:
             return False
