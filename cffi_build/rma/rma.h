@@ -69,7 +69,7 @@ typedef struct ucch_slot {
     ucch_place *table;
     void *event;
     double again;
-    int on_device, is_pinned, by_device; /* is_passed: the device copies directly between regions, without the slot */
+    int on_device, is_pinned, by_device; /* by_device: the device copies directly between regions, without the slot */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it; 0: none */
     uint64_t piece;
