@@ -549,6 +549,11 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
     return rank >= 0 ? UCCH_FAIL_CONNECTION : 0;
 }
 
+/* libucp has given up a connection with `peer` (see ucch_board_gone). */
+void ucch_board_broke(ucch_board *b, int peer) {
+    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_broke(b->far, -2 - peer);
+}
+
 /* Why call `seq`, which has waited for `waited` seconds, can never end, with the peer that causes it; 0: it may. */
 int ucch_board_stuck(ucch_board *b, uint64_t seq, double waited, int *peer) {
     *peer = ucch_board_gone(b, seq);
