@@ -40,14 +40,14 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 _PROGRAMS = (f"{_PACKAGE}bench/", f"{_PACKAGE}launch/")
 
 
-def _ours(frame: traceback.FrameSummary) -> bool:
+def _is_package_frame(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_PROGRAMS)
 
 
-def _told_elsewhere(found: traceback.TracebackException) -> bool:
+def _caused_by_user_code(found: traceback.TracebackException) -> bool:
     """True if the error was caused by another one that has frames of the user's code."""
     before = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    return before is not None and (not all(map(_ours, before.stack)) or _told_elsewhere(before))
+    return before is not None and (not all(map(_is_package_frame, before.stack)) or _caused_by_user_code(before))
 
 
 def text_of(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> str:
@@ -58,9 +58,9 @@ def text_of(kind: type[BaseException], value: BaseException, tb: TracebackType |
     """
     found = traceback.TracebackException(kind, value, tb)
     frames = list(found.stack)
-    hidden = len(list(takewhile(_ours, reversed(frames)))) - 1
+    hidden = len(list(takewhile(_is_package_frame, reversed(frames)))) - 1
     meant = hidden > 0 and (frames[-1].line or "").startswith("raise ") and hidden + 1 < len(frames)
-    if not meant or _told_elsewhere(found) or log.log("init").isEnabledFor(logging.DEBUG):
+    if not meant or _caused_by_user_code(found) or log.log("init").isEnabledFor(logging.DEBUG):
         return "".join(found.format())
     shown = traceback.StackSummary.from_list(frames[:-hidden]).format()
     note = f"  ({hidden} more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)\n"
@@ -94,17 +94,17 @@ _has_leaked_calls = False
 #: Seconds that living ranks wait for each other at the end after deaths, and that threads have to leave calls.
 _PATIENCE = 10.0
 #: Seconds for calls that all ranks have entered to complete.
-_THROUGH = 0.2
+_COMPLETE_S = 0.2
 #: Seconds in which a failed rank may reach the others' store, and in which ranks of its host may write their flight
 #: records.
-_WORD = 2.0
+_WORD_S = 2.0
 
 _registered = False
 #: Exit status of this process if it has failed; 0: it has not.
 _status = 0
 #: Prints this process's error if the rank that is about to end the job, and also prints it, does not end this one
 #: first.
-_unsaid: Callable[[], object] | None = None
+_own_error: Callable[[], object] | None = None
 #: The process whose end is arranged; not a child that uses its parent's MPI.
 _pid = 0
 
@@ -119,10 +119,10 @@ def register() -> None:
     previous = show if sys.excepthook is sys.__excepthook__ else sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-        global _status, _unsaid
+        global _status, _own_error
         _status = 1
         if settings.is_told(value) and _ends_job():
-            _unsaid = partial(previous, kind, value, tb)
+            _own_error = partial(previous, kind, value, tb)
         else:
             previous(kind, value, tb)
 
@@ -197,11 +197,11 @@ def _at_exit() -> None:
         _end()
     finally:
         # A thread inside torch's store, which Python ends by force, would abort the process.
-        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
+        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD_S)
         links.stop(not _status)
         wires.stop()  # even after a failure: libucp is about to be unloaded
         lib.ucch_lock_ends()
-        if _within_calls():
+        if _threads_in_calls():
             lib.ucch_lock()  # never unlocked: these threads must do nothing in libraries that are unloaded
 
 
@@ -216,9 +216,9 @@ def _end() -> None:
     if not (_status or over or survives) and timely.unmet():
         _status = 1  # MPI_Finalize would wait for the missing ranks
     if _status:
-        lib.ucch_flight_await(_WORD)
+        lib.ucch_flight_await(_WORD_S)
     if _status and not (over or survives):
-        _say_unsaid()
+        _print_own_error()
         _abort()  # first: ranks that see this one leave also fail, and would end the job with their status
     runners = _runners()
     for each in runners:
@@ -227,7 +227,7 @@ def _end() -> None:
         if survives:
             faults.leave(_status)
         if _status:
-            _desert()
+            _announce_failure()
         return  # the launcher, such as torchrun, ends the other ranks
     _end_together(runners, survives)
 
@@ -244,7 +244,7 @@ def _end_together(runners: list[Any], survives: bool) -> None:
     # From here on no rank of a job starts a call: calls that all ranks have entered can complete.
     found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
     worst = min(found, default=_WHOLE)
-    stays = not _leave_calls(_THROUGH) and MPI.Is_initialized()
+    stays = not _leave_calls(_COMPLETE_S) and MPI.Is_initialized()
     if stays and not survives:
         _status = 1  # MPI_Finalize would free what an MPI call still uses
         _abort()
@@ -271,7 +271,7 @@ def _runners() -> list[Any]:
     return [each for each in found if not isinstance(each, process.Unusable)]
 
 
-def _within_calls() -> list[int]:
+def _threads_in_calls() -> list[int]:
     """Threads (daemons by now) inside a call of a communicator or request, or in an MPI call for one."""
     package = Path(__file__).parents[1]
     calls = tuple(str(package / folder) for folder in ("api", "calls", "bootstrap"))
@@ -295,7 +295,7 @@ def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
     first = time.monotonic() + grace
 
     def all_have() -> bool:
-        threads = _within_calls()
+        threads = _threads_in_calls()
         for thread in threads if time.monotonic() >= first else ():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
         return not (threads or aside.under_way())
@@ -311,21 +311,21 @@ def _ends_job() -> bool:
     return bool(faults.lacking(MPI.COMM_WORLD))
 
 
-def _say_unsaid() -> None:
+def _print_own_error() -> None:
     """Print this rank's error, which another rank prints as well, unless that one ends this process first."""
-    global _unsaid
-    unsaid, _unsaid = _unsaid, None
-    if unsaid is not None:
-        time.sleep(_WORD)
-        unsaid()
+    global _own_error
+    own_error, _own_error = _own_error, None
+    if own_error is not None:
+        time.sleep(_WORD_S)
+        own_error()
 
 
-def _desert() -> None:
+def _announce_failure() -> None:
     """Tell ranks that meet in a store that this one has failed, so that they do not wait for it."""
     for each in process.all_jobs():
         if hasattr(each.comm, "desert"):
             with suppress(*faults.EXCHANGE_ERRORS):
-                faults.in_time("word of this rank's end", _WORD, each.comm.desert)
+                faults.in_time("word of this rank's end", _WORD_S, each.comm.desert)
 
 
 def _close() -> None:
@@ -375,7 +375,7 @@ def _together(each: process.Job) -> int:
 
     from mpi4py import MPI
 
-    stuck = any(each.broken or each.busy for each in _runners()) or bool(_within_calls())
+    stuck = any(each.broken or each.busy for each in _runners()) or bool(_threads_in_calls())
     leaked = _has_leaked_calls or process.forsaken()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf

@@ -397,14 +397,14 @@ class Deaths:
         found = {number for look in list(self._looks) for number in look()}
         new = sorted(found - {*self._known(), self._number})
         if new and self._number not in self._gone:
-            self._tell(new)
+            self._write(new)
         return self._known()
 
     def own(self) -> None:
         """Tell the other ranks that this rank is gone."""
-        self._tell([self._number])
+        self._write([self._number])
 
-    def _tell(self, numbers: list[int]) -> None:
+    def _write(self, numbers: list[int]) -> None:
         at = self._store.add(f"{self._prefix}/count", 1)
         self._store.set(f"{self._prefix}/{at}", json.dumps([self._number, numbers]))
 

@@ -38,15 +38,15 @@ _V = TypeVar("_V")
 _MOST_ENTRIES = 1024
 
 #: Seconds after which a refusal by another rank is taken for the reason why teams are not made.
-_LATE = 1.0
+_LATE_S = 1.0
 
 #: Bytes of a call's label that ranks compare under UCCH_CHECK.
-_SHOWN = 256
+_COMPARED_BYTES = 256
 
 _NULL = ffi.NULL
 #: Addresses for empty send and receive buffers: the native engine needs different ones.
-_NOTHING = ffi.new("char[2]")
-_NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
+_EMPTY = ffi.new("char[2]")
+_EMPTY_ADDRESSES = ffi.cast("void *", _EMPTY), ffi.cast("void *", _EMPTY + 1)
 
 
 class BoundedDict(dict[_K, _V]):
@@ -152,7 +152,7 @@ class Prepared:
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         if not buffer.nbytes and buffer.vendor == "host":
-            return _NOWHERE[receives]  # all empty bytearrays have the same address
+            return _EMPTY_ADDRESSES[receives]  # all empty bytearrays have the same address
         if self.staged is not None:
             found = self._on_host(self.staged, buffer)
             if found.read:
@@ -260,14 +260,14 @@ class Preparation:
         self._host_tuning = _tuning_on_host(state.members.tuning)
         #: Calls of earlier communicators of the same ranks, by signature: label, recipe, and their entry in ``used``.
         known, same = state.members.known, state.board.shared and state.members.tuning == state.members.known.tuning
-        self._left: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if same and not self.check else {}
+        self._inherited: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if same and not self.check else {}
         #: (specification, operation) -> True if devices run such calls themselves.
         self._on_device_cache: BoundedDict[Hashable, bool] = BoundedDict()
         self._bounces: list[Bounce] = []
 
     def inherited(self, key: Hashable) -> ProgramPool | None:
         """The pool of a call that an earlier communicator of these ranks has made; None if there is none."""
-        found = self._left.get(key)
+        found = self._inherited.get(key)
         if found is None:
             return None
         label, recipe, self.used[found[0]] = found
@@ -295,8 +295,8 @@ class Preparation:
             if exchange is mine:
                 prepared.exchange = None  # its program stays with the pool
             pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
-        elif recipe is not None and len(self._left) < _MOST_ENTRIES:
-            self._left[key] = prepared.label, recipe, self.used[prepared.label]
+        elif recipe is not None and len(self._inherited) < _MOST_ENTRIES:
+            self._inherited[key] = prepared.label, recipe, self.used[prepared.label]
         self._cache.keep(key, pool)
 
     def prepare(
@@ -332,7 +332,7 @@ class Preparation:
             bound = bound._replace(label=f"{bound.label} host")
         if self.check:
             self.compare(bound.label)
-        compare_counts = self._send_counts_along(call.name, bound.bound.call) if bound.bound.local else None
+        compare_counts = self._attach_counts(call.name, bound.bound.call) if bound.bound.local else None
         prepared = self._lowered(bound, sets_up, stream)
         prepared.compare_counts = compare_counts
         prepared.exchange, prepared.counted = bound.exchange, bound.counted
@@ -525,7 +525,7 @@ class Preparation:
 
         Setting up a persistent call is not a call yet, and other ranks may still make the next call in another form. A
         rank that refused the next call may have set this one up before, so its teams may yet be made: a refusal counts
-        only after ``_LATE`` seconds.
+        only after ``_LATE_S`` seconds.
         """
         began, watches = time.monotonic(), list[Watch]()
 
@@ -534,7 +534,7 @@ class Preparation:
 
         def look() -> None:
             run_poll_hooks()
-            if not watches and (not sets_up or time.monotonic() - began > _LATE):
+            if not watches and (not sets_up or time.monotonic() - began > _LATE_S):
                 watches.append(Watch(self._state, label, announce))
             for watch in watches:
                 watch.look()
@@ -609,7 +609,7 @@ class Preparation:
                     f"which has {row[rank]}"
                 )
 
-    def _send_counts_along(self, name: str, call: Call) -> Callable[[], None]:
+    def _attach_counts(self, name: str, call: Call) -> Callable[[], None]:
         """Send the counts along with a non-blocking call. Returns a function that compares them at its end, as libucc
         does not."""
         me, p, root = self.rank, self.size, call.root
@@ -638,12 +638,12 @@ class Preparation:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on. They must be equal on all ranks."""
         self.members.tuning = replace(tuning, queued=self.members.channels is not None)
-        self._host_tuning, self._left = _tuning_on_host(tuning), {}
+        self._host_tuning, self._inherited = _tuning_on_host(tuning), {}
         self._on_device_cache.clear()
 
     def compare(self, label: str) -> None:
         """Compare the ranks' next call. ``MismatchError`` on all ranks if they differ."""
-        text = label.encode()[:_SHOWN].ljust(_SHOWN)
+        text = label.encode()[:_COMPARED_BYTES].ljust(_COMPARED_BYTES)
         made = self._gather_rows("UCCH_CHECK", np.frombuffer(text, np.int64))
         made.prepared.give_back()
         labels = [row.tobytes().decode(errors="replace").rstrip() for row in made.rows]

@@ -59,10 +59,10 @@ def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
 
 def reap() -> None:
     """Complete operations that have ended and whose requests were dropped."""
-    dropped_calls.sweep(_goes_on)
+    dropped_calls.sweep(_is_active)
 
 
-def _goes_on(call: _Operation) -> bool:
+def _is_active(call: _Operation) -> bool:
     """True while an operation is active. Its end is handled once, even if that is interrupted."""
     state = int(_peek(call.op))
     if state:
@@ -351,7 +351,7 @@ class Request:
             TypeError: A request is not of this package.
             CollectiveError: The error of the first failed call, once all have ended.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         _wait_many(requests, every=True)
         return _complete_all(requests, statuses)
 
@@ -362,7 +362,7 @@ class Request:
         Returns:
             True if all have finished; until then none is completed.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         if not all(r._done or r._ended() for r in requests):
             return False
         return _complete_all(requests, statuses)
@@ -381,7 +381,7 @@ class Request:
         Raises:
             TypeError, CollectiveError: As in :meth:`Waitall`.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         while True:
             index, found = cls.Testany(requests, status)
             if found:
@@ -396,7 +396,7 @@ class Request:
             (index, True); (``MPI.UNDEFINED``, True) if none was active; (``MPI.UNDEFINED``, False) if none has
             finished.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         index, found = cls.Get_status_any(requests, status)
         if index >= 0:
             requests[index].Wait(status)
@@ -416,7 +416,7 @@ class Request:
         Raises:
             TypeError, CollectiveError: As in :meth:`Waitall`.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         while True:
             _wait_many(requests, every=False)
             ready = cls.Testsome(requests, statuses)
@@ -430,7 +430,7 @@ class Request:
         Returns:
             Indices of the completed requests; None if none was active.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         ready = cls.Get_status_some(requests)
         if ready is not None:
             _complete_all([requests[i] for i in ready], statuses)
@@ -443,7 +443,7 @@ class Request:
         Returns:
             True if all have finished.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         states = [0 if request._done else request._ended() for request in requests]
         _describe_all(requests, states, statuses)
         return all(state or request._done for request, state in zip(requests, states, strict=True))
@@ -458,7 +458,7 @@ class Request:
         from mpi4py import MPI
 
         fill_empty(status)
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         active = [i for i, r in enumerate(requests) if not r._done]
         for i in active:
             if state := requests[i]._ended():
@@ -473,7 +473,7 @@ class Request:
         Returns:
             As :meth:`Testsome`.
         """
-        active = {i: r for i, r in enumerate(_ours(requests)) if not r._done}
+        active = {i: r for i, r in enumerate(_as_requests(requests)) if not r._done}
         if not active:
             return None
         ready = {i: state for i, r in active.items() if (state := r._ended())}
@@ -618,7 +618,7 @@ def _is_null(request: object) -> bool:
     return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
 
 
-def _ours(requests: Sequence[Any]) -> Sequence[Request]:
+def _as_requests(requests: Sequence[Any]) -> Sequence[Request]:
     """The requests, with finished ones in place of ``MPI.REQUEST_NULL``."""
     nulls = 0
     for i, request in enumerate(requests):

@@ -69,11 +69,11 @@ class RepeatableCall(NamedTuple):
 
 
 #: Seconds between checks while a communicator is closed and nothing of this rank is active.
-_NAP = 2e-4
+_NAP_S = 2e-4
 #: Most seconds to wait for streams to pass a failed call: until then they may write to its buffers.
 _LET_GO_S = 1.0
 #: Seconds in which the other ranks usually arrive: no nap before.
-_SPIN = 1e-4
+_SPIN_S = 1e-4
 
 
 class Runner(State):
@@ -611,7 +611,7 @@ class Runner(State):
             if not self.board.shows_all:
                 self.board.announce("Free")  # ranks that make a call see this and need not time out
         withdraw(self)
-        progress_until(self._all_ended, self.timeout, longest=_NAP)
+        progress_until(self._all_ended, self.timeout, longest=_NAP_S)
         if not self.broken:
             if late := len(dropped(self)):
                 text = f"{late} call(s) whose requests were dropped have not ended after {self.timeout:g} s"
@@ -649,13 +649,13 @@ class Runner(State):
             if self.board.shows_all:
                 self.board.give_back()
                 all_do = partial(lib.ucch_board_given_back, self.board.native, -1)
-                return progress_until(all_do, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
+                return progress_until(all_do, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
             if not self._leaving:
                 mine, least = array("i", [1]), array("i", [0])
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
-                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
+                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
         except (RuntimeError, OSError) as error:  # of MPI or torch's store: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False

@@ -40,7 +40,7 @@ from .state import State, with_record_path
 
 #: Seconds: how long the end of a call waits for other ranks' checksums; how long ranks may search for the wrong
 #: element; how long ``Free`` waits once a rank is known to be gone.
-_MOMENT, _SEARCH, _GRACE = 0.5, 10.0, 1.0
+_MOMENT, _SEARCH_S, _GRACE_S = 0.5, 10.0, 1.0
 #: Words before a row: the call's number, and whether it can be compared.
 _HEAD = 2
 
@@ -113,7 +113,7 @@ class Verification:
         self._lock = threading.RLock()
         self._failure: DataError | None = None
         #: The failure, until it has been raised.
-        self._untold: DataError | None = None
+        self._not_raised: DataError | None = None
         poll_hooks.append(self.attend)
         #: Numbers of samples that were compared, and that were not.
         self._judged = [0, 0]
@@ -234,10 +234,10 @@ class Verification:
         """End a sample and judge samples. ``DataError`` if data of this or an earlier call is wrong."""
         with self._lock:
             if failed and self._state.broken and sample in self._queue:  # ranks may have left over earlier samples
-                progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
+                progress_until(lambda: self._is_judged() or self._queue[0] is sample, _MOMENT, longest=1e-4)
             sample.finish(failed, int(lib.ucch_board_next(self._state.board.native)) - 1)
             if not (failed or self._state.broken):
-                progress_until(lambda: self._over(sample), _MOMENT, longest=1e-4)
+                progress_until(lambda: self._is_judged(sample), _MOMENT, longest=1e-4)
 
     # --- judgement ----------------------------------------------------------------------------------------------------
 
@@ -264,16 +264,16 @@ class Verification:
             if not self._state.broken:
                 self._advance()
         except DataError as found:
-            self._untold = found
+            self._not_raised = found
         finally:
             self._lock.release()
 
     def found(self) -> DataError | None:
         """The failure found by :meth:`attend`, once; then None."""
-        found, self._untold = self._untold, None
+        found, self._not_raised = self._not_raised, None
         return found
 
-    def _over(self, sample: _Sample | None = None) -> bool:
+    def _is_judged(self, sample: _Sample | None = None) -> bool:
         """Advance. True if ``sample`` has been judged, or without one all samples."""
         self._advance()
         return sample not in self._queue if sample else not self._queue
@@ -296,16 +296,16 @@ class Verification:
             fault = self._search(sums, span, ranks) or fault
         where = f"rank {self._state.rank}: {sample.label} (call {sample.call} of this communicator)"
         flight.failed()
-        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
+        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._route_text(sample, fault.ranks)}"))
         self._state.abandon(str(self._failure))
         raise self._failure
 
     def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
         if span.stop < 0:
-            span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
+            span = span._replace(stop=int(self._gather_words(np.array([sums.count(span)])).max()))
         span = span._replace(pieces=min(PIECES, span.stop - span.start))
         while True:
-            answer = self._ask(sums.words(span))
+            answer = self._gather_words(sums.words(span))
             if span.stop - span.start == 1:
                 return sums.describe(answer, span, ranks)
             number = sums.worse(answer, span)
@@ -313,15 +313,15 @@ class Verification:
                 return None
             span = span.piece(number)
 
-    def _ask(self, mine: Any) -> Any:
+    def _gather_words(self, mine: Any) -> Any:
         """Gather the words of all ranks. ``OSError`` if they have not arrived in time."""
         request, _, rows = self._start(mine)
         with quarantine.unless_over((mine, rows)):
-            if not progress_until(request.Test, _SEARCH, longest=1e-4):
+            if not progress_until(request.Test, _SEARCH_S, longest=1e-4):
                 raise TimeoutError("other ranks do not take part")
         return rows
 
-    def _way(self, sample: _Sample, ranks: Sequence[int]) -> str:
+    def _route_text(self, sample: _Sample, ranks: Sequence[int]) -> str:
         """The algorithm, and the steps of the first rank with wrong data, as text."""
         choice = self._used.get(sample.label) or self._used.get(f"{sample.label} host")
         if choice is None or sample.sums is None:
@@ -341,16 +341,16 @@ class Verification:
             return failure
         gone = math.inf
 
-        def nobody_comes() -> bool:
-            """True if a rank has been known to be gone for ``_GRACE`` seconds."""
+        def is_abandoned() -> bool:
+            """True if a rank has been known to be gone for ``_GRACE_S`` seconds."""
             nonlocal gone
             if gone == math.inf and self._state.board.dead() >= 0:
                 gone = time.monotonic()
-            return time.monotonic() > gone + _GRACE
+            return time.monotonic() > gone + _GRACE_S
 
         try:
             if not self._state.broken:
-                progress_until(self._over, self._state.timeout, nobody_comes)
+                progress_until(self._is_judged, self._state.timeout, is_abandoned)
         except DataError as found:
             failure = found
         if self._exchange is None:

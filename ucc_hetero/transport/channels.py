@@ -38,7 +38,7 @@ class Channels:
 
     def __init__(self, handle: Any, native_in_stream: bool, computes: bool, carriers: Mapping[int, str]) -> None:
         self.handle, self.native_in_stream, self.computes = handle, native_in_stream, computes
-        _open[0] += 1
+        _open_count[0] += 1
         #: By rank, what carries its ring: ``shared`` memory, or a number of wires.
         self.carriers = carriers
         #: Lanes for messages in streams; NULL until there is one.
@@ -84,7 +84,7 @@ class Channels:
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
-        _open[0] -= 1
+        _open_count[0] -= 1
 
     def passed(self, seconds: float) -> None:
         """Wait until streams have passed all queued calls, at most ``seconds``."""
@@ -95,12 +95,12 @@ class Channels:
 
 
 #: Number of this process's communicators with channels.
-_open = [0]
+_open_count = [0]
 
 
 def streams_wait() -> bool:
     """True if streams of this process may wait for other ranks."""
-    return _open[0] > 0
+    return _open_count[0] > 0
 
 
 def join(
@@ -142,7 +142,7 @@ def join(
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
     if any(failures):
         lib.ucch_channels_free(handle)
-        return None, _missed(rank, by_rank(failures))
+        return None, _warn_without(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
     return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), carriers), ""
@@ -166,10 +166,10 @@ def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
     shared = ["shares its device with another rank" if boards.count(each) > 1 else "" for each in boards]
     lacks = [each.lack for each in offers]
     why = by_rank(lacks if any(lacks) else shared)
-    return _missed(rank, why) if why else ""
+    return _warn_without(rank, why) if why else ""
 
 
-def _unwanted(hosts: bool) -> str:
+def _disabled_by(hosts: bool) -> str:
     """The setting of this rank that disables channels (``hosts``: of ranks on several hosts); empty if none does."""
     settings = {"UCCH_CHANNELS=n": not env.get("CHANNELS")}
     if hosts:
@@ -177,7 +177,7 @@ def _unwanted(hosts: bool) -> str:
     return next((text for text, found in settings.items() if found), "")
 
 
-def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
+def _device_lacks(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
     """What this rank's device lacks for channels; empty if nothing.
 
     ``lazy``: its streams may wait for those of other ranks although it loads kernels at their first launch. Loading
@@ -208,9 +208,9 @@ def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, lazy: bool) -> str:
     """Why this rank's calls with ranks of other hosts cannot be queued, as far as it knows before trying; empty if they
     can.
 
-    ``lazy`` as in :func:`_unable`.
+    ``lazy`` as in :func:`_device_lacks`.
     """
-    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, lazy=lazy)
+    return "host memory" if not mine.device_memory else _disabled_by(True) or _device_lacks(runtime, lazy=lazy)
 
 
 def by_rank(texts: Sequence[str]) -> str:
@@ -222,16 +222,16 @@ def by_rank(texts: Sequence[str]) -> str:
     return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
 
 
-def _missed(rank: int, why: str) -> str:
+def _warn_without(rank: int, why: str) -> str:
     """Warn once that there are no channels, as calls are then slow. Returns the reason."""
-    if rank == 0 and why not in _told:
-        _told.add(why)
+    if rank == 0 and why not in _logged:
+        _logged.add(why)
         log.log("mem").warning("no channels between devices (%s): their hosts take part in calls, which is slower", why)
     return why
 
 
 #: Reasons that were logged.
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class _Offer(NamedTuple):
@@ -262,8 +262,8 @@ def _offer(
     """The offer of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
-    unwanted = _unwanted(hosts)
-    lack = "" if unwanted else _unable(runtime, lazy=alone(topology))
+    unwanted = _disabled_by(hosts)
+    lack = "" if unwanted else _device_lacks(runtime, lazy=alone(topology))
     board = mine.host.memory, mine.vendor, mine.board
     # A common kernel is compiled as a trial: one vendor's compiler may be missing.
     ready = not (unwanted or lack)
@@ -275,11 +275,11 @@ def _offer(
     if ready and hosts and not addresses:
         lack = "no network threads"
     slot = 0 if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last[0] + 1, addresses)
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last_serial[0] + 1, addresses)
 
 
 #: The last serial number used by this process.
-_last = [0]
+_last_serial = [0]
 
 
 def _connected(
@@ -295,7 +295,7 @@ def _connected(
     handle = lib.ucch_channels_new(key_of(everyone[rank]), rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
-    _last[0] = max(each.serial for each in offers)
+    _last_serial[0] = max(each.serial for each in offers)
     if min(file for _, file in files) >= 0:
         met = [int(lib.ucch_channels_meet(handle, rank, key_of(everyone[rank]), *files[rank]))]
         for r, file in enumerate(files):
@@ -304,7 +304,7 @@ def _connected(
                 met.append(int(lib.ucch_channels_meet(handle, r, key, *file)))
             elif r != rank and met[-1] >= 0:
                 reached = wires.meet(key, offers[r].wires, nwires)
-                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last[0]) == 0
+                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last_serial[0]) == 0
                 met.append(0 if carried else int(lib.UCCH_FAIL_PEER))
         failure = _STRANGERS if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
     failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
@@ -314,7 +314,7 @@ def _connected(
         lib.ucch_channels_free(handle)
     at, text = failures[0]
     if text == _STRANGERS:
-        _missed(rank, f"rank {at} {text}")
+        _warn_without(rank, f"rank {at} {text}")
         return None
     raise DeviceError(
         f"rank {at} has no pinned memory for this communicator's channels ({text}; rank {rank} has pinned "
