@@ -323,9 +323,9 @@ def _print_own_error() -> None:
 def _announce_failure() -> None:
     """Tell ranks that meet in a store that this one has failed, so that they do not wait for it."""
     for each in process.all_jobs():
-        if hasattr(each.comm, "desert"):
+        if hasattr(each.comm, "announce_failure"):
             with suppress(*faults.EXCHANGE_ERRORS):
-                faults.in_time("word of this rank's end", _WORD_S, each.comm.desert)
+                faults.in_time("word of this rank's end", _WORD_S, each.comm.announce_failure)
 
 
 def _close() -> None:
@@ -376,7 +376,7 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(each.broken or each.busy for each in _runners()) or bool(_threads_in_calls())
-    leaked = _has_leaked_calls or process.forsaken()
+    leaked = _has_leaked_calls or process.has_abandoned_jobs()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf
 

@@ -79,7 +79,7 @@ class Membership:
             self.part()
             quarantine.keep(self)  # the libraries still use parts of it
             if hasattr(self, "job"):
-                process.forsake(self.job)
+                process.abandon_job(self.job)
             if hasattr(self, "id"):
                 self.release_id()
             raise

@@ -211,7 +211,7 @@ class Job:
         try:
             self._create(comm, island, seconds)
         except BaseException:
-            forsake(self)
+            abandon_job(self)
             raise
         self._errors, self._cuts = lib.ucch_endpoint_errors(), lib.ucch_cuts()
         talk_over(self.comm)
@@ -474,7 +474,7 @@ def all_jobs() -> list[Job]:
     return list(_jobs)
 
 
-def forsake(job: Job) -> None:
+def abandon_job(job: Job) -> None:
     """Abandon a job that was made in vain for ranks that meet in a store, and tell the other ranks.
 
     At their end those that did make it would wait for this rank, which has no part in it. Ranks with MPI do not come
@@ -482,14 +482,14 @@ def forsake(job: Job) -> None:
     """
     if not job.used and hasattr(job.comm, "watch"):
         faults.give_up(job.comm)
-        quarantine.keep(job, bool, forsaken)
+        quarantine.keep(job, bool, has_abandoned_jobs)
         if job in _jobs:
             _jobs.remove(job)
 
 
-def forsaken() -> bool:
+def has_abandoned_jobs() -> bool:
     """True if there are abandoned jobs."""
-    return quarantine.release(forsaken) > 0
+    return quarantine.release(has_abandoned_jobs) > 0
 
 
 def close_all() -> None:

@@ -289,7 +289,7 @@ class StoreComm:
                 raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died") from error
             raise
 
-    def desert(self) -> None:
+    def announce_failure(self) -> None:
         """Tell all ranks that meet in the store that this rank has failed and takes part in nothing any more."""
         self._deaths.own()
 

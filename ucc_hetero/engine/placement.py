@@ -65,10 +65,10 @@ class Local(NamedTuple):
 class Placement:
     """The places for one lowering, and the local steps ``before`` and ``after`` the plan."""
 
-    def __init__(self, plan: Plan, rank: int, what: ProgramSpec) -> None:
-        self.plan, self.rank, self.what = plan, rank, what
-        self.row = ROWS[what.call.collective]
-        self.itemsize = what.compute.itemsize
+    def __init__(self, plan: Plan, rank: int, spec: ProgramSpec) -> None:
+        self.plan, self.rank, self.spec = plan, rank, spec
+        self.row = ROWS[spec.call.collective]
+        self.itemsize = spec.compute.itemsize
         self.send_length, self.recv_length, self.tmp_length = plan.sizes[rank]
         self.tmp_bytes = self.tmp_length * self.itemsize
         self.before: list[Local] = []
@@ -76,30 +76,30 @@ class Placement:
         #: Scratch for packed sources, and its size in bytes.
         self.slots: dict[tuple[int, int], tuple[Place, int]] = {}
         self.places = self._user_places()
-        self.displs = {"send": what.send_displs, "recv": what.recv_displs}
+        self.displs = {"send": spec.send_displs, "recv": spec.recv_displs}
         self._stage()
 
     @property
     def code(self) -> int:
         """UCC datatype of the steps; bool and fp8, which UCC lacks, are treated as bytes."""
-        return self.what.compute.code if self.what.compute.code >= 0 else DTYPES["uint8"].code
+        return self.spec.compute.code if self.spec.compute.code >= 0 else DTYPES["uint8"].code
 
     def _user_places(self) -> dict[str, Place]:
         """Send and receive buffers as the caller gave them; in place one lies in the other (``Row.in_place``)."""
         send, recv = Place(lib.UCCH_SEND, 0), Place(lib.UCCH_RECV, 0)
         places = {"send": send, "recv": recv, "tmp": Place(lib.UCCH_TMP, 0)}
-        if self.what.call.collective == "bcast":
+        if self.spec.call.collective == "bcast":
             places["send"] = recv
-        elif self.what.in_place:
-            inside = alias(self.what.call, self.rank)
+        elif self.spec.in_place:
+            inside = alias(self.spec.call, self.rank)
             if inside is not None:
                 # The caller passes one buffer: on the root of a scatter its send buffer, on other ranks the receive
                 # buffer.
                 outer = send if self.row.rooted and inside.outer == "send" else recv
                 places[inside.outer] = outer
-                displs = self.what.recv_displs if inside.outer == "recv" else self.what.send_displs
+                displs = self.spec.recv_displs if inside.outer == "recv" else self.spec.send_displs
                 at = inside.offset if displs is None else displs[self.rank]
-                places[inside.inner] = Place(outer.base, at * self.what.dtype.itemsize)
+                places[inside.inner] = Place(outer.base, at * self.spec.dtype.itemsize)
             elif self.row.staged:
                 places["send"] = recv
         return places
@@ -111,22 +111,22 @@ class Placement:
 
     def _stage(self) -> None:
         """Add copies or casts around the plan where steps cannot use the caller's memory."""
-        what, places = self.what, self.places
-        cast = what.compute is not what.dtype
-        copied = what.in_place and self.row.staged
+        spec, places = self.spec, self.places
+        cast = spec.compute is not spec.dtype
+        copied = spec.in_place and self.row.staged
         if cast:
             places["tmp"] = self._scratch(self.tmp_length * self.itemsize)
         if self.send_length and (cast or copied or self._gaps("send")):
             self._move("send", self.send_length, cast, into=True)
         # Some ranks receive nothing (the first of an exscan): their buffers must not change.
-        receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
+        receives = self.recv_length and bool(self.row.post(Shape(spec.call), self.rank))
         # MPI wants the result of an in-place reduce_scatter at the start of the buffer, and the rest unchanged.
-        shared = what.in_place and self.row.shares
+        shared = spec.in_place and self.row.shares
         if receives and (cast or shared or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
-        if what.divisor and self.recv_length:
+        if spec.divisor and self.recv_length:
             at = places["recv"]
-            self.after.insert(0, Local(lib.UCCH_SCALE, what.compute.code, 0, at, at, self.recv_length, what.divisor))
+            self.after.insert(0, Local(lib.UCCH_SCALE, spec.compute.code, 0, at, at, self.recv_length, spec.divisor))
 
     def _gaps(self, name: str) -> bool:
         """True if a region of the plan spans blocks that are not adjacent in the caller's memory."""
@@ -142,15 +142,15 @@ class Placement:
 
     def _move(self, name: str, count: int, cast: bool, *, into: bool) -> None:
         """Place buffer ``name`` in scratch, copied before the plan (``into``) or after it."""
-        what, user = self.what, self.places[name]
-        if not into and what.in_place and self.row.shares:
+        spec, user = self.spec, self.places[name]
+        if not into and spec.in_place and self.row.shares:
             user = Place(lib.UCCH_RECV, 0)
         here = self.places[name] = self._scratch(count * self.itemsize)
         pieces = self._pieces(name, count)
         self.displs[name] = None
-        kind, theirs = (lib.UCCH_CAST, what.dtype.code) if cast else (lib.UCCH_COPY, self.code)
+        kind, theirs = (lib.UCCH_CAST, spec.dtype.code) if cast else (lib.UCCH_COPY, self.code)
         for dense, actual, n in pieces:
-            outside = Place(user.base, user.offset + actual * what.dtype.itemsize)
+            outside = Place(user.base, user.offset + actual * spec.dtype.itemsize)
             inside = Place(here.base, here.offset + dense * self.itemsize)
             if into:
                 self.before.append(Local(kind, theirs, self.code, outside, inside, n))
@@ -165,9 +165,9 @@ class Placement:
         return [(b.offset, displs[peer], b.count) for peer, b in enumerate(self._blocks(name)) if b.count]
 
     def _blocks(self, name: str) -> list[Block]:
-        shape = Shape(self.what.call)
+        shape = Shape(self.spec.call)
         at = shape.send if name == "send" else shape.recv
-        return [at(self.rank, peer) for peer in range(self.what.call.ranks)]
+        return [at(self.rank, peer) for peer in range(self.spec.call.ranks)]
 
     def offset(self, region: Region) -> int | None:
         """Offset of a dense region in the caller's memory, in elements; None if it spans blocks that are not
@@ -257,20 +257,20 @@ _NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
 _VENDORS_OPS = range(4)
 
 
-def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
+def vendors_know(placement: Placement, steps: Sequence[Step]) -> bool:
     """True if the vendors' libraries have the collectives, the datatype and the operation."""
-    if any(step.kind == "reduce_scatter" and not at.equal(step) for step in steps):
+    if any(step.kind == "reduce_scatter" and not placement.equal(step) for step in steps):
         return False  # libucc has no uneven one over the vendors' libraries, and uses TL/UCP
     reduces = any(KINDS[step.kind].reduces and KINDS[step.kind].ucc for step in steps)
-    return at.what.compute.name not in _NOT_VENDORS and (not reduces or at.what.op in _VENDORS_OPS)
+    return placement.spec.compute.name not in _NOT_VENDORS and (not reduces or placement.spec.op in _VENDORS_OPS)
 
 
-def of_vendors(at: Placement, steps: Sequence[Step]) -> bool:
+def of_vendors(placement: Placement, steps: Sequence[Step]) -> bool:
     """True if vendors' libraries run all of these steps."""
-    return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(at, steps)
+    return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(placement, steps)
 
 
-def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
+def may_hold(placement: Placement, steps: Sequence[Step]) -> bool:
     """True if a stream may be held while such steps run.
 
     It may if nothing in them can wait for the stream. Work of libucp and TL/UCP on device memory can: it copies in the
@@ -278,10 +278,10 @@ def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
     host, which allocates. The vendors' libraries do not, nor do the engine's copies and kernels, nor anything on host
     memory.
     """
-    return vendors_know(at, steps) and not any(step.kind == "message" for step in steps)
+    return vendors_know(placement, steps) and not any(step.kind == "message" for step in steps)
 
 
-def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
+def queues(channels: Channels, plan: Plan, placement: Placement) -> bool:
     """True if the whole call is queued; alike on every rank, as ``plan`` is that of all ranks."""
     steps = [step for f in plan.fragments for stage in f.stages for step in stage]
     if any(step.link == "bridge" and step.kind != "message" for step in steps):
@@ -289,32 +289,37 @@ def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
     native = [step for step in steps if step.link == "native" and len(step.ranks) > 1]
     # libucc completes calls that move no data itself, outside of the stream.
     full = all(r.count for step in native for side in (*step.src, *step.dst) for r in regions(side))
-    if not full or (native and not (channels.native_in_stream and vendors_know(at, native))):
+    if not full or (native and not (channels.native_in_stream and vendors_know(placement, native))):
         return False
-    return _computes(steps, at, channels.computes)
+    return _computes(steps, placement, channels.computes)
 
 
-def queued(channels: Channels, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool) -> dict[str, Any]:
+def queued(
+    channels: Channels, notes: Sequence[Note], placement: Placement, bounce: int, in_graph: bool
+) -> dict[str, Any]:
     """Fields of the ``ucch_spec`` of a queued program; ``in_graph``: for capture. ``notes``: of its steps.
 
     ``bounce``: bytes of the longest copy within overlapping memory, which goes through scratch.
     """
-    end = -(-at.tmp_bytes // 64) * 64
+    end = -(-placement.tmp_bytes // 64) * 64
     combines = any(note.kind == "combine" for note in notes)
-    key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
+    key = (placement.spec.op, placement.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
     kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which use it in graphs
     where = {"channels": channels.handle, "in_graph": in_graph, "tmp_bytes": end + bounce, "bounce": end}
     return {**where, "op": key[0], "dtype": key[1]}
 
 
-def _computes(steps: Sequence[Step], at: Placement, compiles: bool) -> bool:
+def _computes(steps: Sequence[Step], placement: Placement, compiles: bool) -> bool:
     """True if devices have kernels for all arithmetic, also that of other ranks' steps; ``compiles``: all have a
     compiler."""
-    what, wanted = at.what, []
+    spec, wanted = placement.spec, []
     if any(step.kind == "combine" for step in steps):
-        wanted.append((lib.UCCH_COMBINE, what.op, at.code, 0))
-    if what.divisor or at.row.prefix:
-        wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
-    if what.compute is not what.dtype:
-        wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]
+        wanted.append((lib.UCCH_COMBINE, spec.op, placement.code, 0))
+    if spec.divisor or placement.row.prefix:
+        wanted.append((lib.UCCH_SCALE, 0, placement.code, 0))
+    if spec.compute is not spec.dtype:
+        wanted += [
+            (lib.UCCH_CAST, 0, spec.dtype.code, placement.code),
+            (lib.UCCH_CAST, 0, placement.code, spec.dtype.code),
+        ]
     return not wanted or (compiles and kernels.all_ready(wanted))
