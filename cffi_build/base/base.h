@@ -81,11 +81,11 @@ uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq);
 uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t since);
 void ucch_trace_end(uint64_t number, int status);
 
-/* Operations: programs, messages, and calls in streams. What base does for them is in a table of theirs (op.c). */
+/* Operations: programs, messages, and calls in streams. Each kind has a table of functions that base calls (op.c). */
 
 enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
 
-/* What makes an operation's progress: rounds over UCC contexts, rounds over UCP workers too, or its stream. */
+/* Who advances an operation: rounds over UCC contexts, rounds over UCP workers too, or its stream. */
 enum { UCCH_BY_CONTEXTS, UCCH_BY_WORKERS, UCCH_IN_STREAMS, UCCH_WAYS };
 
 /* Functions of one kind of operation, called under the lock; NULL if there is nothing to do. */

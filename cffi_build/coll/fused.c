@@ -36,7 +36,7 @@ int ucch_fused_add(ucch_moves *w, ucch_move m) {
     return 0;
 }
 
-/* True if one kernel can do a call that moves so many bytes: few moves, only supported ones, each message in one
+/* True if one kernel can run a call that moves `moved` bytes: few moves, only supported ones, each message in one
  * piece. */
 int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;

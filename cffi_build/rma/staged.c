@@ -369,7 +369,7 @@ static int check_arrival_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
     int status = come > 0 ? scatter_locked(s) : come;
-    if (come < 0) peer->status = UCCH_FAIL_PEER; /* nothing behind it arrives either, and both sides have to know */
+    if (come < 0) peer->status = UCCH_FAIL_PEER; /* later slots cannot arrive either, and both sides must fail */
     if (status) taken_locked(s, status);
     return come != 0;
 }

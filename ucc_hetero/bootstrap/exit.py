@@ -139,14 +139,14 @@ def forget(run: Any) -> None:
 
 
 def leak(comm: object) -> None:
-    """A communicator cannot be used on this rank; other ranks may have it, and do not learn that."""
+    """Note that this rank cannot use a communicator that other ranks may use; they do not learn of it."""
     global _has_leaked_calls
     living.pop(comm, None)
     _has_leaked_calls = True
 
 
 def _after_fork() -> None:
-    """Communicators belong to the parent; the end of the process is arranged anew if the parent has not begun MPI."""
+    """Communicators belong to the parent; the child registers its own exit if the parent has not begun MPI."""
     global _pid
     if not process.inherited():
         _pid = os.getpid()

@@ -70,7 +70,7 @@ class Process:
         with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
-        #: What UCX found at its start, which it uses from then on.
+        #: Memory types and transports that UCX found at its start; it does not look again.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
         self._transports, self._idle_ports = tuple(sorted(transports)), wires.idle_ports(transports)
         #: By process name, and the number of cut links known when it was made.
@@ -365,7 +365,7 @@ def _collectives(memory: int) -> bool:
 
 
 def spin_rounds(ranks_here: int) -> int:
-    """Rounds that a waiter spins beside so many ranks on its host, whatever core a launcher has bound it to."""
+    """Rounds that a waiter spins if ``ranks_here`` ranks share its host; where a launcher binds it does not matter."""
     return SPIN_ROUNDS if ranks_here <= len(host_cores()) else 0
 
 

@@ -64,7 +64,7 @@ def count(carrier: str, cores: int, ranks_here: int) -> int:
 
 
 def share(ranks_here: int) -> None:
-    """Note that the job has ``ranks_here`` ranks on this host, in whatever communicators."""
+    """Note that the job has ``ranks_here`` ranks on this host, in all communicators together."""
     global _sharing
     _sharing = max(_sharing, ranks_here)
 
