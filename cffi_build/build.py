@@ -1,8 +1,8 @@
-"""Build the extension ``ucc_hetero._native``: cffi in API mode over the C files beside this one.
+"""Build the extension ``ucc_hetero._native``: cffi in API mode over the C files in this folder.
 
-The cdef is made of the very files that the compiler reads: the declarations and constants in ``abi/`` and ``api/``, and
-one prototype per line of ``abi/symbols.h``. So is the stub by which mypy checks calls of the engine:
-``ucc_hetero/_native.pyi``, which lies beside the extension and as little as that in the repository.
+The cdef consists of files that the compiler reads, too: the declarations and constants in ``abi/`` and ``api/``, and
+one prototype per line of ``abi/symbols.h``. The stub for mypy, ``ucc_hetero/_native.pyi``, is made from the same text;
+like the extension it is not in the repository.
 
 ``UCCH_SANITIZE=address,undefined`` (or ``thread``) builds with gcc's sanitizers, for tests only (tests/sanitize).
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-#: Structures and arithmetic of the engine that its device kernels include, too.
+#: Structures and arithmetic that the engine shares with its device kernels.
 KERNELS = HERE.parent / "ucc_hetero" / "device" / "kernels"
-#: Folders of the engine, lowest first: a file uses its own folder and those before it.
+#: Folders of the engine, lowest first: a file includes only headers of its own folder and of those before it.
 FOLDERS = ("abi", "api", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 SOURCES = [path for folder in FOLDERS for path in sorted((HERE / folder).glob("*.c"))]
 
@@ -41,7 +41,7 @@ def _operations() -> str:
 
 
 def _layout() -> str:
-    """The structs that kernels read, without what the compiler alone is asked."""
+    """The structs that kernels read, without the lines that only the compiler can process."""
     return re.sub(
         r"^(#ifndef.*\n.*\n#endif|#pragma.*|static_assert.*)$", "", (KERNELS / "layout.h").read_text(), flags=re.M
     )
@@ -59,7 +59,7 @@ extern "Python" ucc_status_t ucch_oob_test(void *request);
 extern "Python" ucc_status_t ucch_oob_free(void *request);
 """
 
-#: What Python reads of the engine's structures.
+#: Fields of the engine's structures that Python reads.
 FIELDS = """
 struct ucch_op { ucch_error error; ...; };
 struct ucch_message { ucp_tag_recv_info_t info; int by_lane; ...; };
@@ -73,8 +73,8 @@ SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
 FLAGS = [
     "-std=gnu11",
     "-O3",
-    "-ffp-contract=off",  # as the kernels (ucc_hetero/machine/vendors.py)
-    "-fno-trapping-math",  # loops of floats are vectorized
+    "-ffp-contract=off",  # as for the kernels (ucc_hetero/machine/vendors.py)
+    "-fno-trapping-math",  # lets gcc vectorize loops over floats
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",
@@ -83,8 +83,8 @@ FLAGS = [
     "-Werror=int-conversion",
 ]
 if SANITIZERS:
-    # Python's own flags let signed integers wrap, which not every Python's do. What is undefined ends in a trap, which
-    # AddressSanitizer writes down: beside it the other one has no file of its own.
+    # Some Pythons are built with -fwrapv, which makes signed overflow defined. Undefined behaviour ends in a trap,
+    # which AddressSanitizer reports: beside it, UBSan cannot write a log file of its own.
     FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", "-fstrict-overflow", f"-fsanitize={SANITIZERS}"]
     FLAGS += ["-DUCCH_CHECK_LOCKS"]
     FLAGS += ["-Wno-tsan"] if SANITIZERS == "thread" else ["-fsanitize-undefined-trap-on-error"]
@@ -121,8 +121,8 @@ ffibuilder.set_source(
     py_limited_api=True,
 )
 
-#: Beginning of the stub, with the part of cffi's that the package uses. A pointer may go where a number is wanted, as
-#: numbers are read from pointers (``size[0]``); no number or None where a pointer is.
+#: Beginning of the stub, with the part of cffi that the package uses. A pointer may go where a number is expected, as
+#: numbers are read from pointers (``size[0]``); a number or None may not go where a pointer is.
 STUB = """\
 # Written by cffi_build/build.py.
 from collections.abc import Callable, Sequence
@@ -155,7 +155,7 @@ class Lib:
 
 
 def _python_type(ctype: FFI.CType, pointer: str) -> str:
-    """Python type of a C type, of pointers as said."""
+    """Python type of a C type; ``pointer`` is that of pointers."""
     if ctype.kind == "primitive":
         return "float" if ctype.cname == "double" else "int"
     return "None" if ctype.kind == "void" else pointer

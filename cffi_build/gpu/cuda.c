@@ -1,17 +1,17 @@
-/* The CUDA driver API, which every driver since 11.7 has under these names: no toolkit, no libcudart, 12 and 13 alike.
- * The primary contexts are those that libcudart, torch and CuPy work in. */
+/* Adapter for CUDA, by entry points of the driver API that drivers of CUDA 11.7, 12 and 13 export under the same names:
+ * it needs neither the toolkit nor libcudart. It works in the primary contexts, as libcudart, torch and CuPy do. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "gpu/adapter.h"
 
-/* CUdeviceptr, a number of 64 bits, is a pointer here: it is passed alike. */
+/* CUdeviceptr, a 64-bit number, is declared as a pointer here: the calling convention is the same. */
 typedef struct lent { /* CUipcMemHandle */
     char name[UCCH_LENT_BYTES];
 } lent;
 
-/* CUDA_MEMCPY2D; of either side only an address that says itself what memory it is, and its pitch. */
+/* CUDA_MEMCPY2D; of each side only the unified address and the pitch are set. */
 typedef struct side_2d {
     size_t x, y;
     int type;
@@ -25,7 +25,7 @@ typedef struct copy_2d {
     size_t bytes, rows;
 } copy_2d;
 
-/* CUstreamBatchMemOpParams, of a wait or a write. */
+/* CUstreamBatchMemOpParams of a wait or a write. */
 typedef struct word_op {
     unsigned operation;
     void *word;
@@ -122,7 +122,7 @@ static int op_current(int *device) {
 static int op_use(int device) {
     if (device < 0) return api.cuCtxSetCurrent(NULL);
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
-    /* Retained once and kept: it is the context that all libraries of the process share. */
+    /* Retained once and never released: libcudart, torch and CuPy use the same context. */
     int status = primary[device] ? 0 : api.cuDevicePrimaryCtxRetain(&primary[device], device);
     return status ?: api.cuCtxSetCurrent(primary[device]);
 }
@@ -156,7 +156,7 @@ static int op_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src
     return api.cuMemcpy2DAsync(&all, stream);
 }
 
-/* Not of pools and virtual addresses, as torch's expandable segments are: the driver says so. */
+/* The driver refuses memory of pools and of virtual memory management, such as torch's expandable segments. */
 static int op_lend(const void *where, void *name, uint64_t *offset) {
     void *base = NULL;
     size_t bytes;
@@ -171,7 +171,7 @@ static int op_borrow(const void *name, void **where) {
     return api.cuIpcOpenMemHandle(where, from, ENABLE_PEER_ACCESS);
 }
 
-/* Words come out of pages, one to a cache line, and are never given back. Any thread may ask for one. */
+/* Flags are 32-bit words of pinned pages, one to a cache line, and are never freed. Thread-safe. */
 static int op_flag(void **word) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char *page;
@@ -204,8 +204,8 @@ static int op_target(int device, char *text, int room) {
     return 0;
 }
 
-/* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
- * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
+/* Modules stay loaded, as unloading one waits for the device. Loading a function also waits, so it is not left to the
+ * first launch, which may come behind a stream that waits for other ranks. Drivers before 12.4 lack cuFuncLoad. */
 static int op_kernel(const void *image, void **function) {
     void *module = NULL;
     int status = api.cuModuleLoadData(&module, image) ?: api.cuModuleGetFunction(function, module, "ucch");

@@ -1,4 +1,4 @@
-/* The HIP runtime, 5, 6 and 7, by the entry points that all of them have under the same names. */
+/* Adapter for the HIP runtime, by entry points that HIP 5, 6 and 7 export under the same names. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +47,7 @@
 enum { NOT_SUPPORTED = 801, INVALID_VALUE = 1 };
 enum { COPY_DEFAULT = 4, MALLOC_SIGNAL_MEMORY = 2, VERSION_6 = 60000000 };
 
-/* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
+/* hipPointerAttribute_t: all releases have this layout, but HIP 6 changed the values of `type`. */
 typedef struct attributes {
     int type, device;
     void *device_pointer, *host_pointer;
@@ -56,10 +56,10 @@ typedef struct attributes {
     char room[64];
 } attributes;
 
-static int eager;   /* a setting that HIP read when it started, as it cannot be asked for it */
+static int eager;   /* HIP_ENABLE_DEFERRED_LOADING=0 at the start; HIP has no query for it */
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 
-/* Operations that not every release has. */
+/* Operations whose entry points not every release exports. */
 /* clang-format off */
 #define OPTIONAL(name, params, symbol, args) static int op_##name params { return api.symbol ? api.symbol args : NOT_SUPPORTED; }
 
@@ -72,13 +72,14 @@ OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitV
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
 /* clang-format on */
 
-/* What hipMalloc makes is coarse-grained: other processes' devices may read it from their caches, and HIP 7 takes the
- * device of the owner's number here for the owner's. */
+/* hipMalloc's memory is coarse-grained: devices of other processes may read stale data from their caches. And HIP 7
+ * looks the owner's device up by its number in the borrowing process. */
 static int op_lend(const void *where, void *name, uint64_t *offset) { return NOT_SUPPORTED; }
 static int op_borrow(const void *name, void **where) { return NOT_SUPPORTED; }
 static int op_give_back(void *where) { return NOT_SUPPORTED; }
 
-/* hipStreamBatchMemOp, since 6.4, takes the words that streams wait for anyhow, and kernels do the others. */
+/* hipStreamBatchMemOp (since 6.4) accepts only the words that streams can wait on (signal memory); kernels write the
+ * others. */
 static int op_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
     return NOT_SUPPORTED;
 }
@@ -111,17 +112,18 @@ static int op_pointer(const void *where, int *kind, int *device) {
     int status = api.hipPointerGetAttributes(&a, where);
     *device = 0;
     *kind = UCCH_MEMORY_UNKNOWN;
-    if (status == INVALID_VALUE) { /* not HIP's memory: ordinary host memory, or freed; so until HIP 5 */
+    if (status == INVALID_VALUE) { /* not HIP's memory, or freed; HIP 5 reports ordinary host memory so */
         api.hipGetLastError();
         return 0;
     }
     if (!status) *kind = kind_of(&a);
-    if (*kind != UCCH_MEMORY_UNKNOWN && a.device > 0) /* of unknown memory hipInvalidDeviceId, which is -2, since 6 */
+    if (*kind != UCCH_MEMORY_UNKNOWN &&
+        a.device > 0) /* HIP 6 gives unknown memory the device hipInvalidDeviceId (-2) */
         *device = a.device;
     return status;
 }
 
-/* Streams can only wait on signal memory. */
+/* hipStreamWaitValue32 waits only on signal memory. */
 static int op_flag(void **word) {
     if (!api.hipExtMallocWithFlags) return NOT_SUPPORTED;
     int status = api.hipExtMallocWithFlags(word, sizeof(uint64_t), MALLOC_SIGNAL_MEMORY);
@@ -134,13 +136,13 @@ static int op_traits(int *bits) {
     return 0;
 }
 
-/* HIP does not say; the kernel's files do. */
+/* HIP has no query for it; the kernel's files name their targets. */
 static int op_target(int device, char *text, int room) {
     *text = 0;
     return 0;
 }
 
-/* Modules stay loaded: unloading one waits for the device. */
+/* Modules stay loaded, as unloading one waits for the device. */
 static int op_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!api.hipModuleLoadData || !api.hipModuleGetFunction || !api.launch_kernel) return NOT_SUPPORTED;
@@ -148,7 +150,7 @@ static int op_kernel(const void *image, void **function) {
 }
 
 static int op_error_name(int code, const char **name) {
-    /* Every HIP has it; hipDrvGetErrorName came with 5.3. */
+    /* hipGetErrorName exists in every release; hipDrvGetErrorName came with 5.3. */
     const char *(*name_of)(int) = (const char *(*)(int))(void (*)(void))api.hipGetErrorName;
     *name = name_of(code);
     return 0;

@@ -1,31 +1,32 @@
-/* Regions of this process, and those of peers: what is put there after their end is refused here, before a byte is
- * written. A region ends when all peers have let go of it.
+/* Regions that this process exposes, and targets: the regions of peers that it writes to and reads from. An access to a
+ * closed region is refused by the process that begins it, before a byte moves. A region is closed once all peers have
+ * acknowledged that they no longer use it.
  *
- * Device memory of a peer's may be reached by our device itself: memory of one vendor on one host, which the owner
- * lends and we borrow by the vendor's own names for it, or our own. What is put there and got from there our device
- * copies, and nothing lies in between. Where the runtimes refuse, slots carry it.
+ * Device memory of a peer on the same host and of the same vendor can be mapped here: the owner lends an IPC handle, we
+ * borrow (open) it, and our device copies directly. A region of this process itself needs no handle. Where the runtime
+ * refuses, the data goes through slots.
  *
- * To give it back is a call of the driver that waits for all that the device has been given, and keeps others from
- * recording events meanwhile (seen with CUDA 13). The worker's thread makes it, without the engine's lock, when no
- * stream waits for us, and none begins to before it has returned. To open memory takes a third of a millisecond, and
- * waits for no other thread. */
+ * To close an IPC mapping, the driver waits for all work of the device and meanwhile blocks other threads from
+ * recording events (seen with CUDA 13). So the worker's thread closes it, without the engine's lock, at a time when no
+ * stream waits for us, and no stream may begin to wait until it is done. To open one takes a third of a millisecond and
+ * waits for nothing. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
 
-/* How often to look whether streams wait. */
+/* Seconds between checks whether streams wait. */
 #define LOOK_S 1e-3
 
-/* A region's key for peers: the name of its allocation, and where it lies in that. */
+/* Key by which a peer opens a region: the IPC handle of its allocation, and the region's offset in it. */
 typedef struct key {
     char name[UCCH_LENT_BYTES];
     uint64_t offset;
 } key;
 _Static_assert(sizeof(key) == UCCH_RMA_LENT, "as many bytes as Python makes room for");
 
-/* An allocation of another process's, which is opened once, however many targets lie in it. */
+/* A mapped allocation of another process, opened once for all targets in it. */
 struct ucch_allocation {
     char name[UCCH_LENT_BYTES];
     void *base;
@@ -33,7 +34,7 @@ struct ucch_allocation {
     ucch_allocation *next;
 };
 
-/* ---- our own ---- */
+/* ---- regions of this process ---- */
 
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh) {
     ucch_region *r = calloc(1, sizeof(*r));
@@ -45,7 +46,7 @@ ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes
     return r;
 }
 
-/* Take it from all peers; nothing comes in any more. */
+/* Close a region: ask all peers to stop using it. Nothing is received into it any more. */
 void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
     UCCH_LOCKED;
     int is_first = !region->closing;
@@ -61,7 +62,7 @@ void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
     }
 }
 
-/* A peer has let go of a region. */
+/* A peer has acknowledged that it no longer uses a region. */
 void ucch_revoked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_region *r = peer->at->regions;
     while (r && r->id != h->region)
@@ -74,12 +75,12 @@ void ucch_revoked_locked(ucch_peer *peer, const ucch_header *h, const void *data
         }
 }
 
-/* How many peers and transfers still use it. */
+/* Number of peers and transfers that still use a region. */
 int ucch_region_users(ucch_rma *at, ucch_region *region) {
     UCCH_LOCKED;
     int users = region->users;
     for (const owed *o = region->owed; o; o = o->next)
-        users += !ucch_peer_status(o->by); /* the dead use nothing */
+        users += !ucch_peer_status(o->by); /* dead peers use nothing */
     return users;
 }
 
@@ -91,7 +92,7 @@ void ucch_region_free(ucch_rma *at, ucch_region *region) {
     free(region);
 }
 
-/* Lend a region of the bound device: 0, or a failure. */
+/* Make the key of a region on the bound device. Returns 0, or a failure. */
 int ucch_region_lend(const ucch_region *region, void *lent) {
     key k = {{0}, 0};
     UCCH_ON_DEVICE;
@@ -100,9 +101,10 @@ int ucch_region_lend(const ucch_region *region, void *lent) {
     return status;
 }
 
-/* ---- of peers ---- */
+/* ---- targets: regions of peers ---- */
 
-/* How many of a region's have still to be given back; whether its owner waits for that, if it has asked now. */
+/* Number of mappings of a peer's region that are still to be closed. `is_owed`: the owner waits for their end, and is
+ * told. */
 static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
     int found = 0;
     for (ucch_opened *o = peer->at->leaving; o; o = o->next) {
@@ -113,7 +115,7 @@ static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
     return found;
 }
 
-/* Tell the owner of a region, who waits for that, when nothing of ours uses it any more. */
+/* Acknowledge to a region's owner that this process no longer uses it, unless something here still does. */
 static void let_go_locked(ucch_peer *peer, uint64_t region) {
     int users = leaving(peer, region, 1);
     for (ucch_target *t = peer->targets; t; t = t->next)
@@ -121,7 +123,7 @@ static void let_go_locked(ucch_peer *peer, uint64_t region) {
     if (!users) ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = region}, NULL, 0);
 }
 
-/* Have it given back, which nothing of ours may use any more. */
+/* Queue a target's mapping to be closed. No transfer uses it any more. */
 void ucch_target_return_locked(ucch_target *t) {
     ucch_opened *o = t->opened;
     t->opened = NULL;
@@ -134,7 +136,7 @@ void ucch_target_return_locked(ucch_target *t) {
     ucch_rma_call_locked(at);
 }
 
-/* True if any of a peer's has still to be given back. */
+/* True if a mapping of this peer's memory is still to be closed. */
 int ucch_peer_leaving(const ucch_peer *peer) {
     int found = 0;
     UCCH_LOCKED;
@@ -143,14 +145,14 @@ int ucch_peer_leaving(const ucch_peer *peer) {
     return found;
 }
 
-/* Nothing of ours goes there any more. */
+/* The last transfer to a target has ended: if its owner has closed the region, let it go. */
 static void left_locked(ucch_target *t) {
     if (!t->is_stale) return;
     ucch_target_return_locked(t);
     let_go_locked(t->peer, t->id);
 }
 
-/* A transfer leaves the list of those under way; what refers to it from outside keeps it alive. */
+/* Take a transfer off the list of those under way. Its memory stays as long as something refers to it. */
 void ucch_transfer_leave_locked(ucch_transfer *t) {
     if (t->has_left) return;
     t->has_left = 1;
@@ -170,14 +172,14 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
     return t;
 }
 
-/* Unpack the key by which libucp reaches it. Another thread may have closed the peer. */
+/* Unpack libucp's remote key of a target. Fails if another thread has closed the peer. */
 int ucch_target_key(ucch_target *t, const void *key) {
     UCCH_LOCKED;
     if (!t->peer->ep) return UCCH_FAIL_PEER;
     return ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
 }
 
-/* No transfer begins there any more. Its memory stays: a thread may be about to begin one. */
+/* Begin no more transfers to a target. Its memory stays: another thread may hold it to begin one. */
 void ucch_target_close(ucch_target *t) {
     UCCH_LOCKED;
     if (t->peer) {
@@ -203,7 +205,7 @@ void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *h, const void 
     let_go_locked(peer, h->region);
 }
 
-/* Say whether a region is there, with as many bytes. */
+/* Answer a peer whether a region exists and has the number of bytes that it expects. */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_region *region = ucch_region_of(peer->at, h->region);
     int is_there = region && region->bytes == h->other;
@@ -211,9 +213,9 @@ void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *h, const void *d
     ucch_tell_locked(peer, said, NULL, 0);
 }
 
-/* ---- memory that our device reaches ---- */
+/* ---- mappings of peers' device memory ---- */
 
-/* Its holder is in the driver: no thread takes it that has the engine's lock. */
+/* Held during calls of the driver: a thread that has the engine's lock must not take it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ucch_allocation *allocations;
 
@@ -257,8 +259,8 @@ static void close_once(ucch_allocation *a) {
     ucch_give(&lock, UCCH_AT_OPENED);
 }
 
-/* Have our device reach a peer's region, which no other thread uses yet: 0, or a failure. Its owner, which may take it
- * back meanwhile, waits until this has ended. */
+/* Map a peer's region into our device's address space. No other thread uses the target yet. Returns 0, or a failure.
+ * The owner may close the region meanwhile, and then waits until this call has ended. */
 int ucch_target_borrow(ucch_target *t, const void *lent) {
     key k;
     memcpy(&k, lent, sizeof(k));
@@ -283,7 +285,8 @@ int ucch_target_borrow(ucch_target *t, const void *lent) {
     return status;
 }
 
-/* The first of those to be given back, when no stream waits for us, and none begins to: NULL when there are none. */
+/* Wait until no stream waits for us, then bar streams from beginning to. Returns the first mapping to be closed, or
+ * NULL. */
 static ucch_opened *begin_to_leave(ucch_rma *at) {
     UCCH_LOCKED;
     while (at->leaving && at->has_thread && ucch_gates_held())
@@ -293,7 +296,7 @@ static ucch_opened *begin_to_leave(ucch_rma *at) {
     return o;
 }
 
-/* By the worker's thread, or when that has ended: give back what is to be, and tell the owners. */
+/* Close the queued mappings and tell the owners that wait. Called by the worker's thread, or after that has ended. */
 void ucch_give_back(ucch_rma *at) {
     for (ucch_opened *o; (o = begin_to_leave(at)); free(o)) {
         if (o->in) close_once(o->in);

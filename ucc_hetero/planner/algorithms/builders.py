@@ -1,4 +1,4 @@
-"""Parts of algorithms: steps, operands, and where ranks keep the data that they own."""
+"""Building blocks of algorithms: steps, operands, and where ranks keep the data that they own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .registry import Piece, Stage, Stages
 
 
 class LocalSteps(list[Step]):
-    """A stage of local steps alone."""
+    """A stage that consists of local steps only."""
 
 
 def stages(*parts: Iterable[Step]) -> Stages:
-    """Join lists of steps to an algorithm's result.
+    """Join lists of steps into an algorithm's result.
 
     Args:
         parts: The steps of each stage, in order. Steps of one stage run side by side.
 
     Returns:
-        Stages: A rank begins a stage when its steps of the one before have ended.
+        Stages: A rank begins a stage when its steps of the stage before have ended.
     """
     return tuple([Stage(tuple(part), isinstance(part, LocalSteps)) for part in parts])
 
@@ -63,7 +63,7 @@ def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequenc
 
 
 def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
-    """Blocks of so many elements one after the other, from element ``at`` on."""
+    """Consecutive blocks with these numbers of elements, from element ``at`` on."""
     ends = list(accumulate(counts, initial=at))
     return [Block(a, b - a) for a, b in pairwise(ends)]
 
@@ -73,12 +73,12 @@ def region(buffer: str, block: Block) -> Region:
 
 
 def each(buffer: str, blocks: Sequence[Block]) -> Operand:
-    """One region per member: ``EqualRegions`` if they are equal and evenly spaced, else a tuple."""
+    """One region per member: ``EqualRegions`` if they are equally long and evenly spaced, else a tuple."""
     return uniform(buffer, blocks) or tuple([Region(buffer, b.offset, b.count) for b in blocks])
 
 
 def uniform(buffer: str, blocks: Sequence[Block | Region]) -> EqualRegions | None:
-    """``EqualRegions`` for equal and evenly spaced blocks, else None."""
+    """``EqualRegions`` if the blocks are equally long and evenly spaced, else None."""
     start, count, n = blocks[0].offset, blocks[0].count, len(blocks)
     stride = blocks[1].offset - start if n > 1 else count
     if stride < count or [b.count for b in blocks].count(count) < n:
@@ -96,17 +96,17 @@ def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 
-#: (rank, block of the dense buffer) -> where that rank keeps it. What is empty may be anywhere.
+#: (rank, block of the dense buffer) -> where that rank keeps the block. An empty block may be anywhere.
 Place = Callable[[int, Block], Region]
 
 
 def dense(buffer: str) -> Place:
-    """At its own place in ``send`` or ``recv``."""
+    """At the block's own offset in ``send`` or ``recv``."""
     return lambda _, block: Region(buffer, block.offset, block.count)
 
 
 def shifted(buffer: str, start: Callable[[int], int]) -> Place:
-    """In a buffer that begins at element ``start(rank)`` of the dense one (a rank's own block)."""
+    """In a buffer that begins at element ``start(rank)`` of the dense buffer (a rank's own block)."""
     return lambda rank, block: Region(buffer, block.offset - start(rank) if block.count else 0, block.count)
 
 
@@ -126,7 +126,7 @@ class Window:
 
 
 class Windows:
-    """Scratch of ranks, each for ``blocks(rank)`` of the dense buffer, made when a rank of this plan first needs it."""
+    """Scratch of ranks, each for ``blocks(rank)`` of the dense buffer; allocated when the plan first needs a rank's."""
 
     def __init__(self, piece: Piece, blocks: Callable[[int], Sequence[Block]]) -> None:
         self.piece, self.blocks = piece, blocks
@@ -145,7 +145,8 @@ def _places(place: Place, ranks: Sequence[int], blocks: Sequence[Block]) -> tupl
 
 
 def reduce_scatter_steps(ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], dst: Place) -> list[Step]:
-    """Reduce blocks of ``send`` over ``ranks``; each rank gets what it owns, where ``dst`` says. None for one rank."""
+    """Reduce blocks of ``send`` over ``ranks``; each rank gets the blocks that it owns at ``dst``. No steps for one
+    rank."""
     if len(ranks) == 1:
         return []
     out = []
@@ -156,7 +157,7 @@ def reduce_scatter_steps(ranks: tuple[int, ...], owned: Sequence[Sequence[Block]
 
 
 def allgather_steps(ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], src: Place) -> list[Step]:
-    """Each of ``ranks`` brings what it owns and all get all of it in ``recv``. None for one rank."""
+    """Gather the blocks that each rank owns into ``recv`` of all ``ranks``. No steps for one rank."""
     if len(ranks) == 1:
         return []
     out = []

@@ -1,4 +1,4 @@
-"""The table of algorithms with their properties, and the slice of a call that one fragment carries."""
+"""The table of algorithms and their properties, and the fragments of calls that they plan."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from ..topology import Topology
 
 
 class Stage(NamedTuple):
-    """Steps that may run side by side. ``local``: only copies and combinations, on whatever rank."""
+    """Steps that may run side by side. ``local``: only copies and combinations, on any ranks."""
 
     steps: tuple[Step, ...]
     local: bool = False
 
 
-#: Also those without steps: what stages there are must not depend on the rank that a plan is for.
+#: The stages of a plan, including those without steps: their number must not depend on the rank that a plan is for.
 Stages = tuple[Stage, ...]
 
 Operand_ = TypeVar("Operand_", bound=Operand)
 
-#: Elements that cuts of long data are multiples of, so that addresses stay aligned for vector loads and DMA.
+#: Long data is cut at multiples of this many elements, so that addresses stay aligned for vector loads and DMA.
 GRAIN = 64
 
 
 def cut_at(count: int, part: int, whole: int) -> int:
-    """Where to cut ``count`` elements so that ``part`` of ``whole`` lies before; on a multiple of ``GRAIN`` if long."""
+    """Where to cut ``count`` elements so that ``part`` of ``whole`` comes before; at a multiple of ``GRAIN`` if
+    long."""
     at = count * part // whole
-    if part < whole and at >= 64 * GRAIN:  # off by less than 2 %
+    if part < whole and at >= 64 * GRAIN:  # moves the cut by less than 2 %
         at -= at % GRAIN
     return at
 
 
 class Scratch:
-    """Hands out each rank's ``tmp``; one for all fragments of a plan, so that theirs never overlap."""
+    """Allocates each rank's ``tmp``; shared by all fragments of a plan, so that their scratch never overlaps."""
 
     def __init__(self, ranks: int) -> None:
         self.sizes = [0] * ranks
-        #: Divisions and the like that fragments of equal length share, by keys of the algorithms' own.
+        #: Values, such as partitions, that fragments of equal length share; each algorithm uses keys of its own.
         self.memo: dict[Any, Any] = {}
 
     def take(self, rank: int, count: int) -> Region:
@@ -51,25 +52,25 @@ class Scratch:
         return Region("tmp", offset, count)
 
     def everywhere(self, count: int) -> Region:
-        """``count`` elements that nothing else uses, at the same place of every rank's ``tmp``."""
+        """``count`` elements that nothing else uses, at the same offset of every rank's ``tmp``."""
         offset = max(self.sizes)
         self.sizes[:] = [offset + count] * len(self.sizes)
         return Region("tmp", offset, count)
 
 
 class Piece:
-    """Fragment ``index`` of ``total``: the same slice of every block of the call, as algorithms get it.
+    """Fragment ``index`` of ``total`` of a call: the same slice of each of its blocks, as algorithms get it.
 
-    The first and the last are half as long as the others: nothing overlaps the first stages of the first one, nor the
-    last stages of the last one.
+    The first and the last fragment are half as long as the others: the first stages of the first fragment overlap with
+    nothing, nor do the last stages of the last.
 
     Attributes:
         index: Number of the fragment, from 0.
         total: Number of fragments.
-        only: The one rank whose steps are wanted; None for those of all ranks.
-        memo: Divisions and the like that fragments of equal length share, by keys of the algorithm's own.
-        tmp: ``tmp(rank, count)``: so many elements of the rank's scratch that nothing else uses.
-        tmp_everywhere: ``tmp_everywhere(count)``: the same, at one place of every rank's scratch.
+        only: The rank whose steps are wanted; None for all ranks.
+        memo: Values, such as partitions, that fragments of equal length share; each algorithm uses keys of its own.
+        tmp: ``tmp(rank, count)`` allocates ``count`` elements of the rank's scratch.
+        tmp_everywhere: ``tmp_everywhere(count)`` does so at the same offset of every rank's scratch.
     """
 
     def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
@@ -81,7 +82,7 @@ class Piece:
         self.tmp_everywhere = scratch.everywhere
 
     def wants(self, ranks: Container[int]) -> bool:
-        """True if a step of these ranks belongs in the plan; algorithms need not make other steps.
+        """True if a step of these ranks belongs in the plan; algorithms may leave out other steps.
 
         Args:
             ranks: Ranks of the step.
@@ -89,9 +90,10 @@ class Piece:
         return self.only is None or self.only in ranks
 
     def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
-        """Make the operands of a step's members, which are all of one form.
+        """Make the operands of a step's members, which all have the same form.
 
-        In the plan of one rank the operands of other ranks do not matter: they are given that rank's own.
+        In the plan of one rank the operands of other ranks do not matter: a copy of that rank's operand stands for
+        each.
 
         Args:
             ranks: Ranks of the step.
@@ -111,13 +113,13 @@ class Piece:
             block: A block of the call.
 
         Returns:
-            The part of it that belongs to this fragment.
+            The part of the block that belongs to this fragment.
         """
         low, high = self._edge(block.count, self.index), self._edge(block.count, self.index + 1)
         return Block(block.offset + low, high - low)
 
     def _edge(self, count: int, index: int) -> int:
-        """Where fragment ``index`` begins, in half fragments from the beginning of the first."""
+        """Where fragment ``index`` begins. Positions are counted in half fragments, from the beginning of the first."""
         halves = max(2 * self.total - 2, 1)
         return cut_at(count, min(max(2 * index - 1, 0), halves), halves)
 
@@ -134,14 +136,14 @@ class Piece:
 
 
 class Case(NamedTuple):
-    """A kind of call as the choice of its algorithm sees it: everything in it is equal on all ranks.
+    """What the choice of an algorithm depends on; equal on all ranks.
 
     Attributes:
-        topology: The communicator's.
+        topology: The communicator's topology.
         collective: Name of the collective.
         nbytes: Bytes of the call: ``collectives.elements(call)`` times the element's size.
         plain: True if all data lies in plain host memory.
-        queued: True if such calls are queued in streams whole.
+        queued: True if whole calls of this kind are queued in streams.
     """
 
     topology: Topology
@@ -152,7 +154,7 @@ class Case(NamedTuple):
 
 
 class Role(Enum):
-    """Ability of an algorithm that no other has, so that it is run where nothing else will do."""
+    """What only one algorithm of a collective can do: it then runs whatever suits better."""
 
     USUAL = "nothing"
     ONE_STEP = "any ranks in one step, also one rank alone"
@@ -164,12 +166,12 @@ Planned = Callable[[Topology, Call, Piece], Stages]
 
 
 def never(case: Case) -> int:
-    """Run only where it is asked for: in rules, or for what its role says."""
+    """Suits no case: the algorithm runs only if rules name it, or for its role."""
     return 0
 
 
 def once(case: Case) -> int:
-    """In one fragment: nothing in it overlaps."""
+    """At most one fragment: nothing in it would overlap."""
     return 1
 
 
@@ -177,8 +179,8 @@ def once(case: Case) -> int:
 class Algorithm:
     """A function that plans calls, and when to use it.
 
-    ``suits``: how well it suits a case; of a collective's algorithms the one with the highest number runs, of equals
-    the one registered first (`ranking` has the levels). ``most``: into how many fragments it cuts a case at most.
+    ``suits``: how well it suits a case; the collective's algorithm with the highest number runs, of equals the first
+    that was registered (`ranking` has the levels). ``most``: the most fragments that it cuts a case into.
     ``candidate``: whether ``tune`` tries it.
     """
 
@@ -231,12 +233,12 @@ def algorithm(
 
 
 def names(collective: str) -> tuple[str, ...]:
-    """The algorithms of a collective, in order of registration."""
+    """Names of the algorithms of a collective, in order of registration."""
     return tuple(name for other, name in _TABLE if other == collective)
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm of that name; ``ValueError`` lists those that there are."""
+    """The algorithm of that name; ``ValueError`` lists the existing ones."""
     try:
         return _TABLE[collective, name]
     except KeyError:
@@ -244,13 +246,14 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def added() -> tuple[str, ...]:
-    """``collective@name`` of every algorithm that is none of the package's own."""
+    """``collective@name`` of every algorithm that was not registered by this package itself."""
     ours = __name__.partition(".")[0] + "."
     return tuple(sorted(f"{of}@{name}" for (of, name), a in _TABLE.items() if not a.plan.__module__.startswith(ours)))
 
 
 def with_role(collective: str, role: Role) -> str:
-    """The name of the algorithm of a collective that has a role other than the usual; ``ValueError`` without one."""
+    """Name of the algorithm of a collective that has this role, which is not the usual one; ``ValueError`` if
+    none has."""
     for name in names(collective):
         if _TABLE[collective, name].role is role:
             return name
