@@ -1,4 +1,4 @@
-"""Ranks come together to make a communicator: they take their turns, and tell each other what all have to know."""
+"""Creation of communicators: ranks take turns at it, and exchange what all of them have to know."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .known import Known
 from .process import MOST_SPARE, Job, Spare
 from .timely import Timely, not_met
 
-#: The longest pause after a failed attempt, in seconds.
+#: Longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
 
 _creating = threading.RLock()
 
 
 class Turn:
-    """A context in which this process has its turn to create something, and so has every other rank of it: one thread
-    at a time, the same one on every rank that takes part.
+    """A context in which this process and every other rank that takes part may create something; one thread at a time
+    in each process, the same creation on every rank.
 
-    libucc sends what it exchanges during a creation under one tag: threads that create teams at the same time would
-    take each other's messages, and locks taken in different orders on different ranks would wait for ever.
-    ``everyone(ready)`` tells the ranks whether this one is ready and returns whether all are; collective among them,
-    and repeated by all until they are.
+    libucc sends all its exchanges during a creation under one tag: threads that created teams at the same time would
+    receive each other's messages. Locks that ranks take in different orders would deadlock: so a rank tries to take its
+    own, ``everyone(ready)`` tells the other ranks whether it has, and returns whether all have. That is collective
+    among them, and repeated until all have.
     """
 
     def __init__(self, everyone: Callable[[bool], bool]) -> None:
@@ -64,33 +64,33 @@ class Turn:
 
 
 def alone() -> threading.RLock:
-    """Held while this process destroys something: libucc returns its number to the table that creations exchange.
+    """The lock to hold while this process destroys a team: libucc returns the team's number to the table that creations
+    exchange.
 
-    A table that changes on its way makes ranks choose different numbers for one team.
+    If the table changed during an exchange, ranks would choose different numbers for one team.
     """
     return _creating
 
 
-#: Communicators that a process can have.
+#: Most communicators that a process can have.
 MOST_COMMS = 4096
 
-#: Communicator numbers in use by this process, a bit each; the last one claimed, and the first above it that may be
-#: in use.
+#: Communicator numbers that this process uses, one bit each; the last number that it claimed, and the first one above
+#: it that may be in use.
 _ids = bytearray(MOST_COMMS // 8)
 _last, _next_used = [-1], [MOST_COMMS]
 
 
 def numbers_taken() -> tuple[int, int]:
-    """(the last number that this process has claimed, the first one above it that may be in use)."""
+    """(last number that this process has claimed, first one above it that may be in use)."""
     return _last[0], _next_used[0]
 
 
 def free_number(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
     """The first number from ``following`` on that is free on all of these ranks; collective among them.
 
-    A communicator's number is its rest by `MOST_COMMS`. Messages that were not received may still be on their way when
-    their communicator is freed: the number that these ranks claim is above all that they have claimed before. ``ask``
-    exchanges the numbers in use, as bits.
+    A communicator's id is its number modulo `MOST_COMMS`. Unreceived messages of a freed communicator may still arrive,
+    so ranks claim a number above all that they have claimed before. ``ask`` exchanges the numbers in use, as bits.
     """
     bits = 0
     for each in ask(bytes(_ids)):
@@ -116,13 +116,13 @@ def release_number(number: int) -> None:
 
 _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 
-#: Measured choices that communicators of this process were made with, by the file's name.
+#: Measured tables that communicators of this process have used, by file name.
 _tables: dict[str, Table] = {}
 
 
 class Said(NamedTuple):
-    """What ranks have told each other that may not have known each other, rank by rank: facts, numbers in the whole
-    job, names of jobs that they could use. And the measured choices of all, and what the next communicator goes by."""
+    """What the ranks of a caller's MPI communicator have exchanged: rank by rank their facts, numbers in the whole job,
+    and names of jobs that they could use again; the measured choices of all; and their bids."""
 
     facts: list[Facts]
     places: list[int]
@@ -132,10 +132,12 @@ class Said(NamedTuple):
 
 
 class Seat:
-    """What the ranks of a new communicator have agreed upon: its number, as ``claimed``, and what an earlier one left.
+    """A rank's part in a new communicator: what its ranks have agreed upon, and what an earlier communicator of them
+    left.
 
-    ``file`` is what the first one of this host offers for the arrival board, ``spare`` numbers of what all of them
-    could use again, in one order on all, ``seconds`` the most that the end of an old team may take.
+    ``claimed`` is the communicator's number. ``file`` is the file that the first rank of this host offers for the
+    arrival board, ``spare`` holds numbers of what all ranks could use again, in the same order on all, ``seconds`` is
+    the most that destroying an old team may take.
     """
 
     def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
@@ -143,7 +145,8 @@ class Seat:
         claim_number(claimed)
         #: Part of every message tag.
         self.id = claimed % MOST_COMMS
-        #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
+        #: Number by which all ranks know what the communicator leaves to a later one, and what an earlier one left to
+        #: it.
         self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
         for each in spare:
             found = known.job.spare.get(each)
@@ -156,12 +159,13 @@ class Seat:
 
     @property
     def ready(self) -> bool:
-        """True if each rank makes the communicator by itself, with nothing that can fail; the same on all of them."""
+        """True if each rank can create the communicator by itself, without anything that can fail; the same on all
+        ranks."""
         seen = self.spare.page is not None or self.known.size == 1
         return seen and self.known.makes_teams_alone(self.claimed)
 
     def give_back(self) -> None:
-        """Free the communicator, which is `ready`, and in which this rank has made no call: it waits for no other."""
+        """Free the communicator, which is `ready`; this rank has made no call in it, so it waits for no other rank."""
         known, page = self.known, self.spare.page
         if page is not None:
             lib.ucch_board_give_back(page.address, known.rank, self.claimed + 1, True)
@@ -171,16 +175,17 @@ class Seat:
 
 
 class Bids:
-    """What ranks say as they come to make a communicator, which has its number and its page by that (base/words.c)."""
+    """Bids: what each rank says when it comes to create a communicator; they determine its number and its page
+    (base/words.c)."""
 
     def __init__(self, size: int) -> None:
         self._size, self._claimed = size, -1
-        #: What this rank says, and what all do.
+        #: This rank's bid, and those of all ranks.
         self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", size)
         self._ranks, self._spare = ffi.new("int[]", size), ffi.new("int64_t[]", MOST_SPARE)
 
     def say(self, ready: bool, job: Job | None = None) -> None:
-        """Write down what this rank says: if it is ``ready``, and for a communicator of this job, or of any."""
+        """Write this rank's bid: whether it is ``ready``, and for a communicator of this ``job`` (None: of any)."""
         mine = self.mine
         mine.ready = ready
         if ready and (job is None or job.sound()):
@@ -193,8 +198,10 @@ class Bids:
         return self._claimed != _NOT_READY
 
     def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
-        """Agree on the new communicator's number, by ``ask`` where one may be in use; False where a rank wants no more
-        of its job."""
+        """Agree on the new communicator's number, by an exchange with ``ask`` if numbers may be in use.
+
+        Returns False if a rank wants no more communicators of its job.
+        """
         if self._claimed == lib.UCCH_ASK:
             self._claimed = free_number(1 + max(each.last for each in self.all), ask)
         if self._claimed >= MOST_COMMS:
@@ -203,8 +210,8 @@ class Bids:
         return self._claimed >= 0
 
     def seat(self, known: Known, ranks: Sequence[int] | None, seconds: float) -> Seat:
-        """This rank's seat among these ``ranks`` of all that are ``known``, or those of its color in the order of their
-        keys."""
+        """This rank's seat in a communicator of ``ranks`` of ``known``; None: of the ranks with its color, ordered by
+        key."""
         if ranks is None:
             count = lib.ucch_words_ranks(self.all, self._size, known.rank, self._ranks)
             ranks = ffi.unpack(self._ranks, count)
@@ -217,17 +224,17 @@ class Bids:
 
 @lru_cache(maxsize=1)
 def _whereabouts() -> tuple[tuple[str, ...], frozenset[int]]:
-    """The node of this process and its addresses, asked for once: that takes half the time of a later communicator."""
+    """Node of this process and its addresses. Cached: to look them up takes half the time of a later communicator."""
     return host_identity().node, frozenset(nics.interfaces().values())
 
 
 class _Meeting:
-    """The ranks of ``mpi`` while they hold their turns at creating, and what they come to know of each other."""
+    """The ranks of ``mpi`` while all hold their turns at creating, and what they exchange."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
-        #: What is wrong with this rank's settings.
+        #: What is wrong with this rank's settings, else an empty string.
         self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
         self._ports: Any = None
         if not self._mistake:
@@ -236,7 +243,7 @@ class _Meeting:
             self._ports = node, ports, addresses
 
     def come(self, ready: bool) -> bool:
-        """True if all ranks are ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
+        """True if all ranks are ready; collective. Raises ``ValueError`` on all ranks if settings of one are wrong."""
         come, self._everyones_ports = zip(*self._mpi.allgather((self._mistake or ready, self._ports)), strict=True)
         if mistakes := {rank: each for rank, each in enumerate(come) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
@@ -252,7 +259,7 @@ class _Meeting:
         return facts.packed(), number, process.offer(), table, bytes(ffi.buffer(bids.mine))
 
     def exchange(self) -> Said:
-        """Tell each other everything. A rank that cannot take part says why to all."""
+        """Exchange everything; collective. A rank that cannot take part tells all why, and all raise."""
         self._divide_ports()
         failure: Exception | None = None
         mine: Any
@@ -282,7 +289,8 @@ class _Meeting:
         return Said(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, if libucp has not begun; none whose address another host has, too."""
+        """Let libucp use all ports of this host for data, unless it has begun; except ports whose address another host
+        has too."""
         allowed = os.environ.get("UCX_NET_DEVICES", "")
         nodes, offers, found = zip(*self._everyones_ports, strict=True)
         repeated = nics.repeated(nodes, found)
@@ -295,7 +303,7 @@ class _Meeting:
 
 
 def _table() -> Table:
-    """Measured choices, as this rank finds them; those of an earlier communicator where its host lacks the file."""
+    """The measured choices of this rank's file, or those of an earlier communicator if this host lacks the file."""
     path = env.get("TUNE_FILE")
     try:
         return read_table(path)
@@ -307,23 +315,24 @@ def _table() -> Table:
 
 @contextmanager
 def met(mpi: Any) -> Iterator[Said]:
-    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here."""
+    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs. Thread-safe."""
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
         yield meeting.exchange()
 
 
 class Again:
-    """The ranks of a communicator as they make others of some of them; ``exchange`` brings all bids, in a call of a
-    name."""
+    """Creation of further communicators from ranks of an existing one, without MPI.
+
+    ``exchange`` gathers the bids of all its ranks, in a collective call of the given name.
+    """
 
     def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
         self._known, self._exchange = known, exchange
         self.bids = Bids(known.size)
-        #: Which call all of them make, and which ranks are to be in a communicator with this one, in which order: color
-        #: and key, as in MPI's ``Split``.
+        #: Name of the call that all ranks make, and this rank's color and key as in MPI's ``Split``.
         self.call: tuple[str, int, int] = "", 0, 0
-        #: Held while they make one.
+        #: Held while they create one.
         self.turn = Turn(self._come)
 
     def _come(self, ready: bool) -> bool:
@@ -334,16 +343,16 @@ class Again:
         return bids.heard()
 
 
-#: Tags by which ranks of a communicator come to Create_group.
+#: Number of tags by which ranks of a communicator meet in Create_group.
 _TAGS = 256
 
 
 def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely, ready: bool) -> bool:
-    """True if all of these ranks have their turns at creating, as they tell each other by messages of the job's.
+    """True if all of these ranks hold their turns at creating; they tell each other by messages of the job.
 
-    Open MPI 5.0.11 may hang where threads of a process make communicators at the same time, one by
-    ``MPI_Comm_create_group``. ``tag`` tells those of several threads apart. ``CollectiveTimeout`` if one does not come
-    in time, ``PeerError`` if one has died.
+    Open MPI 5.0.11 may hang if threads of a process create communicators at the same time, one of them by
+    ``MPI_Comm_create_group``. ``tag`` distinguishes calls of several threads. Raises ``CollectiveTimeout`` if a rank
+    does not arrive in time, ``PeerError`` if one has died.
     """
     where = f"rank {known.rank}: Create_group: rank(s)"
 

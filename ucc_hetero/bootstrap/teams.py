@@ -1,4 +1,4 @@
-"""Group of ranks -> UCC team, made at first use and kept by the communicator; creation order is equal on every rank."""
+"""UCC teams of a communicator: created at first use, kept with it, in an order that is equal on every rank."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from .known import MOST_NUMBERS
 from .meeting import Seat, Turn, alone
 from .process import TEAM_IDS, Spare
 
-#: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
-#: for a team that some ranks leave is taken for that of the next one, which then never ends.
+#: Seconds for which libucc may finish creating a team after a rank has refused the call that the team is for. Its
+#: messages for a team that some ranks abandon are taken for those of the next one, which then never completes.
 _GRACE = 2.0
 
-#: Seconds that a rank waits for the answer, after such a refusal, once it has said that it is ready: those who get it
-#: make the team.
+#: Seconds for which a rank that has said it is ready waits for the answer after such a refusal: ranks that get the
+#: answer create the team.
 _ANSWER = 1.0
 
-#: What a rank says before a team is made; the least of all is the answer.
+#: What each rank says before a team is created; the smallest value of all ranks is the answer.
 _SPOILT, _LATER, _READY = -1, 0, 1
 
-#: Seconds in which the death of a rank comes to be known, of which a library may complain a moment before.
+#: Seconds in which a rank's death becomes known; a library may report a failure a moment before.
 _WHY_S = 1.0
 
-#: What to do where a team's first allreduce has returned what it was given, and where other data.
+#: Advice where a team's first allreduce returned its destination untouched, and where it returned other data.
 _UNTOUCHED = (
     "nothing came from the other ranks, as libucp could not connect them; what it prints says why, and "
     "UCX_NET_DEVICES=<interface> chooses the network by which the hosts reach each other"
@@ -56,44 +56,44 @@ _WRONG = (
 
 
 class Teams:
-    """The teams of the communicator that a seat is for.
+    """The teams of a communicator.
 
-    Each is made when a call first needs it. libucc asks other ranks for nothing where the team has a number of ours,
-    and these ranks had such a team before: a rank makes it by itself then. The team of an island and that of all have
-    such numbers: that of the seat, which none of these ranks has had before. Other teams are made by all of their
-    ranks together.
+    A team is created when a call first needs it. libucc creates it without communication if this package chose the
+    team's number and the same ranks had such a team before: each rank then creates it by itself. The team of an island
+    and that of all ranks have such numbers: the seat's, which none of these ranks has used before. Other teams are
+    created by all their ranks together.
 
     A communicator of host memory leaves its teams and its page of the arrival board to the next one of the same ranks.
-    Those on devices hold memory of the vendor's library, and go.
+    Teams for device memory hold memory of the vendor's library, and are destroyed.
     """
 
     def __init__(self, seat: Seat, timeout: float) -> None:
         known = seat.known
         self._seat, self._known, self.job, self.rank, self.timeout = seat, known, known.job, known.rank, timeout
         self.members, self.far = known.members, known.far
-        #: Raises when the call that new teams are made for has become hopeless.
+        #: Raises once the call that a new team is for cannot succeed any more.
         self.look: Callable[[], None] | None = None
-        #: True if all ranks hold their turn at creating: they need not ask each other before each team.
+        #: True if all ranks hold their turns at creating: then they need not ask each other before each team.
         self.together = False
-        #: When it was seen that this call was refused, while a team is made; 0 for never.
+        #: Time at which a refusal of this call was seen while a team is created; 0 for never.
         self._refused = 0.0
         self._teams = seat.spare.teams
-        #: Those whose ranks have come together for their first call on such memory.
+        #: Groups of ranks that have come together for their first call on device memory.
         self._met: set[tuple[int, ...]] = set()
 
     def get(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
-        """The team of these communicator ranks over ``native`` or ``bridge``; collective among them when new."""
+        """The team of these communicator ranks over ``native`` or ``bridge``; collective among them if it is new."""
         team = self._teams.get((ranks, link))
         if team is None:
             team = self._teams[ranks, link] = self._create(ranks, link)
         return team
 
     def prepare(self, steps: Iterable[Step], memory: int | None = None) -> None:
-        """Make the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
+        """Create the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
 
-        ``memory`` is the type of device memory that the steps are for. Where libucc waits for the other ranks in a
-        team's first call on such memory, no other thread gets into the libraries meanwhile, and the other ranks may be
-        waiting for a message of this one: it waits for them before, where it goes on with messages.
+        ``memory`` is the type of device memory that the steps use. In a team's first call on such memory libucc may
+        wait for the other ranks and let no other thread enter the libraries; those ranks may wait for a message of this
+        one. So this rank waits for them before that call, where messages still progress.
         """
         for step in steps:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
@@ -105,7 +105,8 @@ class Teams:
                     self._met.add(step.ranks)
 
     def _meet(self, ranks: tuple[int, ...], memory: int) -> None:
-        """Come together before the vendor's library begins, which every rank must have the memory for."""
+        """Come together before the vendor's library starts, for which every rank must have enough free device
+        memory."""
         room, most = free_memory(), of_memory(memory).set_up_bytes
         if not self._all_ready([self.members[r] for r in ranks], room >= most):
             short = f"{room >> 20} MiB are free" if room < most else "another rank has less"
@@ -116,10 +117,11 @@ class Teams:
             )
 
     def _begin_vendors(self, team: ucc.Team, ranks: tuple[int, ...], kind: ucc.MemType) -> None:
-        """Have the vendor's library begin, by a broadcast that no other may do (:func:`.agreement.leave_broadcasts`).
+        """Start the vendor's library, by a broadcast that no other library can run
+        (:func:`.agreement.leave_broadcasts`).
 
-        Where it cannot, libucc does every other call by TL/UCP, which in the default stream takes no notice of what is
-        there before (ec_cuda_executor.c of UCC 1.4), and results are wrong without an error.
+        If it cannot start, libucc runs every later call by TL/UCP, which does not wait for earlier work of the default
+        stream (ec_cuda_executor.c of UCC 1.4): results would be wrong without an error.
         """
         request: ucc.Request | None = None
         why: LibraryError | None = None
@@ -135,12 +137,13 @@ class Teams:
                 request.post()
                 request.wait(self.timeout, self._look_inside)
             except BaseException:
-                quarantine.keep(request)  # given back before its end it would count as the library's failure
+                quarantine.keep(request)  # closed before its end it would count as a failure of the library
                 raise
             request.close()
 
     def _all_begin(self, ranks: tuple[int, ...], why: LibraryError | None) -> None:
-        """Raise ``DeviceError`` unless the vendor's library can begin on all of these ranks; ``why`` it cannot here."""
+        """Raise ``DeviceError`` unless the vendor's library can start on all of these ranks; ``why``: the failure on
+        this one."""
         places = [self.members[r] for r in ranks]
         if why is None and self._all_ready(places, True):
             return
@@ -169,7 +172,7 @@ class Teams:
         return team
 
     def by_itself(self, ranks: tuple[int, ...], link: str) -> bool:
-        """True if each of these ranks makes their team by itself; the same on all of them."""
+        """True if each of these ranks creates their team by itself; the same on all of them."""
         return self._number(ranks, link) is not None and self._known.makes_alone(ranks, link)
 
     def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
@@ -182,7 +185,7 @@ class Teams:
                 return team
             except BaseException as error:
                 job.spoilt = True
-                quarantine.keep(team)  # libucc goes on with what it has
+                quarantine.keep(team)  # libucc may still use it
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._late(ranks, link, team)) from error
                 if isinstance(error, LibraryError) and error.status == ucc.Status.ERR_NO_RESOURCE:
@@ -194,18 +197,18 @@ class Teams:
                 raise
 
     def _number(self, ranks: tuple[int, ...], link: str) -> int | None:
-        """libucc's number of a new team, where it is one of ours."""
+        """The number that this package chooses for a new team; None if libucc chooses it."""
         claimed = self._seat.claimed
         return claimed if claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
 
     def _blame(self, error: BaseException) -> None:
-        """Raise PeerError for an error that a death has caused: libucc takes the failed connection for a result before
-        that is known."""
+        """Raise ``PeerError`` for an error that a rank's death has caused: libucc may report the failed connection
+        before the death is known."""
         if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
             progress_until(self.look, _WHY_S)
 
     def _late(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
-        """Message where a team was not made in time. libucc does not tell which of its ranks is missing."""
+        """Error message for a team that was not created in time. libucc does not tell which rank is missing."""
         step = "not every rank joined" if team is None else "its first allreduce did not end"
         return (
             f"rank {self.rank}: the {link} team of ranks {list(ranks)}: {step} within {self.timeout:g} s "
@@ -221,7 +224,7 @@ class Teams:
             answer = job.least(places, self._seat.id, word, seconds, look)
         except UCCHError:
             raise
-        except EXCHANGE_ERRORS as error:  # no mistake of this call's: its rank cannot be heard
+        except EXCHANGE_ERRORS as error:  # not a mistake of this call: one of its ranks cannot be reached
             raise PeerError(f"rank {self.rank}: a team of job ranks {places} cannot be made: {error}") from error
         if answer == _SPOILT:
             raise CollectiveError(
@@ -236,17 +239,18 @@ class Teams:
         return answer == _READY
 
     def _look_inside(self, grace: float = _GRACE) -> None:
-        """Look, while all ranks make the team: for a refused call, too, they do so to the end where that can be."""
+        """Look for failures while all ranks create the team. A refused call raises only after ``grace`` seconds: all
+        ranks create the team to the end if they can."""
         if self.look is not None:
             try:
                 self.look()
             except RefusedError:
                 self._refused = self._refused or time.monotonic()
-                if time.monotonic() > self._refused + grace:  # a rank has left before it came here
+                if time.monotonic() > self._refused + grace:  # a rank left before it came here
                     raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
-        """A checked allreduce, once for the same ranks: libucc may report success with wrong data."""
+        """Check a team by an allreduce, once for the same ranks: libucc may report success with wrong data."""
         if (link, team.ranks) in self.job.tried:
             return
         mine = array("d", [1.0, float(team.rank)])
@@ -267,15 +271,17 @@ class Teams:
         return len(self._teams)
 
     def close(self, page: Any = None, *, together: bool = True) -> None:
-        """Leave the teams, and a cleared page, to the next communicator, or destroy them, newest first; collective
-        among their members. Where these do not do so ``together``, what the others do with them is not known."""
+        """Leave the teams and a cleared ``page`` to the next communicator, or destroy the teams, newest first.
+
+        Collective among their members. If not ``together``, the teams are kept: other ranks may still use them.
+        """
         teams, self._teams = self._teams, {}
         if not together:
             quarantine.keep(teams)
             return
         left = teams if self._known.tuning.plain else {}
         if left or page is not None:
-            # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
+            # Without the lock: a thread that holds its turn may wait for other ranks, and these for this thread.
             self.job.spare[self._seat.left_by] = Spare(self.members, left, page)
         if left is not teams:
             with alone():
