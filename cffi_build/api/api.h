@@ -270,24 +270,24 @@ void ucch_transfer_free(ucch_transfer *transfer);
 /* ---- wire.c: network threads: even numbers send, odd ones receive ---- */
 int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
-void ucch_wire_forget(int wire, void *address);
-int ucch_wire_meet(int wire, uint64_t key, const void *address);
+void ucch_wire_release_address(int wire, void *address);
+int ucch_wire_connect(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
 
 /* ---- link.c, circle.c: connections between ranks of several hosts, beside the data ---- */
 typedef struct ucch_circle ucch_circle;
 
 int ucch_link_new(int fd, double silence);
-int ucch_link_ask(int link);
+int ucch_link_fate(int link);
 void ucch_links_stop(int well);
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks);
-int ucch_circle_reach(ucch_circle *circle, int rank, const void *addresses, size_t bytes, double patience);
-void ucch_circle_lost(ucch_circle *circle, int rank);
+int ucch_circle_add_host(ucch_circle *circle, int rank, const void *addresses, size_t bytes, double timeout);
+void ucch_circle_note_death(ucch_circle *circle, int rank);
 void ucch_circle_free(ucch_circle *circle);
 
 /* ---- board.c, far.c: ranks on other hosts ---- */
-int ucch_board_reach(ucch_board *board, int size);
+int ucch_board_add_far(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);

@@ -29,7 +29,7 @@
 #define UCCH_E4M3FNUZ 264
 /* Flags of a message between streams: it is a receive; a send that completes when received; ordered in its stream;
  * copied by the host. */
-#define UCCH_LANE_MESSAGE_COMES 1
+#define UCCH_LANE_MESSAGE_RECV 1
 #define UCCH_LANE_MESSAGE_SYNC 2
 #define UCCH_LANE_MESSAGE_ORDERED 4
 #define UCCH_LANE_MESSAGE_BY_HOST 8

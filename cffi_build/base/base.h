@@ -262,10 +262,10 @@ uint64_t ucch_far_changed(ucch_far *far);
 uint64_t ucch_far_called(const ucch_far *far);
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
 void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
-int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed);
+int ucch_far_note_gone(ucch_far *far, int rank, int fate, uint64_t last, uint64_t failed);
 
-void ucch_far_patience(ucch_far *far, double seconds);
-int ucch_far_is_asked(const ucch_far *far);
+void ucch_far_set_timeout(ucch_far *far, double seconds);
+int ucch_far_wants_probe(const ucch_far *far);
 void ucch_far_note_cut(ucch_far *far, int rank, const char *link);
 int ucch_far_is_broken(ucch_far *far, int rank, double seconds);
 

@@ -170,7 +170,7 @@ void ucch_board_clear(ucch_board *b) {
 }
 
 /* Set up the board for a communicator of `size` ranks on several hosts. Returns 0 or a failure. */
-int ucch_board_reach(ucch_board *b, int size) {
+int ucch_board_add_far(ucch_board *b, int size) {
     b->far = ucch_far_new(size);
     for (int i = 0; i < b->n && b->far; i++)
         ucch_far_note_near(b->far, b->ranks[i]);

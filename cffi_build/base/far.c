@@ -14,7 +14,7 @@
 enum { NOT_CUT, LINK_CUT, BROKEN };
 
 typedef struct rank_state {
-    int how;               /* UCCH_THERE, or why no call after `last` can succeed */
+    int fate;              /* UCCH_THERE, or why no call after `last` can succeed */
     uint64_t last, failed; /* failed: the first call that failed on the rank, or 0 */
     double since;          /* when this was heard */
     int cut;               /* NOT_CUT, LINK_CUT or BROKEN */
@@ -80,12 +80,12 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
 }
 
 /* Returns 1 if this is news. A rank that has left may still be found dead. */
-int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed) {
-    if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
+int ucch_far_note_gone(ucch_far *far, int rank, int fate, uint64_t last, uint64_t failed) {
+    if (rank < 0 || rank >= far->size || far->ranks[rank].fate >= fate) return 0;
     far->ranks[rank].failed = failed;
     far->ranks[rank].since = ucch_now();
-    UCCH_STORE(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0);
-    UCCH_STORE(&far->ranks[rank].how, how);
+    UCCH_STORE(&far->ranks[rank].last, fate == UCCH_LEFT ? last : 0);
+    UCCH_STORE(&far->ranks[rank].fate, fate);
     return 1;
 }
 
@@ -97,9 +97,9 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
 
 /* True if call `seq` cannot end because the rank is gone, or failed in it longer ago than the grace period. */
 static int cannot_end(const rank_state *s, uint64_t seq) {
-    int how = UCCH_LOAD(&s->how);
-    if (!how) return 0;
-    if (how >= UCCH_DIED || UCCH_LOAD(&s->last) < seq) return 1;
+    int fate = UCCH_LOAD(&s->fate);
+    if (!fate) return 0;
+    if (fate >= UCCH_DIED || UCCH_LOAD(&s->last) < seq) return 1;
     return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
 }
 
@@ -123,7 +123,7 @@ uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
 /* State of a rank: UCCH_THERE, UCCH_LEFT, UCCH_DIED or worse. */
 int ucch_far_fate(const ucch_far *far, int rank) {
     if (rank < 0 || rank >= far->size) return UCCH_THERE;
-    return UCCH_LOAD(&far->ranks[rank].how);
+    return UCCH_LOAD(&far->ranks[rank].fate);
 }
 
 void ucch_far_note_near(ucch_far *far, int rank) { far->ranks[rank].is_near = 1; }
@@ -146,12 +146,12 @@ uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
 
 /* ---- links that are cut ---- */
 
-void ucch_far_patience(ucch_far *far, double seconds) {
+void ucch_far_set_timeout(ucch_far *far, double seconds) {
     __atomic_store_n(&far->patience, (uint64_t)(1e9 * seconds), __ATOMIC_RELAXED);
 }
 
 /* True if an operation has recently asked for links to be probed. */
-int ucch_far_is_asked(const ucch_far *far) {
+int ucch_far_wants_probe(const ucch_far *far) {
     return ucch_now_ns() - __atomic_load_n(&far->asked, __ATOMIC_RELAXED) < ASKED_NS;
 }
 

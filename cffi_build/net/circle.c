@@ -1,30 +1,30 @@
-/* What the ranks of a communicator on several hosts tell each other beside the data: what they call, and which ranks
- * are gone.
+/* The exchange between ranks of a communicator that spans hosts, over the links of link.c: which calls each rank makes,
+ * and which ranks are gone.
  *
- * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
- * its calls, ten times a second, and compares those that come with its own. A rank that finds a call that differs, or
- * hears of a rank that is gone, tells all ranks that it is connected with, and these pass it on: all ranks know within
- * a moment. A rank that waits in a call for long says that to those of other hosts it is connected with, and no
- * further: their hosts may wait for it, in another communicator. */
+ * Each rank has a link to at least one rank of each neighbouring host, and to some of its own host. Ten times a second
+ * it sends hashes of its calls over each link and compares those that arrive with its own. A rank that finds a call
+ * that differs, or learns that a rank is gone, sends a notice to all linked ranks, which forward it: all ranks know
+ * within a moment. A rank that waits long in a call tells only its linked ranks of other hosts, which do not forward
+ * that: their own hosts may wait for it in another communicator. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "net/net.h"
 
 #define SEEN UCCH_CALLS_SEEN
-/* Hashes in one message, and messages of them in one turn. */
-#define AT_ONCE 2048
-#define WORDS 4
-/* Different reports of what was called that are kept at most. */
+/* Most hashes in one message, and messages with hashes per turn and link. */
+#define HASHES_PER_MESSAGE 2048
+#define MESSAGES_PER_TURN 4
+/* Most differing reports of calls that are kept. */
 #define MOST_REPORTS 8
-/* Seconds after which a rank says that it waits, and between looks at links while it does. */
-#define LONG_S 1.0
+/* Seconds in a call after which a rank tells its peers that it waits, and between two probes of links meanwhile. */
+#define LONG_WAIT_S 1.0
 
 enum { CALLS = 2, REPORT, GONE, WAITS, CUT };
 
 typedef struct calls {
     uint64_t first, count;
-    uint32_t hashes[AT_ONCE];
+    uint32_t hashes[HASHES_PER_MESSAGE];
 } calls;
 _Static_assert(sizeof(calls) <= UCCH_LINK_BYTES, "a message has room for hashes");
 
@@ -33,75 +33,75 @@ typedef struct report {
     uint64_t call;
     int32_t rank;
     uint32_t hash;
-    char text[UCCH_REFUSAL_BYTES]; /* a label, or why it was refused */
+    char text[UCCH_REFUSAL_BYTES]; /* the call's label, or why it was refused */
 } report;
 
 typedef struct gone {
-    uint64_t last, failed; /* calls: the last it made, and the first that has failed there, or 0 */
-    int32_t rank, how;
+    uint64_t last, failed; /* last: the last call that the rank made; failed: the first call that failed there, or 0 */
+    int32_t rank, fate;
 } gone;
 
-/* A link between the hosts of two ranks; or, where it is empty, a connection between the two that libucp has given up.
- */
+/* A cut link between the hosts of two ranks; if `link` is empty, a connection between the two ranks that libucp has
+ * given up. */
 typedef struct cut {
     int32_t from, to;
     char link[UCCH_PATH_BYTES];
 } cut;
 
-/* The last call of a rank, which has been under way for a while; call 0: none any more. */
+/* The call that a rank has been in for a while. Call 0: it waits no longer. */
 typedef struct waits {
     uint64_t call;
     double seconds;
     char label[UCCH_LABEL_BYTES];
 } waits;
 
-/* Of kinds that have one length. */
-static const size_t bytes_of[] = {
+/* Lengths of messages whose kind has a fixed one. */
+static const size_t message_bytes[] = {
     [REPORT] = sizeof(report), [GONE] = sizeof(gone), [WAITS] = sizeof(waits), [CUT] = sizeof(cut)};
 
-/* News, in the order in which they came. */
-typedef struct news {
+/* A notice that every rank forwards once; kept in order of arrival. */
+typedef struct notice {
     int kind;
     union {
         report report;
         gone gone;
         cut cut;
     };
-} news;
+} notice;
 
-/* A connection with a rank of another host. */
-typedef struct contact {
-    int link, rank, told;             /* so much of the news */
-    uint64_t sent, reached, compared; /* calls of ours, of theirs, and of both */
-    uint32_t hashes[SEEN];            /* theirs */
-    uint64_t waiting;                 /* the call in which we have said to wait, or 0 */
-    waits waits;                      /* theirs */
-    double since;                     /* when that began, by our clock */
-} contact;
+/* A rank with which this rank has a link. */
+typedef struct peer {
+    int link, rank, forwarded;        /* forwarded: notices sent to it */
+    uint64_t sent, reached, compared; /* calls: whose hashes were sent to it, received from it, and compared */
+    uint32_t hashes[SEEN];            /* of its calls */
+    uint64_t wait_sent;               /* call of ours that it was told we wait in, or 0 */
+    waits waits;                      /* the call that it waits in */
+    double wait_began;                /* when its wait began, by our clock */
+} peer;
 
-/* Another host: one of its ranks, and its addresses. */
-typedef struct place {
+/* Another host: its addresses, and the rank that stands for it. */
+typedef struct remote_host {
     int rank;
     size_t bytes;
-    double patience;
-    struct place *next;
+    double timeout;
+    struct remote_host *next;
     char addresses[];
-} place;
+} remote_host;
 
 struct ucch_circle {
     uint64_t key;
     ucch_board *board;
     ucch_far *far;
-    int rank, size, ncontacts, nnews, room, nreports;
-    int ended;          /* whether that was said of this rank */
-    uint64_t under_way; /* the last call, where it has not ended, or 0 */
-    double since;       /* when it was seen first */
-    double looked;      /* at links */
-    place *places;
-    news *news;
+    int rank, size, npeers, nnotices, capacity, nreports;
+    int has_announced_end; /* the notice of this rank's own end was made */
+    uint64_t current_call; /* the last call if it has not ended, else 0 */
+    double call_since;     /* when that call was first seen under way */
+    double probed_at;      /* when links were last probed */
+    remote_host *remote_hosts;
+    notice *notices;
     ucch_circle *next;
-    int *hosts; /* by rank, behind the contacts */
-    contact contacts[];
+    int *hosts; /* by rank, stored behind the peers */
+    peer peers[];
 };
 
 static ucch_circle *circles;
@@ -113,203 +113,204 @@ static ucch_circle *circle_of(uint64_t key) {
     return c;
 }
 
-/* ---- news ---- */
+/* ---- notices ---- */
 
-static void forward_news(ucch_circle *c) {
-    for (int i = 0; i < c->ncontacts; i++) {
-        contact *s = &c->contacts[i];
-        for (int said = 0; s->told < c->nnews && !said; s->told += !said) {
-            const news *n = &c->news[s->told];
-            said = ucch_link_send(s->link, (uint32_t)n->kind, c->key, &n->report, bytes_of[n->kind]);
+static void forward_notices(ucch_circle *c) {
+    for (int i = 0; i < c->npeers; i++) {
+        peer *p = &c->peers[i];
+        for (int status = 0; p->forwarded < c->nnotices && !status; p->forwarded += !status) {
+            const notice *n = &c->notices[p->forwarded];
+            status = ucch_link_send(p->link, (uint32_t)n->kind, c->key, &n->report, message_bytes[n->kind]);
         }
     }
 }
 
-static void add(ucch_circle *c, const news *n) {
-    if (c->nnews == c->room) {
-        news *more = realloc(c->news, (size_t)(2 * c->room + 8) * sizeof(*more));
+static void add_notice(ucch_circle *c, const notice *n) {
+    if (c->nnotices == c->capacity) {
+        notice *more = realloc(c->notices, (size_t)(2 * c->capacity + 8) * sizeof(*more));
         if (!more) return;
-        c->news = more;
-        c->room = 2 * c->room + 8;
+        c->notices = more;
+        c->capacity = 2 * c->capacity + 8;
     }
-    c->news[c->nnews++] = *n;
+    c->notices[c->nnotices++] = *n;
 }
 
 static void note_gone(ucch_circle *c, const gone *g) {
-    if (g->rank == c->rank && g->how == UCCH_LEFT) return; /* we know */
-    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last, g->failed)) return;
-    add(c, &(news){.kind = GONE, .gone = *g});
-    if (g->how >= UCCH_DIED) ucch_board_dump_if_idle(c->board);
+    if (g->rank == c->rank && g->fate == UCCH_LEFT) return; /* that is this rank */
+    if (!ucch_far_note_gone(c->far, g->rank, g->fate, g->last, g->failed)) return;
+    add_notice(c, &(notice){.kind = GONE, .gone = *g});
+    if (g->fate >= UCCH_DIED) ucch_board_dump_if_idle(c->board);
 }
 
-/* Keep a report, if it is new. */
+/* Keep a report unless it is known. */
 static void note_report(ucch_circle *c, const report *o) {
-    for (int i = 0; i < c->nnews; i++) {
-        const news *n = &c->news[i];
+    for (int i = 0; i < c->nnotices; i++) {
+        const notice *n = &c->notices[i];
         if (n->kind == REPORT && n->report.call == o->call && n->report.hash == o->hash) return;
     }
-    if (c->nreports++ < MOST_REPORTS) add(c, &(news){.kind = REPORT, .report = *o});
+    if (c->nreports++ < MOST_REPORTS) add_notice(c, &(notice){.kind = REPORT, .report = *o});
 }
 
 /* Report what this rank called. */
 static void report_own(ucch_circle *c, uint64_t call, uint32_t hash) {
-    report mine = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
-    ucch_board_own_text(c->board, call, mine.text);
-    note_report(c, &mine);
+    report own = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
+    ucch_board_own_text(c->board, call, own.text);
+    note_report(c, &own);
 }
 
-/* This rank has left, or a call has failed with it. A rank that has left over a refused call says that first: other
- * ranks would take it for dead. */
-static void report_left(ucch_circle *c) {
+/* Announce once that this rank has left or that a call failed on it. A rank that left because a call was refused sends
+ * the refusal first: other ranks would take it for dead. */
+static void announce_end(ucch_circle *c) {
     ucch_refusal end;
-    if (c->ended) return;
-    c->ended = 1;
+    if (c->has_announced_end) return;
+    c->has_announced_end = 1;
     if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
         report refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_CALL};
         memcpy(refused.text, end.text, sizeof(refused.text));
         note_report(c, &refused);
     }
     gone left = {ucch_far_called(c->far), ucch_board_has_failed(c->board), c->rank, UCCH_LEFT};
-    add(c, &(news){.kind = GONE, .gone = left});
+    add_notice(c, &(notice){.kind = GONE, .gone = left});
 }
 
-/* Compare reports with what this rank called, as soon as it has. Reports are of calls that ranks made in different
- * ways, or that one refused and another makes. */
+/* Compare reports with what this rank called, once it has made the call. There are reports of calls that ranks made
+ * differently, and of calls that one rank refused and another makes. */
 static void compare_reports(ucch_circle *c) {
-    for (int i = 0; i < c->nnews; i++) {
-        report o = c->news[i].report; /* the list may move */
-        if (c->news[i].kind != REPORT) continue;
-        uint32_t mine = ucch_far_hash(c->far, o.call);
-        if (mine && ucch_calls_differ(mine, o.hash)) report_own(c, o.call, mine);
+    for (int i = 0; i < c->nnotices; i++) {
+        report o = c->notices[i].report; /* a copy, as report_own may move the list */
+        if (c->notices[i].kind != REPORT) continue;
+        uint32_t own = ucch_far_hash(c->far, o.call);
+        if (own && ucch_calls_differ(own, o.hash)) report_own(c, o.call, own);
         if (o.hash == UCCH_REFUSED_CALL)
             ucch_board_end(c->board, o.call, o.rank, o.text);
-        else if (mine && ucch_calls_differ(mine, o.hash) && mine != UCCH_REFUSED_CALL)
+        else if (own && ucch_calls_differ(own, o.hash) && own != UCCH_REFUSED_CALL)
             ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
 }
 
-/* True if what one rank sends does not come to another. */
-static int is_between(const ucch_circle *c, const cut *l, int from, int to) {
+/* True if this cut keeps data of rank `from` from reaching rank `to`. */
+static int is_cut_between(const ucch_circle *c, const cut *l, int from, int to) {
     if (!l->link[0]) return l->from == from && l->to == to;
     int hosts[] = {c->hosts[l->from], c->hosts[l->to]}, there = c->hosts[from], here = c->hosts[to];
     return (hosts[0] == there && hosts[1] == here) || (hosts[0] == here && hosts[1] == there);
 }
 
-/* The ranks that wait for others behind it note it; all pass it on, once. */
+/* Record a cut on this rank if it waits for ranks behind it, and forward it once. */
 static void note_cut(ucch_circle *c, const cut *l) {
-    for (int i = 0; i < c->nnews; i++) {
-        const news *n = &c->news[i];
-        if (n->kind == CUT && !n->cut.link[0] == !l->link[0] && is_between(c, l, n->cut.from, n->cut.to)) return;
+    for (int i = 0; i < c->nnotices; i++) {
+        const notice *n = &c->notices[i];
+        if (n->kind == CUT && !n->cut.link[0] == !l->link[0] && is_cut_between(c, l, n->cut.from, n->cut.to)) return;
     }
-    add(c, &(news){.kind = CUT, .cut = *l});
+    add_notice(c, &(notice){.kind = CUT, .cut = *l});
     ucch_count_cut();
     for (int r = 0; r < c->size; r++)
-        if (is_between(c, l, r, c->rank)) ucch_far_note_cut(c->far, r, l->link);
+        if (is_cut_between(c, l, r, c->rank)) ucch_far_note_cut(c->far, r, l->link);
 }
 
 /* ---- calls ---- */
 
-static void compare(ucch_circle *c, contact *s) {
-    uint64_t called = ucch_far_called(c->far), until = called < s->reached ? called : s->reached;
-    uint64_t most = called > s->reached ? called : s->reached;
-    if (s->compared + SEEN / 2 < most) s->compared = most - SEEN / 2;
-    for (; s->compared < until; s->compared++) {
-        uint64_t call = s->compared + 1;
-        uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
-        if (mine && theirs && ucch_calls_differ(mine, theirs)) report_own(c, call, mine);
+static void compare_calls(ucch_circle *c, peer *p) {
+    uint64_t called = ucch_far_called(c->far), until = called < p->reached ? called : p->reached;
+    uint64_t most = called > p->reached ? called : p->reached;
+    if (p->compared + SEEN / 2 < most) p->compared = most - SEEN / 2;
+    for (; p->compared < until; p->compared++) {
+        uint64_t call = p->compared + 1;
+        uint32_t own = ucch_far_hash(c->far, call), other = p->hashes[call % SEEN];
+        if (own && other && ucch_calls_differ(own, other)) report_own(c, call, own);
     }
 }
 
-/* Send a rank hashes of what this one has called since the last time. */
-static void send_calls(ucch_circle *c, contact *s) {
-    static calls word;
-    for (int k = 0; k < WORDS; k++) {
+/* Send a peer the hashes of this rank's calls since the last time. */
+static void send_calls(ucch_circle *c, peer *p) {
+    static calls message;
+    for (int k = 0; k < MESSAGES_PER_TURN; k++) {
         uint64_t called = ucch_far_called(c->far);
-        if (s->sent + SEEN / 2 < called) s->sent = called - SEEN / 2;
-        uint64_t count = called - s->sent < AT_ONCE ? called - s->sent : AT_ONCE;
+        if (p->sent + SEEN / 2 < called) p->sent = called - SEEN / 2;
+        uint64_t count = called - p->sent < HASHES_PER_MESSAGE ? called - p->sent : HASHES_PER_MESSAGE;
         if (!count) return;
-        word.first = s->sent + 1;
-        word.count = count;
+        message.first = p->sent + 1;
+        message.count = count;
         for (uint64_t i = 0; i < count; i++)
-            word.hashes[i] = ucch_far_hash(c->far, word.first + i);
+            message.hashes[i] = ucch_far_hash(c->far, message.first + i);
         size_t bytes = offsetof(calls, hashes) + count * sizeof(uint32_t);
-        if (ucch_link_send(s->link, CALLS, c->key, &word, bytes)) return;
-        s->sent += count;
+        if (ucch_link_send(p->link, CALLS, c->key, &message, bytes)) return;
+        p->sent += count;
     }
 }
 
-static void on_calls(ucch_circle *c, contact *s, const calls *word) {
-    if (word->first + SEEN / 2 < s->reached) return; /* no rank of ours says so */
-    uint64_t skipped = word->first > s->reached ? word->first - s->reached - 1 : 0;
+static void on_calls(ucch_circle *c, peer *p, const calls *message) {
+    if (message->first + SEEN / 2 < p->reached) return; /* no correct peer sends calls this old */
+    uint64_t skipped = message->first > p->reached ? message->first - p->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
-        s->hashes[(word->first - 1 - i) % SEEN] = 0;
-    for (uint64_t i = 0; i < word->count; i++)
-        s->hashes[(word->first + i) % SEEN] = word->hashes[i];
-    uint64_t last = word->first + word->count - 1;
-    if (last > s->reached) s->reached = last;
-    if (s->compared >= word->first) s->compared = word->first - 1; /* sent again */
-    compare(c, s);
+        p->hashes[(message->first - 1 - i) % SEEN] = 0;
+    for (uint64_t i = 0; i < message->count; i++)
+        p->hashes[(message->first + i) % SEEN] = message->hashes[i];
+    uint64_t last = message->first + message->count - 1;
+    if (last > p->reached) p->reached = last;
+    if (p->compared >= message->first) p->compared = message->first - 1; /* sent again, as the calls changed */
+    compare_calls(c, p);
 }
 
-static int is_far(const ucch_circle *c, const contact *s) { return c->hosts[s->rank] != c->hosts[c->rank]; }
+static int is_remote(const ucch_circle *c, const peer *p) { return c->hosts[p->rank] != c->hosts[c->rank]; }
 
-/* The rank that an error names at a deadline: of the ranks of other hosts that this one is connected with, the last. */
+/* The rank that a timeout error names: the linked rank of another host that has made the fewest calls. */
 static void note_last(ucch_circle *c) {
-    const contact *last = NULL;
-    for (int i = 0; i < c->ncontacts; i++)
-        if (is_far(c, &c->contacts[i]) && (!last || c->contacts[i].reached < last->reached)) last = &c->contacts[i];
+    const peer *last = NULL;
+    for (int i = 0; i < c->npeers; i++)
+        if (is_remote(c, &c->peers[i]) && (!last || c->peers[i].reached < last->reached)) last = &c->peers[i];
     if (last) ucch_board_behind_by(c->board, last->rank, last->reached);
 }
 
-/* And which of them waits in a call that this rank has not come to. */
+/* A linked rank that waits in a call that this rank has not made yet. */
 static void note_waiter(ucch_circle *c) {
-    const contact *first = NULL;
-    for (int i = 0; i < c->ncontacts && !first; i++)
-        if (c->contacts[i].waits.call > ucch_far_called(c->far)) first = &c->contacts[i];
+    const peer *first = NULL;
+    for (int i = 0; i < c->npeers && !first; i++)
+        if (c->peers[i].waits.call > ucch_far_called(c->far)) first = &c->peers[i];
     if (first)
-        ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->since);
+        ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->wait_began);
     else
         ucch_board_waited_by(c->board, -1, 0, "", 0);
 }
 
 static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
 
-/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: other ranks that
- * time out with it are to know. */
+/* Tell peers of other hosts which call this rank waits in, or that it no longer waits. After a failure the last message
+ * stands: other ranks whose calls time out with it need it. */
 static void send_waits(ucch_circle *c) {
     double now = ucch_now();
     uint64_t call = ucch_board_under_way(c->board);
-    if (has_ended(c)) return; /* looked at behind the call */
-    if (call != c->under_way) c->since = now;
-    c->under_way = call;
-    waits word = {.label = "a call"};
-    if (call && now - c->since >= LONG_S) {
-        word.call = call;
-        word.seconds = now - c->since;
-        ucch_board_own_label(c->board, call, word.label);
+    if (has_ended(c)) return; /* checked after the call was read, as it may end in between */
+    if (call != c->current_call) c->call_since = now;
+    c->current_call = call;
+    waits message = {.label = "a call"};
+    if (call && now - c->call_since >= LONG_WAIT_S) {
+        message.call = call;
+        message.seconds = now - c->call_since;
+        ucch_board_own_label(c->board, call, message.label);
     }
-    for (int i = 0; i < c->ncontacts; i++) {
-        contact *s = &c->contacts[i];
-        if (is_far(c, s) && s->waiting != word.call && !ucch_link_send(s->link, WAITS, c->key, &word, sizeof(word)))
-            s->waiting = word.call;
+    for (int i = 0; i < c->npeers; i++) {
+        peer *p = &c->peers[i];
+        if (is_remote(c, p) && p->wait_sent != message.call &&
+            !ucch_link_send(p->link, WAITS, c->key, &message, sizeof(message)))
+            p->wait_sent = message.call;
     }
 }
 
-static void on_waits(contact *s, const waits *word) {
-    s->waits = *word;
-    s->waits.label[UCCH_LABEL_BYTES - 1] = 0;
-    s->since = ucch_now() - word->seconds;
-    if (s->since < 0) s->since = 0; /* this host was not up */
+static void on_waits(peer *p, const waits *message) {
+    p->waits = *message;
+    p->waits.label[UCCH_LABEL_BYTES - 1] = 0;
+    p->wait_began = ucch_now() - message->seconds;
+    if (p->wait_began < 0) p->wait_began = 0; /* this host was not up then */
 }
 
 /* ---- the listener ---- */
 
-static int fits(uint32_t kind, const void *data, size_t bytes) {
+static int is_valid(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
-    if (kind > CALLS && kind <= CUT) return bytes == bytes_of[kind];
+    if (kind > CALLS && kind <= CUT) return bytes == message_bytes[kind];
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
     memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
-    return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
+    return count && count <= HASHES_PER_MESSAGE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
 }
 
 static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
@@ -320,160 +321,160 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         gone gone;
         waits waits;
         cut cut;
-    } word;
-    if (!fits(kind, data, bytes)) return -1;
-    if (!c) return 0; /* given back, or not made yet */
-    memcpy(&word, data, bytes);
+    } message;
+    if (!is_valid(kind, data, bytes)) return -1;
+    if (!c) return 0; /* freed, or not created yet */
+    memcpy(&message, data, bytes);
     if (kind == REPORT) {
-        word.report.text[UCCH_REFUSAL_BYTES - 1] = 0;
-        if (word.report.rank < 0 || word.report.rank >= c->size) return -1;
-        note_report(c, &word.report);
+        message.report.text[UCCH_REFUSAL_BYTES - 1] = 0;
+        if (message.report.rank < 0 || message.report.rank >= c->size) return -1;
+        note_report(c, &message.report);
     } else if (kind == GONE) {
-        if (word.gone.how < UCCH_LEFT || word.gone.how > UCCH_UNREACHABLE) return -1;
-        note_gone(c, &word.gone);
+        if (message.gone.fate < UCCH_LEFT || message.gone.fate > UCCH_UNREACHABLE) return -1;
+        note_gone(c, &message.gone);
     } else if (kind == CUT) {
-        if (word.cut.from < 0 || word.cut.from >= c->size || word.cut.to < 0 || word.cut.to >= c->size) return -1;
-        word.cut.link[UCCH_PATH_BYTES - 1] = 0;
-        note_cut(c, &word.cut);
-    } else if (kind == WAITS && !(word.waits.seconds >= 0 && word.waits.seconds < 1e9)) {
+        if (message.cut.from < 0 || message.cut.from >= c->size || message.cut.to < 0 || message.cut.to >= c->size)
+            return -1;
+        message.cut.link[UCCH_PATH_BYTES - 1] = 0;
+        note_cut(c, &message.cut);
+    } else if (kind == WAITS && !(message.waits.seconds >= 0 && message.waits.seconds < 1e9)) {
         return -1;
     }
-    for (int i = 0; i < c->ncontacts; i++) {
-        if (c->contacts[i].link != link) continue;
-        if (kind == CALLS) on_calls(c, &c->contacts[i], &word.calls);
-        if (kind == WAITS) on_waits(&c->contacts[i], &word.waits);
+    for (int i = 0; i < c->npeers; i++) {
+        if (c->peers[i].link != link) continue;
+        if (kind == CALLS) on_calls(c, &c->peers[i], &message.calls);
+        if (kind == WAITS) on_waits(&c->peers[i], &message.waits);
     }
     compare_reports(c);
-    forward_news(c);
+    forward_notices(c);
     return 0;
 }
 
-/* True if a rank waits for long in a call that this one may have ended. */
-static int is_awaited(const ucch_circle *c, double now) {
-    for (int i = 0; i < c->ncontacts; i++)
-        if (c->contacts[i].waits.call && c->places && now - c->contacts[i].since > c->places->patience) return 1;
+/* True if a peer has waited for longer than the timeout in a call that this rank may have ended already. */
+static int is_waited_for(const ucch_circle *c, double now) {
+    for (int i = 0; i < c->npeers; i++)
+        if (c->peers[i].waits.call && c->remote_hosts && now - c->peers[i].wait_began > c->remote_hosts->timeout)
+            return 1;
     return 0;
 }
 
-/* While a call waits, find links that are cut although the process at the other end is there. Who sends nothing by
- * them does not see that. */
-static void look_at_links(ucch_circle *c) {
+/* While a call waits, find links that are cut although the peer process lives. Only the rank that sends over a link
+ * sees that it is cut. */
+static void probe_links(ucch_circle *c) {
     double now = ucch_now();
-    if (now - c->looked < LONG_S || (!ucch_far_is_asked(c->far) && !is_awaited(c, now))) return;
-    c->looked = now;
-    for (const place *p = c->places; p; p = p->next) {
-        cut found = {c->rank, p->rank, ""};
-        if (ucch_path_find_cut(p->addresses, p->bytes, p->patience, found.link)) note_cut(c, &found);
+    if (now - c->probed_at < LONG_WAIT_S || (!ucch_far_wants_probe(c->far) && !is_waited_for(c, now))) return;
+    c->probed_at = now;
+    for (const remote_host *host = c->remote_hosts; host; host = host->next) {
+        cut found = {c->rank, host->rank, ""};
+        if (ucch_path_find_cut(host->addresses, host->bytes, host->timeout, found.link)) note_cut(c, &found);
     }
 }
 
-/* A rank with which libucp has given up a connection is told, if it is there: it may wait for what cannot come. */
+/* Tell each peer with which libucp has given up a connection: it may wait for data that cannot arrive. */
 static void report_broken(ucch_circle *c) {
     for (int r = 0; r < c->size; r++)
-        if (ucch_far_is_broken(c->far, r, LONG_S)) note_cut(c, &(cut){c->rank, r, ""});
+        if (ucch_far_is_broken(c->far, r, LONG_WAIT_S)) note_cut(c, &(cut){c->rank, r, ""});
 }
 
-static void turn_of(ucch_circle *c) {
-    if (has_ended(c)) report_left(c);
+static void run_turn(ucch_circle *c) {
+    if (has_ended(c)) announce_end(c);
     report_broken(c);
     send_waits(c);
-    uint64_t anew =
-        ucch_far_changed(c->far); /* from which call on this rank has called something else than it has sent */
-    for (int i = 0; i < c->ncontacts; i++) {
-        contact *s = &c->contacts[i];
-        if (anew && s->sent >= anew) s->sent = anew - 1;
-        if (anew && s->compared >= anew) s->compared = anew - 1;
-        send_calls(c, s);
-        compare(c, s);
+    uint64_t changed_from = ucch_far_changed(c->far); /* first call whose hash has changed since it was sent, or 0 */
+    for (int i = 0; i < c->npeers; i++) {
+        peer *p = &c->peers[i];
+        if (changed_from && p->sent >= changed_from) p->sent = changed_from - 1;
+        if (changed_from && p->compared >= changed_from) p->compared = changed_from - 1;
+        send_calls(c, p);
+        compare_calls(c, p);
     }
     compare_reports(c);
-    forward_news(c);
+    forward_notices(c);
     note_last(c);
     note_waiter(c);
-    look_at_links(c);
+    probe_links(c);
 }
 
 static void on_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next)
-        turn_of(c);
+        run_turn(c);
 }
 
-/* The process at a link's other end is gone, or all of its host. */
-static void on_lost(int link, int how) {
+/* The process at a link's other end is gone, or its whole host. */
+static void on_lost(int link, int fate) {
     for (ucch_circle *c = circles; c; c = c->next)
-        for (int i = 0; i < c->ncontacts; i++) {
-            if (c->contacts[i].link != link) continue;
+        for (int i = 0; i < c->npeers; i++) {
+            if (c->peers[i].link != link) continue;
             for (int r = 0; r < c->size; r++) {
-                int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->contacts[i].rank];
-                if (with || r == c->contacts[i].rank) note_gone(c, &(gone){.rank = r, .how = how});
+                int same_host = fate == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->peers[i].rank];
+                if (same_host || r == c->peers[i].rank) note_gone(c, &(gone){.rank = r, .fate = fate});
             }
-            forward_news(c);
+            forward_notices(c);
         }
 }
 
-/* ---- from outside ---- */
+/* ---- calls from Python ---- */
 
-/* Have the ranks of a communicator on several hosts tell each other what they call and which ranks are gone; `key` is
- * the same on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no
- * memory. */
+/* Start the exchange for a communicator that spans hosts. `key` is the same on all its ranks, hosts[r] is rank r's
+ * host, and links[i] leads to ranks[i] (i < n). Returns NULL if there is no memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
     static const ucch_listener listener = {on_message, on_turn, on_lost};
     ucch_far *far = ucch_board_far(board);
-    ucch_circle *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(contact) + (size_t)size * sizeof(int)) : NULL;
+    ucch_circle *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(peer) + (size_t)size * sizeof(int)) : NULL;
     if (!c) return NULL;
-    *c = (ucch_circle){.key = key, .board = board, .far = far, .rank = rank, .size = size, .ncontacts = n};
-    c->hosts = (int *)(c->contacts + n);
+    *c = (ucch_circle){.key = key, .board = board, .far = far, .rank = rank, .size = size, .npeers = n};
+    c->hosts = (int *)(c->peers + n);
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
     ucch_links_lock();
     ucch_links_listen(&listener);
     for (int i = 0; i < n; i++) {
-        c->contacts[i].link = links[i];
-        c->contacts[i].rank = ranks[i];
+        c->peers[i].link = links[i];
+        c->peers[i].rank = ranks[i];
     }
     c->next = circles;
     circles = c;
-    for (int i = 0; i < n; i++) /* it may have died since it was connected */
-        if (ucch_link_fate(links[i]) > UCCH_LEFT)
-            note_gone(c, &(gone){.rank = ranks[i], .how = ucch_link_fate(links[i])});
+    for (int i = 0; i < n; i++) /* a peer may have died since its link was made */
+        if (ucch_link_fate_locked(links[i]) > UCCH_LEFT)
+            note_gone(c, &(gone){.rank = ranks[i], .fate = ucch_link_fate_locked(links[i])});
     ucch_links_unlock();
     return c;
 }
 
-/* The addresses of a rank's host, as they are on the network. What waits for longer than `patience` fails where one of
- * them does not answer. 0, or not 0: no memory. */
-int ucch_circle_reach(ucch_circle *c, int rank, const void *addresses, size_t bytes, double patience) {
-    place *p = calloc(1, sizeof(*p) + bytes);
-    if (!p) return UCCH_FAIL_MEMORY;
-    *p = (place){.rank = rank, .bytes = bytes, .patience = patience};
-    memcpy(p->addresses, addresses, bytes);
+/* Set the addresses of the host of `rank`, in network order. A call that waits longer than `timeout` seconds fails if
+ * one of them does not answer. Returns 0, or UCCH_FAIL_MEMORY. */
+int ucch_circle_add_host(ucch_circle *c, int rank, const void *addresses, size_t bytes, double timeout) {
+    remote_host *host = calloc(1, sizeof(*host) + bytes);
+    if (!host) return UCCH_FAIL_MEMORY;
+    *host = (remote_host){.rank = rank, .bytes = bytes, .timeout = timeout};
+    memcpy(host->addresses, addresses, bytes);
     ucch_links_lock();
-    p->next = c->places;
-    c->places = p;
-    ucch_far_patience(c->far, patience);
+    host->next = c->remote_hosts;
+    c->remote_hosts = host;
+    ucch_far_set_timeout(c->far, timeout);
     ucch_links_unlock();
     return 0;
 }
 
-/* A rank has died, as is known from elsewhere. */
-void ucch_circle_lost(ucch_circle *c, int rank) {
-    if (!c) return; /* given back */
+/* Note that a rank has died, as another source has told. */
+void ucch_circle_note_death(ucch_circle *c, int rank) {
+    if (!c) return; /* freed */
     ucch_links_lock();
-    note_gone(c, &(gone){.rank = rank, .how = UCCH_DIED});
+    note_gone(c, &(gone){.rank = rank, .fate = UCCH_DIED});
     ucch_links_unlock();
 }
 
-/* The communicator makes no more calls. Where it has failed other ranks hear of that, whatever this rank does
- * next: they may wait for it. */
+/* End the exchange. If a call has failed, the peers are told first: they may wait for this rank, whatever it does
+ * next. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();
-    if (has_ended(c)) turn_of(c);
+    if (has_ended(c)) run_turn(c);
     UCCH_UNLINK(circles, c, next);
     ucch_links_unlock();
-    for (place *p = c->places, *next; p; p = next) {
-        next = p->next;
-        free(p);
+    for (remote_host *host = c->remote_hosts, *next; host; host = next) {
+        next = host->next;
+        free(host);
     }
-    free(c->news);
+    free(c->notices);
     free(c);
 }

@@ -100,15 +100,15 @@ typedef struct ucch_link_header {
 typedef struct ucch_listener {
     /* A message has come. Returns 0, or not 0 if no correct peer would send it. */
     int (*on_message)(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
-    void (*on_turn)(void);              /* called ten times a second */
-    void (*on_lost)(int link, int how); /* `how`: UCCH_DIED, or what else has happened to the process */
+    void (*on_turn)(void);               /* called ten times a second */
+    void (*on_lost)(int link, int fate); /* `fate`: UCCH_DIED, or what else has happened to the process */
 } ucch_listener;
 
 void ucch_links_listen(const ucch_listener *listener);
 void ucch_links_lock(void);
 void ucch_links_unlock(void);
 int ucch_link_send(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
-int ucch_link_fate(int link);
+int ucch_link_fate_locked(int link);
 
 void ucch_count_cut(void);
-int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text);
+int ucch_path_find_cut(const void *addresses, size_t bytes, double timeout, char *text);

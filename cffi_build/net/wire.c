@@ -288,7 +288,7 @@ int ucch_wire_address(int wire, void **address, size_t *bytes) {
     return status;
 }
 
-void ucch_wire_forget(int wire, void *address) { ucp_worker_release_address(wires[wire].worker, address); }
+void ucch_wire_release_address(int wire, void *address) { ucp_worker_release_address(wires[wire].worker, address); }
 
 /* Stop the thread before the process ends. Its worker is kept: if it were destroyed, the peers' threads would see
  * closed connections as errors, and libucp would print them. */
@@ -312,7 +312,7 @@ ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
 }
 
 /* Connect with a wire of another process at this address, unless connected. Returns 0 or a failure. */
-int ucch_wire_meet(int wire, uint64_t key, const void *address) {
+int ucch_wire_connect(int wire, uint64_t key, const void *address) {
     ucch_wire *w = &wires[wire];
     int status = 0;
     ucch_wire_lock(wire);

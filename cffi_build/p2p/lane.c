@@ -448,7 +448,7 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
 int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
-    int status = 0, is_recv = !!(how & UCCH_LANE_MESSAGE_COMES);
+    int status = 0, is_recv = !!(how & UCCH_LANE_MESSAGE_RECV);
     ucch_lane *l = ucch_lane_with(all, peer, is_recv, 0, &status);
     if (!l) return status;
     if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is a retry */
@@ -490,7 +490,7 @@ static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
  * Returns 0, UCCH_LATER while the lane is being made, or a failure. */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
                                   uint32_t *number) {
-    int is_recv = !!(how & UCCH_LANE_MESSAGE_COMES), status;
+    int is_recv = !!(how & UCCH_LANE_MESSAGE_RECV), status;
     ucch_lane *l = ucch_lane_matched_locked(all, peer, is_recv, &status);
     if (!l) return status;
     if (is_recv) *number = ++l->promised;

@@ -141,7 +141,7 @@ int ucch_offer_send_locked(ucch_message *m) {
 /* Answer an offer once its lane exists. Returns 1 if its data will come, 0 if there is no lane yet, or a failure. */
 static int accept_locked(ucch_message *m) {
     const ucch_offer *offer = &m->start.found;
-    int source = source_of(offer->code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
+    int source = source_of(offer->code), how = UCCH_LANE_MESSAGE_RECV | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
     ucch_answer answer = {0, 0};
     if (offer->bytes > m->room)
         answer.status = UCCH_FAIL_TRUNCATED;

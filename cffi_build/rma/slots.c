@@ -100,7 +100,7 @@ static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, 
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
         int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
-        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + is_recv, peer->uid, said))) return status;
+        if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->uid, said))) return status;
         said += length;
         bytes -= length;
     }

@@ -190,7 +190,7 @@ static void channels_with(ucch_channels *c, int peer, int is_recv) {
 
 /* Map the part of rank `peer` of this host, a file of process `key`; this rank's own comes first. Returns 0 or a
  * failure. */
-int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
+int ucch_channels_map(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     size_t bytes = offset_of(c, c->room, 0, 0, 0), header = header_of(c->room);
     if (peer != c->rank) c->peers[peer].part = ucch_mapping_open(key, pid, file, bytes);
@@ -242,7 +242,7 @@ static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
 
 /* Set up the channels with rank `peer` of another host, in process `key`, over the first `nwires` wires, which are
  * connected with it; after this rank's own part. Returns 0 or a failure. */
-int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
+int ucch_channels_connect(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
     c->nwires = nwires;
     c->serial = serial;
     c->peers[peer].key = key;

@@ -123,7 +123,7 @@ CUT += """
 import socket
 from ucc_hetero.transport import wires
 
-meet, made_there = wires.meet, set()
+meet, made_there = wires.connect, set()
 
 def sockets():
     "Where each of this process is."
@@ -139,7 +139,7 @@ def noted(*args):
     made_there.update({*sockets()} - before)
     return reached
 
-wires.meet, n = noted, 2_000_000
+wires.connect, n = noted, 2_000_000
 comm = Communicator()
 x, y, z = Array(n).set(1), Array(n), Array(1000)
 comm.Allreduce(x, y)

@@ -24,7 +24,7 @@ class Rank:
         ours, self.far = socket.socketpair()
         self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
         self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)), 1)
-        assert lib.ucch_board_reach(self.board, slots + 1) == 0
+        assert lib.ucch_board_add_far(self.board, slots + 1) == 0
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
         self.circle = lib.ucch_circle_new(self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots])
@@ -148,7 +148,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank):
     until(lambda: not known())
     lib.ucch_board_free(beside)
     waits(3, float("nan"))
-    until(lambda: lib.ucch_link_ask(here.link) != lib.UCCH_THERE)
+    until(lambda: lib.ucch_link_fate(here.link) != lib.UCCH_THERE)
 
 
 def test_a_refused_call_that_another_host_makes(rank):
@@ -245,7 +245,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
 def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     """As the rank at its other end tells: what waits for that one's host, or for all ranks."""
     here = rank(slots=2)
-    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
 
     def cut(waited, peer):
         found = ffi.new("int *", peer)
@@ -262,7 +262,7 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
 def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
     """At once; not what waits for others, or calls of all ranks, which have connections of their own."""
     here = rank(slots=2)
-    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
 
     def cut(peer):
         return int(lib.ucch_board_cut(here.board, 60.0, ffi.new("int *", peer)))
@@ -283,7 +283,7 @@ def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank
 def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
     """It ends once every rank is gone or behind a link that is cut, and one is."""
     here = rank(slots=1)
-    assert lib.ucch_circle_reach(here.circle, 1, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_circle_add_host(here.circle, 1, bytes(16), 16, 5.0) == 0
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
     assert not lib.ucch_board_is_cut_off(here.board, 60.0)
     here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 1, 0, b"a - b"))
@@ -297,7 +297,7 @@ def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
 def test_a_rank_of_this_host_may_send(rank):
     """However cut off the others are."""
     here = rank(slots=2)
-    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
     here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
     until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
     assert not lib.ucch_board_is_cut_off(here.board, 6.0)

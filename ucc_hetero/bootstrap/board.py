@@ -118,7 +118,7 @@ class Board:
         mine = self.ranks.index(known.rank)
         self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks, self._use)
         _boards.add(self)
-        if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, known.size)):
+        if self.native == ffi.NULL or (far and lib.ucch_board_add_far(self.native, known.size)):
             raise MemoryError("no memory for the arrival board")
         if self.shared:
             lib.ucch_board_expect(self.native, known.pids)

@@ -1,8 +1,9 @@
-"""Connections between processes of several hosts, beside the data: made here, served by a native thread (net/link.c).
+"""Links: TCP connections between processes of different hosts, separate from the data. Made here, served by a native
+thread (net/link.c).
 
-Each rank has one with a rank or more of each neighbouring host, and with some of its own: over them ranks tell each
-other what they call, and notice that a process or a host is gone. A process that connects proves that it knows a
-secret, which the ranks exchange when they make a communicator; both ends do, and nothing else is listened to.
+Each rank has a link with at least one rank of each neighbouring host, and with some ranks of its own host. Over them
+ranks exchange which calls they make, and notice that a process or a host is gone. A process that connects proves that
+it knows a secret, which ranks exchange when they create a communicator; both ends do, and other connections are closed.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from ..native.aside import Aside
 from ..native.libraries import ffi, lib
 from ..transport.wires import HEARTBEATS
 
-#: Seconds that all connections of a communicator may take, and one address.
+#: Seconds that all connections of a communicator may take, and that one address may take.
 _PATIENCE, _ATTEMPT = 10.0, 3.0
 #: Bytes of a communicator's key.
 _KEY = 8
 
 
 def neighbours(count: int, place: int) -> set[int]:
-    """Places at distances 1, 2, 4, ... in a ring of so many: few, and many may go before the rest fall apart."""
+    """Positions at distances 1, 2, 4, ... in a ring of ``count``: few, and the rest stays connected if many of them
+    fail."""
     distances = [1 << k for k in range(count.bit_length()) if 1 << k < count]
     return {(place + sign * distance) % count for distance in distances for sign in (1, -1)} - {place}
 
 
 def spokes(hosts: Sequence[int], rank: int) -> list[int]:
-    """Ranks that ``rank`` is connected with: some of its host, and one or more of each neighbouring one of
-    ``hosts[r]``."""
+    """Ranks to which ``rank`` has a link: some of its own host, and at least one of each neighbouring host.
+
+    ``hosts[r]`` is the host of rank r.
+    """
     ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
     here = ranks[hosts[rank]]
     found = {here[place] for place in neighbours(len(here), here.index(rank))}
@@ -47,13 +51,14 @@ def spokes(hosts: Sequence[int], rank: int) -> list[int]:
 
 
 def _packed(address: tuple[str, str]) -> bytes:
-    """As it is on the network, behind and before nothing that would look like another one with part of it."""
+    """An address in network order, padded to 16 bytes so that it cannot match part of two others."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return socket.inet_pton(family, address[0]).ljust(16, b"\0")
 
 
 class _Offer(NamedTuple):
-    """How other processes connect with this one, which it is connected with, and a key for the communicator."""
+    """How other processes connect with this one, names of processes it has links with, and a proposed
+    communicator key."""
 
     addresses: tuple[tuple[str, str], ...]
     port: int
@@ -63,7 +68,7 @@ class _Offer(NamedTuple):
 
 
 class _Door:
-    """The socket at which this process is connected with."""
+    """The socket on which this process accepts links."""
 
     def __init__(self) -> None:
         self.pid, self.secret = os.getpid(), os.urandom(32)
@@ -74,7 +79,7 @@ class _Door:
 
 
 _doors: list[_Door] = []
-#: Links with processes, by their names.
+#: Numbers of the links with other processes, by process name.
 _links: dict[str, int] = {}
 
 
@@ -88,13 +93,13 @@ def _door() -> _Door:
 
 
 class Links:
-    """Exchange beside the data among a communicator's ranks on several ``hosts``. Collective to create over ``mpi``."""
+    """Links among a communicator's ranks on several ``hosts``. Collective over ``mpi`` to create."""
 
     def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
         mine = spokes(hosts, self._rank)
         door = _door()
-        alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_ask(link) == lib.UCCH_THERE)
+        alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_fate(link) == lib.UCCH_THERE)
         self._offers: list[_Offer] = mpi.allgather(
             _Offer(nics.addresses(), door.port, door.secret, alive, os.urandom(_KEY))
         )
@@ -115,14 +120,14 @@ class Links:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
         patience = HEARTBEATS * env.get("HEARTBEAT")
-        for rank, host in enumerate(hosts) if patience else ():  # links to it are looked at while calls wait for long
+        for rank, host in enumerate(hosts) if patience else ():  # calls that wait long probe it
             if host not in (hosts[self._rank], *hosts[:rank]):
                 addresses = b"".join(map(_packed, self._offers[rank].addresses))
-                if lib.ucch_circle_reach(handle, rank, addresses, len(addresses), patience):
+                if lib.ucch_circle_add_host(handle, rank, addresses, len(addresses), patience):
                     raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
-        """Connect with those of higher ranks, and accept the connections of the others, at the same time."""
+        """Connect with the higher ranks and, at the same time, accept connections of the lower ones."""
         for rank in ranks:
             _links.pop(self._processes[rank], None)
         out = [r for r in ranks if r > self._rank]
@@ -140,7 +145,7 @@ class Links:
                 _links[self._processes[rank]] = link
 
     def _reach(self, offer: _Offer) -> socket.socket | None:
-        """A connection with a process, by one of its addresses: those in networks of ours first."""
+        """Connect with a process by one of its addresses; those in networks that this host is in come first."""
         from ..rma.channel import Channel  # slow to import, and only jobs of several hosts need it
 
         ours = {network for _, network in self._offers[self._rank].addresses}
@@ -155,7 +160,7 @@ class Links:
         return None
 
     def _await(self, ranks: set[int]) -> dict[int, socket.socket]:
-        """Connections that these ranks have made with this process."""
+        """Accept connections of these ranks."""
         found: dict[int, socket.socket] = {}
         until = time.monotonic() + _PATIENCE
         while ranks - set(found) and (left := until - time.monotonic()) > 0:
@@ -170,7 +175,7 @@ class Links:
         return found
 
     def _believe(self, each: socket.socket, ranks: set[int]) -> int:
-        """The rank that has connected, once it has proved to be one of these; -1 for any other process."""
+        """The rank that has connected, once it has proved to be one of ``ranks``; -1 for any other process."""
         from ..rma.channel import Channel
 
         try:
@@ -180,33 +185,33 @@ class Links:
         return next((rank for rank in ranks if said == [self._key.hex(), rank]), -1)
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
-        """Pass on that ranks have died, as another source than these connections tells."""
+        """Note deaths of ranks that another source reported, and tell the other ranks."""
         for rank in ranks:
-            lib.ucch_circle_lost(self._handle, rank)
+            lib.ucch_circle_note_death(self._handle, rank)
 
     def close(self) -> None:
-        """Tell and hear no more of this communicator."""
+        """End the exchange of this communicator."""
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.ucch_circle_free(handle)
 
 
 def _any(processes: Iterable[str], fate: int) -> bool:
-    return any(lib.ucch_link_ask(_links[name]) >= fate for name in processes if name in _links)
+    return any(lib.ucch_link_fate(_links[name]) >= fate for name in processes if name in _links)
 
 
 def lost(processes: Iterable[str]) -> bool:
-    """True if one of these processes that this one is connected with has died, or its host is out of reach."""
+    """True if one of these processes has died or its host is out of reach, as a link with it shows."""
     return _any(processes, lib.UCCH_DIED)
 
 
 def left(processes: Iterable[str]) -> bool:
-    """True if one of these processes that this one is connected with has left, or was lost."""
+    """True if one of these processes has left or was lost, as a link with it shows."""
     return _any(processes, lib.UCCH_LEFT)
 
 
 def stop(well: bool) -> None:
-    """This process ends, and tells the peers so if it does ``well``: else they take it for dead."""
+    """This process ends: tell the peers so if it ends ``well``; otherwise they take it for dead."""
     if _doors and _doors[0].pid == os.getpid():
         lib.ucch_links_stop(well)
         _doors.pop().socket.close()

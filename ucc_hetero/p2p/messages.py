@@ -67,7 +67,7 @@ _DEPTH = 64
 #: received. The second holds where libucp could move them to another host: of 64 MiB between two H200s it moves
 #: 1.6 GB/s each way by TCP, and wires 11.
 _BY_LANE_FROM, _BY_LANE_FROM_FAR = 64 << 10, 512 << 10
-_ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LANE_MESSAGE_COMES
+_ANY_TAG, _RECV = lib.UCCH_ANY_TAG, lib.UCCH_LANE_MESSAGE_RECV
 _post = lib.ucch_lane_message_post
 
 #: The buffer of messages to and from MPI.PROC_NULL.
@@ -348,7 +348,7 @@ class Messages:
         if at is not None and lib.ucch_stream_captures(at):
             return self._captured("receive", target, source, tag, at)
         if at is not None and self.goes_by_lane(source):
-            return self._lane_message("receive", lib.UCCH_LANE_MESSAGE_COMES, target, source, tag, at)
+            return self._lane_message("receive", lib.UCCH_LANE_MESSAGE_RECV, target, source, tag, at)
         bounce = self.arrays.bounce_for(target, source, in_stream=stream is not None)
         # Long messages come by a lane into the buffer itself, unless the sender's memory is the host's, which is rare.
         pinned = self.lanes == ffi.NULL or target.nbytes < _BY_LANE_FROM or source == self.rank
@@ -381,7 +381,7 @@ class Messages:
         """
         if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
             self.check_usable()
-        how = _COMES if comes else 0
+        how = _RECV if comes else 0
         message = LaneMessage(how, address, nbytes, peer, tag, stream, keep)
         slot = self._slots.get(peer, self.size)
         try:

@@ -129,7 +129,7 @@ class LaneMessage:
 
     @property
     def what(self) -> str:
-        if self.how & lib.UCCH_LANE_MESSAGE_COMES:
+        if self.how & lib.UCCH_LANE_MESSAGE_RECV:
             return "receive"
         return "synchronous send" if self.how & lib.UCCH_LANE_MESSAGE_SYNC else "send"
 

@@ -297,16 +297,16 @@ def _connected(
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
     _last_serial[0] = max(each.serial for each in offers)
     if min(file for _, file in files) >= 0:
-        met = [int(lib.ucch_channels_meet(handle, rank, key_of(everyone[rank]), *files[rank]))]
+        statuses = [int(lib.ucch_channels_map(handle, rank, key_of(everyone[rank]), *files[rank]))]
         for r, file in enumerate(files):
             key = key_of(everyone[r])
-            if r != rank and met[-1] >= 0 and places[r] == places[rank]:
-                met.append(int(lib.ucch_channels_meet(handle, r, key, *file)))
-            elif r != rank and met[-1] >= 0:
-                reached = wires.meet(key, offers[r].wires, nwires)
-                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last_serial[0]) == 0
-                met.append(0 if carried else int(lib.UCCH_FAIL_PEER))
-        failure = _STRANGERS if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
+            if r != rank and statuses[-1] >= 0 and places[r] == places[rank]:
+                statuses.append(int(lib.ucch_channels_map(handle, r, key, *file)))
+            elif r != rank and statuses[-1] >= 0:
+                reached = wires.connect(key, offers[r].wires, nwires)
+                carried = reached and lib.ucch_channels_connect(handle, r, key, nwires, _last_serial[0]) == 0
+                statuses.append(0 if carried else int(lib.UCCH_FAIL_PEER))
+        failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else _reason() if min(statuses) < 0 else ""
     failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
     if not failures:
         return handle

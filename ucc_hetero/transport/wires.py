@@ -131,10 +131,10 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
         return tuple(_addresses)
 
 
-def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
+def connect(key: int, addresses_there: Sequence[tuple[bytes, bytes]], count: int) -> bool:
     """Connect the first ``count`` wires with those of process ``key``. Returns whether all were connected."""
-    pairs = [(2 * i + side, theirs[i][1 - side]) for i in range(count) for side in (0, 1)]
-    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
+    pairs = [(2 * i + side, addresses_there[i][1 - side]) for i in range(count) for side in (0, 1)]
+    return all(lib.ucch_wire_connect(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
 
 
 def cut_text(link: str) -> str:
@@ -175,7 +175,7 @@ def _address(wire: int) -> bytes:
     address, length = ffi.new("void **"), ffi.new("size_t *")
     check("ucp_worker_get_address", lib.ucch_wire_address(wire, address, length))
     found = bytes(ffi.buffer(address[0], length[0]))
-    lib.ucch_wire_forget(wire, address[0])
+    lib.ucch_wire_release_address(wire, address[0])
     return found
 
 
