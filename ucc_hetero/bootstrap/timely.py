@@ -96,13 +96,13 @@ class Words:
         return places if min(places) >= 0 else []
 
 
-#: Those over communicators that no caller probes or receives on.
+#: Those over communicators of jobs.
 _private: dict[Any, Words] = {}
 
 
 def talk_over(mpi: Any) -> None:
     """Have ranks that wait for others in vain say so over this communicator of ours, where it has all of them; without
-    one it is the communicator that they wait on, which may be a caller's."""
+    one it is the communicator that they wait on."""
     if isinstance(mpi, Timely):
         _private[mpi] = Words(mpi)
 
@@ -110,6 +110,28 @@ def talk_over(mpi: Any) -> None:
 def be_silent(mpi: Any) -> None:
     """Use a communicator for that no more."""
     _private.pop(mpi, None)
+
+
+class _Roll:
+    """A request that ends once all ranks have come: each says so by a collective of its own, from which every other one
+    hears it by itself, and which no receive of a caller's sees."""
+
+    def __init__(self, mpi: Any) -> None:
+        size, rank = mpi.Get_size(), mpi.Get_rank()
+        said, heard = bytes(size), memoryview(bytearray(size))
+        self._due: list[Any] = []
+        with quarantine.unless_over((self, said, heard)):
+            for root in range(size):
+                mine = [said, ([1] * size, None)] if root == rank else None
+                self._due.append(mpi.Iscatterv(mine, heard[root : root + 1], root))
+
+    def Test(self) -> bool:
+        while self._due and self._due[-1].Test():
+            self._due.pop()
+        return not self._due
+
+    def missing(self) -> list[int]:
+        return [rank for rank, request in enumerate(self._due) if not request.Test()]
 
 
 class Timely:
@@ -143,7 +165,7 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def Dup(self) -> Any:
-        self._wait(self._mpi.Ibarrier, None)
+        self._wait(partial(_Roll, self._mpi), None)  # it may be a caller's, who receives whatever is sent over it
         return self.at_once(self._mpi.Dup)
 
     def Split(self, color: int, key: int = 0) -> Any:
@@ -177,23 +199,26 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-        done = partial(self.named, request.Test)
-        with quarantine.unless_over(memory):
-            come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+        done, roll = partial(self.named, request.Test), isinstance(request, _Roll)
+        look = self._look_for_deaths if roll else self.look
+        with quarantine.unless_over((request, memory)):
+            come = progress_until(done, self.seconds, look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
-            missing = self._missing()
+            missing = request.missing() if roll else self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
             )
 
     def look(self) -> None:
-        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
-
-        MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
-        """
+        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it."""
         self._answer()
+        self._look_for_deaths()
+
+    def _look_for_deaths(self) -> None:
+        """MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked
+        meanwhile."""
         if faults.mpi_lacks():
             return
         dead = faults.dead_ranks(self._mpi)
