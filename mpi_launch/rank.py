@@ -207,7 +207,7 @@ class Parent:
 
     def copy(self, data: bytes) -> None:
         """Write what came in, and keep the last of it."""
-        write_all(2, data)
+        tell(data)
         self.last = (self.last + data)[-KEPT_BYTES:]
 
 
@@ -322,11 +322,11 @@ def relay(
         os.close(each)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write everything; a reader that has gone is no error of the rank's."""
+def tell(data: bytes) -> None:
+    """Write everything to the error stream; a reader that has gone is no error of the rank's."""
     with contextlib.suppress(BrokenPipeError):
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(2, data) :]
 
 
 def die_of(number: int) -> None:

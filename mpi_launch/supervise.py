@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .command import is_here
-from .rank import MARK, ending_with_parent, relay, write_all
+from .rank import MARK, ending_with_parent, relay, tell
 
 #: Seconds between asking the launcher to end and killing it.
 GRACE = 10.0
@@ -129,7 +129,7 @@ class _Watch:
         """Pass on what the launcher writes to its error stream, but for reports."""
         text = self.reports.feed(data)
         self.said = (self.said + text)[-SAID:]
-        write_all(2, text)
+        tell(text)
 
     def look(self) -> None:
         """Take what has come meanwhile: signals, failures, the end of the time."""

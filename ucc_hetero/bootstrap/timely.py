@@ -212,13 +212,13 @@ class Timely:
             )
 
     def look(self) -> None:
-        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it."""
+        """Answer questions; leave what a rank takes no part in, as ranks do that wait for a message of it."""
         self._answer()
         self._look_for_deaths()
 
     def _look_for_deaths(self) -> None:
-        """MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked
-        meanwhile."""
+        """MPI tells of them where it waits for the dead alone, and Open MPI 5.0.11 has been seen to go on with an
+        exchange that was revoked meanwhile."""
         if faults.mpi_lacks():
             return
         dead = faults.dead_ranks(self._mpi)
