@@ -107,7 +107,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
-        mpi = Timely(parent, settings.timeout(), "the making of a communicator").Dup()
+        mpi = Timely(parent, settings.timeout(), "the making of a communicator", caller=True).Dup()
         try:
             self._join(mpi)
         except CollectiveError:

@@ -134,15 +134,23 @@ class _Roll:
         return [rank for rank, request in enumerate(self._due) if not request.Test()]
 
 
+@cache
+def _met() -> int:
+    """Key of communicators whose ranks have come to a roll, and know a communicator of ours since."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
+
 class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
-    are for."""
+    are for. Over one of a ``caller``'s, who may receive whatever is sent over it, nothing is."""
 
-    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+    def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
-        self._own = Words(mpi)
+        self._own = () if caller else (Words(mpi),)
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
         self._lost = 0.0
 
@@ -165,7 +173,10 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def Dup(self) -> Any:
-        self._wait(partial(_Roll, self._mpi), None)  # it may be a caller's, who receives whatever is sent over it
+        met = self._own or self._mpi.Get_attr(_met())
+        self._wait(self._mpi.Ibarrier if met else partial(_Roll, self._mpi), None)
+        if not met:
+            self._mpi.Set_attr(_met(), True)
         return self.at_once(self._mpi.Dup)
 
     def Split(self, color: int, key: int = 0) -> Any:
@@ -199,26 +210,23 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-        done, roll = partial(self.named, request.Test), isinstance(request, _Roll)
-        look = self._look_for_deaths if roll else self.look
+        done = partial(self.named, request.Test)
         with quarantine.unless_over((request, memory)):
-            come = progress_until(done, self.seconds, look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+            come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
-            missing = request.missing() if roll else self._missing()
+            missing = request.missing() if isinstance(request, _Roll) else self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
             )
 
     def look(self) -> None:
-        """Answer questions; leave what a rank takes no part in, as ranks do that wait for a message of it."""
-        self._answer()
-        self._look_for_deaths()
+        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
 
-    def _look_for_deaths(self) -> None:
-        """MPI tells of them where it waits for the dead alone, and Open MPI 5.0.11 has been seen to go on with an
-        exchange that was revoked meanwhile."""
+        MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
+        """
+        self._answer()
         if faults.mpi_lacks():
             return
         dead = faults.dead_ranks(self._mpi)
@@ -235,7 +243,7 @@ class Timely:
 
     def _answer(self) -> None:
         """Tell the ranks that have waited in vain that this one waits, too."""
-        for words in (*tuple(_private.values()), self._own):
+        for words in (*tuple(_private.values()), *self._own):
             words.listen()
             places = words.places(self._mpi) if words.heard else []
             for said in words.heard.pop(_together(places), ()):
@@ -250,10 +258,13 @@ class Timely:
     def _missing(self) -> list[int]:
         """Ranks that do not answer: they have not come, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
-        ways = ((words, words.places(self._mpi)) for words in (*tuple(_private.values()), self._own))
-        words, places = next((way for way in ways if way[1]), (self._own, [*range(self._mpi.Get_size())]))
+        ways = [(words, words.places(self._mpi)) for words in (*tuple(_private.values()), *self._own)]
+        ways += [(words, [*range(self._mpi.Get_size())]) for words in self._own]  # also where it is revoked
+        way = next((way for way in ways if way[1]), None)
+        if way is None:
+            return []
         for rank in others:
-            self._say(_ASKED, words, places, rank)
+            self._say(_ASKED, *way, rank)
 
         def told() -> bool:
             self._answer()
