@@ -24,6 +24,9 @@ from . import faults
 
 _T = TypeVar("_T")
 
+#: What exchanges of a new communicator's ranks are for.
+MAKING = "the making of a communicator"
+
 #: Seconds in which a rank that waits looks without a pause: the others most often come within them.
 _SPIN_S = 2e-4
 
