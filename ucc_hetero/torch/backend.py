@@ -148,17 +148,17 @@ def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.de
     For jobs in which ranks leave and join.
 
     Args:
-            store: A torch store with a prefix that was not used before (``dist.PrefixStore``), not even by ranks that
-                were started again since.
+        store: A torch store with a prefix that was not used before (``dist.PrefixStore``), not even by ranks that
+            were started again since.
         rank: This process's rank in the group.
         size: Number of ranks.
-            timeout: Limit of each call, and of the creation of the group.
+        timeout: Limit of each call, and of the creation of the group.
 
     Returns:
         The group.
 
     Raises:
-            DistBackendError: A rank did not come within the timeout, or the ranks' versions or settings do not fit.
+        DistBackendError: A rank did not come within the timeout, or the ranks' versions or settings do not fit.
     """
     try:
         comm = _meet(store, rank, list(range(size)), size, Deaths(store, rank), seconds_of(timeout))
@@ -171,7 +171,7 @@ def groups() -> list[ProcessGroupUCCH]:
     """List this process's groups of the backend ``ucch``.
 
     Returns:
-            The groups in use, in order of creation.
+        The groups in use, in order of creation.
     """
     return [*filter(_is_usable, _groups.all())]
 

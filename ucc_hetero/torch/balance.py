@@ -106,13 +106,13 @@ class Profile:
 
         Args:
             total: Samples of the global batch.
-                most: Largest number of samples of each rank, by its memory. No limit if None.
+            most: Largest number of samples of each rank, by its memory. No limit if None.
 
         Returns:
             This rank's share, equal counts on all ranks.
 
         Raises:
-                ValueError: ``total`` is below the number of ranks, or above the sum of ``most``.
+            ValueError: ``total`` is below the number of ranks, or above the sum of ``most``.
         """
         size = len(self.each)
         limits = list(most) if most is not None else [total] * size
@@ -170,8 +170,8 @@ def fitted(rank: int, counts: Sequence[int], samples: Sequence[Sequence[Sequence
 
     Args:
         rank: this rank.
-            counts: numbers of samples for which a step was timed, ascending.
-            samples: ``samples[r][i]`` are the repeated times of rank r in seconds, with ``counts[i]`` samples.
+        counts: numbers of samples for which a step was timed, ascending.
+        samples: ``samples[r][i]`` are the repeated times of rank r in seconds, with ``counts[i]`` samples.
 
     Returns:
         Costs per step and per sample of every rank.
@@ -208,9 +208,9 @@ def profile(
     If ranks differ by less than the noise of the measurements, all count as equal, and rank 0 warns.
 
     Args:
-            step: Called with a number of samples. It must not communicate (use ``with model.no_sync()``, or the plain
-                module): in a collective every rank would wait for the slowest one.
-            samples: Two or more different numbers of samples; a line is fitted to their times.
+        step: Called with a number of samples. It must not communicate (use ``with model.no_sync()``, or the plain
+            module): in a collective every rank would wait for the slowest one.
+        samples: Two or more different numbers of samples; a line is fitted to their times.
         repeat: Measurements of each.
         group: Process group; torch's default group if None.
         clock: Returns seconds.
@@ -219,7 +219,7 @@ def profile(
         Costs of all ranks, the same on each.
 
     Raises:
-            ValueError: ``samples`` are not two or more different numbers from 1 on.
+        ValueError: ``samples`` are not two or more different numbers from 1 on.
     """
     counts = sorted(set(samples))
     if len(counts) < 2 or counts[0] < 1:
@@ -273,7 +273,7 @@ def layer_seconds(rank: int, samples: Sequence[Sequence[Sequence[float]]]) -> li
 
     Args:
         rank: this rank.
-            samples: ``samples[r][i]`` are the repeated times of layer i on rank r, in seconds.
+        samples: ``samples[r][i]`` are the repeated times of layer i on rank r, in seconds.
 
     Returns:
         A row of seconds for each rank.
@@ -290,12 +290,11 @@ def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     Exact: dynamic programming over (ranks, layers).
 
     Args:
-                seconds: ``seconds[r][i]`` is the time of layer i on rank r (:func:`profile_layers`); ranks are in the
-                order of
-                    the pipeline.
+        seconds: ``seconds[r][i]`` is the time of layer i on rank r (:func:`profile_layers`); ranks are in the order of
+            the pipeline.
 
     Returns:
-            (first layer, one past the last) of each rank. Every rank gets at least one layer.
+        (first layer, one past the last) of each rank. Every rank gets at least one layer.
 
     Raises:
         ValueError: There are fewer layers than ranks, or rows differ in length.
@@ -336,7 +335,7 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
         seed: Of the order, equal on all ranks.
 
     Raises:
-            ValueError: The data set is shorter than one global batch.
+        ValueError: The data set is shorter than one global batch.
     """
 
     def __init__(self, length: int, share: Share, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -348,7 +347,7 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
         """Set the epoch, which determines the order of the samples.
 
         Args:
-                epoch: Number of the epoch, equal on all ranks.
+            epoch: Number of the epoch, equal on all ranks.
         """
         self._epoch = epoch
 

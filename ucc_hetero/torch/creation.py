@@ -298,12 +298,11 @@ def hybrid_mesh(device_type: str = "") -> DeviceMesh:
     of the gradient: most bytes stay on the vendor's fabric and library.
 
     Args:
-            device_type: Type of the mesh; by default torch's accelerator, or ``cpu`` without one.
+        device_type: Type of the mesh; by default torch's accelerator, or ``cpu`` without one.
 
     Returns:
-                A mesh with dimensions ``replicate`` and ``shard`` over all ranks of the default group. All ``shard``
-                groups
-                    have the same size, the largest possible: vendors with 8 and 4 ranks give three groups of 4.
+        A mesh with dimensions ``replicate`` and ``shard`` over all ranks of the default group. All ``shard`` groups
+        have the same size, the largest possible: vendors with 8 and 4 ranks give three groups of 4.
 
     Raises:
         RuntimeError: the default group was not asked of the backend ``ucch``.

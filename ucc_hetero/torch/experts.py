@@ -36,8 +36,8 @@ class Event:
     """The results of a call are available; returned by :meth:`Experts.dispatch` and :meth:`Experts.combine`.
 
     Args:
-            stream: Stream of the call; None if the call ran in the caller's stream, so that there is nothing to wait
-                for.
+        stream: Stream of the call; None if the call ran in the caller's stream, so that there is nothing to wait
+            for.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -167,7 +167,7 @@ class Experts:
         group: Process group; torch's default group if None.
 
     Raises:
-            TypeError: ``group`` is not a process group.
+        TypeError: ``group`` is not a process group.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -204,7 +204,7 @@ class Experts:
             bool ``[n, W]`` and the event.
 
         Raises:
-                ValueError: ``topk_idx`` is not a tensor of choices, or ranks do not divide the experts.
+            ValueError: ``topk_idx`` is not a tensor of choices, or ranks do not divide the experts.
         """
         self._check_choices("get_dispatch_layout", topk_idx, num_experts)
 
@@ -231,7 +231,7 @@ class Experts:
 
         Args:
             x: Tokens ``[n, H]``.
-                handle: Handle of an earlier dispatch, or None.
+            handle: Handle of an earlier dispatch, or None.
             num_tokens_per_rank, num_tokens_per_rdma_rank: Of the layout; not used.
             is_token_in_rank, num_tokens_per_expert: Of the layout (:meth:`get_dispatch_layout`).
             topk_idx: Choices ``[n, K]``.
@@ -240,11 +240,11 @@ class Experts:
             stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
 
         Returns:
-                ``recv_x`` ``[R, H]``, ordered by sender and then by token; ``recv_topk_idx`` ``[R, K]``, counted from
-                this
-                    rank's first expert, -1 for others; ``recv_topk_weights`` ``[R, K]``, 0 where the index is -1; a
-                    list with the number of tokens of each local expert; the handle; the event. With a handle, indices,
-                    weights and list are None.
+            ``recv_x`` ``[R, H]``, ordered by sender and then by token; ``recv_topk_idx`` ``[R, K]``, counted from
+            this
+                rank's first expert, -1 for others; ``recv_topk_weights`` ``[R, K]``, 0 where the index is -1; a
+                list with the number of tokens of each local expert; the handle; the event. With a handle, indices,
+                weights and list are None.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -284,12 +284,12 @@ class Experts:
 
         Args:
             x: Rows ``[R, H]``.
-                handle: Handle of the dispatch.
-                topk_weights: Weights ``[R, K]`` to be summed likewise, or None.
+            handle: Handle of the dispatch.
+            topk_weights: Weights ``[R, K]`` to be summed likewise, or None.
             stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
 
         Returns:
-                Sums ``[n, H]``, added in float32 and rounded once; the sums of the weights, or None; and the event.
+            Sums ``[n, H]``, added in float32 and rounded once; the sums of the weights, or None; and the event.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -347,14 +347,14 @@ class Experts:
             num_max_dispatch_tokens_per_rank: ``M``, equal on all ranks.
             num_experts: ``E``.
             use_fp8: Must be False.
-                async_finish: True to run the call beside the current stream.
-                return_recv_hook: The same, for callers that use the hook.
+            async_finish: True to run the call beside the current stream.
+            return_recv_hook: The same, for callers that use the hook.
 
         Returns:
-                ``recv_x`` ``[E / W, M * W, H]``: the first ``recv_count[e]`` rows of each expert are tokens, ordered by
-                sender
-                    and then by token, the rest are 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
-                    hook, which is ``event.current_stream_wait``.
+            ``recv_x`` ``[E / W, M * W, H]``: the first ``recv_count[e]`` rows of each expert are tokens, ordered by
+            sender
+                and then by token, the rest are 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
+                hook, which is ``event.current_stream_wait``.
 
         Raises:
             ValueError, DistBackendError: As the class says; on the host also for indices out of range.
@@ -392,14 +392,14 @@ class Experts:
 
         Args:
             x: Rows ``[E / W, M * W, H]``.
-                topk_idx: Choices ``[n, K]`` of the dispatch.
+            topk_idx: Choices ``[n, K]`` of the dispatch.
             topk_weights: Weights ``[n, K]``.
-                handle: Handle of the dispatch.
-                async_finish: True to run the call beside the current stream.
-                return_recv_hook: The same, for callers that use the hook.
+            handle: Handle of the dispatch.
+            async_finish: True to run the call beside the current stream.
+            return_recv_hook: The same, for callers that use the hook.
 
         Returns:
-                Sums ``[n, H]``, the event, and a hook, which is ``event.current_stream_wait``.
+            Sums ``[n, H]``, the event, and a hook, which is ``event.current_stream_wait``.
 
         Raises:
             ValueError, DistBackendError: As the class says.

@@ -31,10 +31,10 @@ class Drift:
     """Result of one comparison: an entry of :attr:`Replicas.history`.
 
     Args:
-            step: Number of the optimizer step before the comparison.
-            checksums: Checksums of all ranks, in rank order.
-            distance: Largest difference from the root's parameters, relative to the largest parameter; 0 if all
-                checksums are equal.
+        step: Number of the optimizer step before the comparison.
+        checksums: Checksums of all ranks, in rank order.
+        distance: Largest difference from the root's parameters, relative to the largest parameter; 0 if all
+            checksums are equal.
     """
 
     step: int
@@ -59,10 +59,10 @@ def checksum(tensors: Iterable[Any]) -> int:
     Two sums modulo 2^64, one of them weighted by position, as in Fletcher's checksum.
 
     Args:
-            tensors: Tensors; of sharded ones (DTensor) the local part.
+        tensors: Tensors; of sharded ones (DTensor) the local part.
 
     Returns:
-            The checksum.
+        The checksum.
     """
     total = 0
     for tensor in _local(tensors):
@@ -83,13 +83,13 @@ def checksum(tensors: Iterable[Any]) -> int:
 def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
     """Find the largest difference of any rank's tensors from the root's. Collective.
 
+    Args:
         tensors: The same number and shapes on every rank.
-        tensors: As many, of the same shapes, on every rank.
         root: Rank of the group.
         group: Process group; torch's default group if None.
 
     Returns:
-            The difference, relative to the absolute value of the root's largest element.
+        The difference, relative to the absolute value of the root's largest element.
     """
     worst = largest = 0.0
     for tensor in _local(tensors):
@@ -108,7 +108,7 @@ def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> Non
     """Copy the root's tensors to all ranks. Collective.
 
     Args:
-            tensors: The same number and shapes on every rank; overwritten on all ranks but the root.
+        tensors: The same number and shapes on every rank; overwritten on all ranks but the root.
         root: Rank of the group.
         group: Process group; torch's default group if None.
     """
@@ -121,17 +121,17 @@ class Replicas:
     """Compares the replicas of a model every few steps.
 
     Args:
-            model: Model whose parameters and buffers are compared; equal in shape on all ranks of the group.
-            optimizer: Optimizer whose state the policy ``"broadcast"`` copies too, or None.
+        model: Model whose parameters and buffers are compared; equal in shape on all ranks of the group.
+        optimizer: Optimizer whose state the policy ``"broadcast"`` copies too, or None.
         every: Steps between comparisons.
-            policy: Action if replicas differ: ``"report"`` logs a warning the first time, ``"broadcast"`` copies the
-                root's parameters, buffers and optimizer state to all ranks, ``"raise"`` raises :class:`DriftError` on
-                all ranks.
+        policy: Action if replicas differ: ``"report"`` logs a warning the first time, ``"broadcast"`` copies the
+            root's parameters, buffers and optimizer state to all ranks, ``"raise"`` raises :class:`DriftError` on
+            all ranks.
         root: Rank of the group.
         group: Process group; torch's default group if None.
 
     Raises:
-            ValueError: ``every`` is below 1, or ``policy`` is unknown.
+        ValueError: ``every`` is below 1, or ``policy`` is unknown.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class Replicas:
         """Count a step, and compare every ``every`` steps. Call it after each optimizer step, on every rank.
 
         Returns:
-                The result of the comparison; None if this step had none.
+            The result of the comparison; None if this step had none.
 
         Raises:
-                DriftError: See :meth:`compare`.
+            DriftError: See :meth:`compare`.
         """
         self._step += 1
         return None if self._step % self._every else self.compare()
@@ -169,7 +169,7 @@ class Replicas:
         """Compare now, and act by the policy. Collective.
 
         Returns:
-                The result of the comparison.
+            The result of the comparison.
 
         Raises:
             DriftError: Replicas differ, and the policy is ``"raise"``.
