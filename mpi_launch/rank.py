@@ -169,7 +169,7 @@ class Parent:
 
     def run(self, words: list[str]) -> int:
         """Return the program's exit status; -n if signal n has ended it."""
-        launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: the parent is outside of this pid namespace
+        launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: in an outer namespace
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to forward them to
         try:
             child = subprocess.Popen(

@@ -33,7 +33,7 @@ class ContractError(ValueError):
 @dataclass(frozen=True)
 class Contract:
     """Properties of an engine's cache: element type or packed format, scales of each layer's keys and values, and
-    more."""
+    vLLM's version."""
 
     model: str
     layers: list[str]

@@ -160,7 +160,7 @@ class Sender:
         if now > offer.until:
             log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             return True
-        gone = any(not want.link.peer.alive for want in offer.ended)  # then the other workers of its engine are gone too
+        gone = any(not want.link.peer.alive for want in offer.ended)  # so are its engine's other workers
         return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)
 
     def _expire(self) -> None:
