@@ -544,6 +544,11 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
     return rank >= 0 ? UCCH_FAIL_CONNECTION : 0;
 }
 
+/* libucp has given up a connection with `peer`, as ucch_board_gone has it. */
+void ucch_board_broke(ucch_board *b, int peer) {
+    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_broke(b->far, -2 - peer);
+}
+
 /* Why call `seq`, which has waited for so many seconds, will not end, and the rank because of which, as ucch_board_gone
  * has it; or 0. */
 int ucch_board_stuck(ucch_board *b, uint64_t seq, double waited, int *peer) {

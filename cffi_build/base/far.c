@@ -9,11 +9,15 @@
 /* How long the wish for a look at links holds. */
 #define ASKED_NS 2000000000u
 
+/* A link to its host is, or was, cut while a call waited; or libucp has given up its connection with us there. */
+enum { NOT_CUT, LINK_CUT, BROKEN };
+
 typedef struct standing {
     int how;               /* UCCH_THERE, or why no call after `last` can end well */
     uint64_t last, failed; /* and the first call that has failed on it, or 0 */
     double since;          /* when that was heard */
-    int cut;               /* whether a link to its host is, or was, while a call waited */
+    int cut;               /* NOT_CUT, or why nothing can come of it */
+    uint64_t broke;        /* when libucp gave up a connection with it, in nanoseconds; 0: it has not */
     int is_near;           /* it is on this host */
 } standing;
 
@@ -151,14 +155,28 @@ int ucch_far_is_asked(const ucch_far *far) {
     return ucch_now_ns() - __atomic_load_n(&far->asked, __ATOMIC_RELAXED) < ASKED_NS;
 }
 
+/* `link` is empty where libucp has given up a connection with the rank. */
 void ucch_far_note_cut(ucch_far *far, int rank, const char *link) {
     if (!far->link[0]) memcpy(far->link, link, UCCH_PATH_BYTES);
-    UCCH_STORE(&far->ranks[rank].cut, 1);
+    if (link[0] || !far->ranks[rank].cut) UCCH_STORE(&far->ranks[rank].cut, link[0] ? LINK_CUT : BROKEN);
+}
+
+/* libucp has given up a connection with a rank. By any thread. */
+void ucch_far_broke(ucch_far *far, int rank) {
+    if (rank >= 0 && rank < far->size) __atomic_store_n(&far->ranks[rank].broke, ucch_now_ns(), __ATOMIC_RELAXED);
+}
+
+/* True once, some time after that, if the rank is there all the same. */
+int ucch_far_is_broken(ucch_far *far, int rank, double seconds) {
+    uint64_t since = __atomic_load_n(&far->ranks[rank].broke, __ATOMIC_RELAXED);
+    if (!since || 1e-9 * (double)(ucch_now_ns() - since) < seconds) return 0;
+    __atomic_store_n(&far->ranks[rank].broke, 0, __ATOMIC_RELAXED);
+    return !ucch_far_fate(far, rank);
 }
 
 /* The link to a rank's host that is cut; empty without one. */
 const char *ucch_far_link(const ucch_far *far, int rank) {
-    int known = rank >= 0 && rank < far->size && UCCH_LOAD(&far->ranks[rank].cut);
+    int known = rank >= 0 && rank < far->size && UCCH_LOAD(&far->ranks[rank].cut) == LINK_CUT;
     return known ? far->link : "";
 }
 
@@ -172,20 +190,22 @@ static int ask(ucch_far *far, double waited) {
 
 /* True if links to the hosts of all ranks of other ones that are not gone are cut, and of one at least. */
 int ucch_far_is_cut_off(ucch_far *far, double waited) {
-    int cut = 0;
-    if (!ask(far, waited)) return 0;
+    int found = 0, is_late = ask(far, waited);
     for (int i = 0; i < far->size; i++) {
-        int is_cut = __atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED);
+        int cut = __atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED), is_cut = cut == BROKEN || (cut && is_late);
         if (!far->ranks[i].is_near && !is_cut && !ucch_far_fate(far, i)) return 0;
-        cut |= is_cut;
+        found |= is_cut;
     }
-    return cut;
+    return found;
 }
 
-/* The rank to whose host a link is cut, -1 for none, once a call has waited for long: `rank`, or any for -1. */
+/* The rank to whose host a link is cut, -1 for none, once a call has waited for long: `rank`, or any for -1. From
+ * `rank` nothing comes either once libucp has given up its connection, which calls of all ranks do not use. */
 int ucch_far_cut(ucch_far *far, double waited, int rank) {
-    if (!ask(far, waited)) return -1;
-    for (int i = rank < 0 ? 0 : rank; i < far->size && (rank < 0 || i == rank); i++)
-        if (__atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED)) return i;
+    int is_late = ask(far, waited);
+    for (int i = rank < 0 ? 0 : rank; i < far->size && (rank < 0 || i == rank); i++) {
+        int cut = __atomic_load_n(&far->ranks[i].cut, __ATOMIC_RELAXED);
+        if ((cut == LINK_CUT && is_late) || (cut == BROKEN && rank >= 0)) return i;
+    }
     return -1;
 }

@@ -41,7 +41,8 @@ typedef struct gone {
     int32_t rank, how;
 } gone;
 
-/* A link between the hosts of two ranks. */
+/* A link between the hosts of two ranks; or, where it is empty, a connection between the two that libucp has given up.
+ */
 typedef struct cut {
     int32_t from, to;
     char link[UCCH_PATH_BYTES];
@@ -187,16 +188,23 @@ static void compare_reports(ucch_circle *c) {
     }
 }
 
-/* The ranks of the two hosts note it; all pass it on, once. */
+/* True if what one rank sends does not come to another. */
+static int is_between(const ucch_circle *c, const cut *l, int from, int to) {
+    if (!l->link[0]) return l->from == from && l->to == to;
+    int hosts[] = {c->hosts[l->from], c->hosts[l->to]}, there = c->hosts[from], here = c->hosts[to];
+    return (hosts[0] == there && hosts[1] == here) || (hosts[0] == here && hosts[1] == there);
+}
+
+/* The ranks that wait for others behind it note it; all pass it on, once. */
 static void note_cut(ucch_circle *c, const cut *l) {
-    const int *hosts = c->hosts, from = hosts[l->from], to = hosts[l->to], here = hosts[c->rank];
     for (int i = 0; i < c->nnews; i++) {
         const news *n = &c->news[i];
-        if (n->kind == CUT && hosts[n->cut.from] == from && hosts[n->cut.to] == to) return;
+        if (n->kind == CUT && !n->cut.link[0] == !l->link[0] && is_between(c, l, n->cut.from, n->cut.to)) return;
     }
     add(c, &(news){.kind = CUT, .cut = *l});
-    for (int r = 0; r < c->size && (here == from || here == to); r++)
-        if (hosts[r] == (here == from ? to : from)) ucch_far_note_cut(c->far, r, l->link);
+    ucch_count_cut();
+    for (int r = 0; r < c->size; r++)
+        if (is_between(c, l, r, c->rank)) ucch_far_note_cut(c->far, r, l->link);
 }
 
 /* ---- calls ---- */
@@ -359,8 +367,15 @@ static void look_at_links(ucch_circle *c) {
     }
 }
 
+/* A rank with which libucp has given up a connection is told, if it is there: it may wait for what cannot come. */
+static void report_broken(ucch_circle *c) {
+    for (int r = 0; r < c->size; r++)
+        if (ucch_far_is_broken(c->far, r, LONG_S)) note_cut(c, &(cut){c->rank, r, ""});
+}
+
 static void turn_of(ucch_circle *c) {
     if (has_ended(c)) report_left(c);
+    report_broken(c);
     send_waits(c);
     uint64_t anew =
         ucch_far_changed(c->far); /* from which call on this rank has called something else than it has sent */

@@ -318,11 +318,11 @@ static int peer_of(int fd, struct sockaddr_storage *there) {
            getsockopt(fd, SOL_SOCKET, SO_PEERNAME, there, &shorter);
 }
 
-/* Seconds for which one has been connecting, at the least: it asks every second, and then at intervals that double, or
- * so from the beginning. */
+/* Seconds from the first SYN of a connection that is being made to the last one. The kernel sends it again after one
+ * interval, some times, and then after intervals that double; `tcpi_backoff` counts these. */
 static double connecting(const struct tcp_info *info) {
-    double doubled = 1e-6 * info->tcpi_rto - 1;
-    return doubled > info->tcpi_retransmits ? doubled : info->tcpi_retransmits;
+    double doubled = (double)(1 << info->tcpi_backoff), first = 1e-6 * info->tcpi_rto / doubled;
+    return first * (info->tcpi_retransmits - info->tcpi_backoff + doubled - 1);
 }
 
 /* What connections with some host tell: nothing, that it has not acknowledged for long what they have sent, or that it
@@ -359,8 +359,10 @@ static int is_silent(const void *address, size_t bytes, double patience, char *t
 
 static _Atomic int cuts;
 
-/* How often a link was found to be cut: libucp may have given up connections over it in silence. */
+/* How often a link was found to be cut, or a connection broken: libucp may have given up others in silence. */
 int ucch_cuts(void) { return cuts; }
+
+void ucch_count_cut(void) { cuts++; }
 
 /* True if a host has acknowledged nothing for so long of what was sent to one of its addresses, whatever the others do,
  * and the way there: our address and the other one. The addresses lie, as they are on the network, somewhere in

@@ -110,4 +110,5 @@ void ucch_links_unlock(void);
 int ucch_link_send(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
 int ucch_link_fate(int link);
 
+void ucch_count_cut(void);
 int ucch_path_find_cut(const void *addresses, size_t bytes, double patience, char *text);

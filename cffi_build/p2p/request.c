@@ -1,8 +1,24 @@
 /* Messages as libucp's requests: callbacks, and what a request has come to. */
 #include "p2p/p2p.h"
 
+/* True if a message has ended as libucp has given up the connection with a rank of another host: the rank is told, as
+ * it may wait for this message (net/circle.c). */
+static int is_broken(const ucch_message *m, int status) {
+    static const int broken[] = {UCS_ERR_IO_ERROR,        UCS_ERR_UNREACHABLE,   UCS_ERR_TIMED_OUT,
+                                 UCS_ERR_REJECTED,        UCS_ERR_NOT_CONNECTED, UCS_ERR_CONNECTION_RESET,
+                                 UCS_ERR_ENDPOINT_TIMEOUT};
+    int found = 0;
+    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]) && !found; i++)
+        found = status == broken[i];
+    return found && m->board && m->peer < UCCH_ALL_PEERS;
+}
+
 void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE) return;
+    if (is_broken(m, status)) {
+        ucch_board_broke(m->board, m->peer);
+        status = UCCH_FAIL_CONNECTION;
+    }
     if (status == UCS_ERR_MESSAGE_TRUNCATED)
         status = UCCH_FAIL_TRUNCATED;
     else if (status == UCS_ERR_CANCELED)

@@ -259,6 +259,27 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1), "it is passed on"
 
 
+def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
+    """At once; not what waits for others, or calls of all ranks, which have connections of their own."""
+    here = rank(slots=2)
+    assert lib.ucch_circle_reach(here.circle, 2, bytes(16), 16, 5.0) == 0
+
+    def cut(peer):
+        return int(lib.ucch_board_cut(here.board, 60.0, ffi.new("int *", peer)))
+
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 0, 2, b""))
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b""))
+    assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (0, 2), "it is passed on"
+    assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1)
+    assert cut(-1) == cut(-4) == 0
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 0, b""))
+    until(lambda: lib.ucch_board_cut(here.board, 0.0, ffi.new("int *", -4)) == lib.UCCH_FAIL_CONNECTION)
+    assert cut(-1) == 0 and not ffi.string(lib.ucch_board_link(here.board, 2))
+    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
+    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
+    assert cut(-1) == lib.UCCH_FAIL_CONNECTION
+
+
 def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
     """It ends once every rank is gone or behind a link that is cut, and one is."""
     here = rank(slots=1)

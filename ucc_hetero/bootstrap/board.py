@@ -202,6 +202,10 @@ class Board:
             return bool(lib.ucch_board_is_cut_off(self.native, waited))
         return rank not in self.ranks and bool(lib.ucch_board_cut(self.native, waited, ffi.new("int *", -2 - rank)))
 
+    def is_cut(self, rank: int) -> bool:
+        """True if a link to a rank's host was found to be cut, or libucp has given up the connection with it."""
+        return self.cuts_off(rank, math.inf)
+
     def link_to(self, rank: int) -> str:
         """The link to a rank's host that was found to be cut, by the addresses of its ends; empty without one."""
         return ffi.string(lib.ucch_board_link(self.native, rank)).decode(errors="replace")

@@ -73,7 +73,8 @@ class Process:
         #: What UCX has found when it began, which it goes by from then on.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
         self._transports, self._idle_ports = tuple(sorted(transports)), wires.idle_ports(transports)
-        self.connections: dict[str, ucx.Connection] = {}
+        #: By the name of a process, and by how many links had been found cut when it was made.
+        self.connections: dict[tuple[str, int], ucx.Connection] = {}
         self._connecting = threading.Lock()
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
@@ -119,15 +120,19 @@ class Process:
         return self._fabrics[vendor, wanted]
 
     def connection(self, facts: Facts, rank: int, peer: int) -> ucx.Connection:
-        """The connection to another process, made at first use; ``PeerError`` where there is none to be had."""
-        with self._connecting:  # messages by two connections would overtake each other
-            found = self.connections.get(facts.process)
-            if found is None:
+        """The connection to another process, made at first use; ``PeerError`` where there is none to be had.
+
+        Communicators keep theirs, as messages by two connections would overtake each other. Once a link was found to be
+        cut others get a new one: libucp may have given this one up.
+        """
+        with self._connecting:
+            key = facts.process, int(lib.ucch_cuts())
+            if key not in self.connections:
                 try:
-                    found = self.connections[facts.process] = self.worker.connect(facts.address)
+                    self.connections[key] = self.worker.connect(facts.address)
                 except LibraryError as error:  # it died before the first message to it, and its memory is gone
                     raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
-            return found
+            return self.connections[key]
 
     def discard(self, number: int) -> None:
         """Throw away messages under a communicator's number that were not received."""

@@ -228,22 +228,20 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
         there = f", and call {failed} has failed there" if failed else ""
         return CollectiveError(f"{where}: {broken_text(board, peer)}{there}; {ANEW}")
     if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
-        why = f": {broken_text(board, peer)}" if board.link_to(peer) else ""
+        why = f": {broken_text(board, peer)}" if board.is_cut(peer) else ""
         return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there{why}; {ANEW}")
     return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
 
 
 def broken_text(board: Board, peer: int) -> str:
     """What to say of a connection of network threads with a peer, which has broken."""
-    link = board.link_to(peer)
-    why = f": {wires.cut_text(link)}" if link else ""
-    return f"the connection with rank {peer} has broken{why}"
+    return f"the connection with rank {peer} has broken: {wires.cut_text(board.link_to(peer))}"
 
 
 def unheard_text(board: Board) -> str:
     """What to say of ranks of hosts to which a link was found to be cut; empty without one."""
-    links = {rank: link for rank in range(len(board.hosts)) if (link := board.link_to(rank))}
-    return f"; rank(s) {[*links]} cannot be heard: {wires.cut_text(next(iter(links.values())))}" if links else ""
+    links = {rank: board.link_to(rank) for rank in range(len(board.hosts)) if board.is_cut(rank)}
+    return f"; rank(s) {[*links]} cannot be heard: {wires.cut_text(max(links.values()))}" if links else ""
 
 
 #: Failures with one reason each.

@@ -135,7 +135,9 @@ def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
 
 
 def cut_text(link: str) -> str:
-    """What to say of a link that is cut."""
+    """What to say of a link that is cut; of an empty one that libucp has given up a connection."""
+    if not link:
+        return "libucp has given up the connection"
     return (
         f"its host does not answer over the link {link}, but over another one; mend it: what is made anew uses it, "
         "too, unless its port is left out of UCX_NET_DEVICES"
