@@ -84,7 +84,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if options.np is not None and options.np < 1:
         raise ClusterError(f"-np {options.np}: must be at least 1")
     if options.cluster and options.hostfile:
-        raise ClusterError("--hostfile: the cluster file names the hosts already; give one of the two")
+        raise ClusterError("--hostfile: the cluster file names the hosts already; give only one of the two")
     if options.cluster:
         found = cluster_file.load(options.cluster)
     elif options.hostfile:
@@ -106,7 +106,7 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:
-            raise ClusterError(f"-x {name}: is not set here; give it a value: -x {name}=…")
+            raise ClusterError(f"-x {name}: the variable is not set here; give a value: -x {name}=…")
         found[name] = value if equals else os.environ[name]
     return found
 

@@ -383,7 +383,7 @@ def case_mistakes_with_partitions(comm):
     wrong("needs the rank of its source", lambda: comm.Precv_init(into, 2, MPI.ANY_SOURCE, 1))
     wrong("partitions", lambda: comm.Psend_init(into, 0, right))
     wrong("divided evenly", lambda: comm.Psend_init(into, 3, right))
-    wrong("only partitions of a send", lambda: part.Pready(0))
+    wrong("Pready is for sends", lambda: part.Pready(0))
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def messages():
         for r in range(1, N):
             one = torch.empty(2)
             if TWO_VENDORS:
-                with pytest.raises(dist.DistBackendError, match="names its source"):
+                with pytest.raises(dist.DistBackendError, match="name its source"):
                     dist.recv(one, tag=7)
             found.append(dist.recv(one, r if TWO_VENDORS else None, tag=7))
             same(one, data(found[-1], (2,)))

@@ -165,7 +165,7 @@ class FaultMethods(ABC):
                 )  # fmt: skip
                 return made
             if mpi.Get_size() == known:  # no rank has died since: another attempt would fail too
-                raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank could not go on, and says why")
+                raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank failed in Shrink")
             known = mpi.Get_size()
 
     def Grow(self: _Self, store: Any, least: int = 1) -> _Self | None:
@@ -180,7 +180,7 @@ class FaultMethods(ABC):
             communicator stays usable, and has to be freed separately.
         """
         if least < 1:
-            raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
+            raise ValueError(f"least: {least}; it must be 1 or more")
         if self.Is_revoked():
             raise RevokedError(f"rank {self._runner.rank}: Grow: this communicator was revoked: Shrink() first")
         mpi = self._in_time("Grow", lambda: storecomm.let_in(self._mpi, store, least, self._runner.timeout))
@@ -190,7 +190,7 @@ class FaultMethods(ABC):
         if all(self._in_time("Grow", lambda: self._mpi.allgather(failure is None))):
             return made
         mpi.Revoke()
-        raise failure or CollectiveError(f"rank {self._runner.rank}: Grow: another rank could not, and says why")
+        raise failure or CollectiveError(f"rank {self._runner.rank}: another rank failed in Grow")
 
     @classmethod
     def Enter(cls: type[_Self], store: Any, timeout: float | None = None) -> _Self:

@@ -124,11 +124,9 @@ class GroupMethods(ABC):
 
         with self._runner.refusing:  # MPI would raise on this rank only
             if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
-                raise ValueError(
-                    f"Split on rank {self._runner.rank}: color {color} is no number from 0 on that C's int has"
-                )
+                raise ValueError(f"Split on rank {self._runner.rank}: color {color} must be from 0 to 2**31 - 1")
             if not -_MOST <= index(key) < _MOST:
-                raise ValueError(f"Split on rank {self._runner.rank}: key {key} is more than C's int has")
+                raise ValueError(f"Split on rank {self._runner.rank}: key {key} does not fit into a C int")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
@@ -173,7 +171,7 @@ class GroupMethods(ABC):
         if members.rank not in ranks:
             return MPI.COMM_NULL
         if MPI.UNDEFINED in ranks:
-            raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
+            raise ValueError(f"Create_group on rank {members.rank}: the group is not a subset of this communicator")
         with Turn(partial(all_ready, members.known, members.id, ranks, tag, mpi)):
             return self._adopt(mpi.apart(make))
 

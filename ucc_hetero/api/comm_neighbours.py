@@ -113,7 +113,7 @@ class Neighbourhood:
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         if self._broken:
             raise CollectiveError(
-                f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "
+                f"rank {self._messages.rank}: neighbourhood calls of this communicator are no longer possible, because "
                 f"{self._broken}; make a new one"
             )
         divide_send, divide_recv = _DIVIDED[name]

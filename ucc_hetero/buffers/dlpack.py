@@ -109,7 +109,7 @@ def read(capsule: object) -> Tensor:
     else:
         raise BufferError(f"__dlpack__ returned {capsule!r}, which is not an unused DLPack capsule")
     if flags & _IS_COPIED:
-        raise BufferError("its __dlpack__ exports a copy, which a transfer would not reach")
+        raise BufferError("its __dlpack__ exports a copy, so a transfer would not reach its own memory")
     ndim = tensor.ndim
     return Tensor(
         (tensor.data or 0) + tensor.byte_offset,

@@ -136,8 +136,8 @@ def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
         return "host", 0
     if pointer_vendor is None:
         raise BufferError(
-            f"its array interface does not say whose memory {ptr:#x} is, and no GPU runtime is loaded to ask; "
-            f"pass an object with __dlpack__, or run where the vendor's runtime library is found"
+            f"its array interface does not tell the vendor of pointer {ptr:#x}, and no GPU runtime is loaded to ask; "
+            f"pass an object with __dlpack__, or make the vendor's runtime library available"
         )
     return pointer_vendor(ptr)
 

@@ -147,7 +147,7 @@ def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Ent
         buf, number, displ, datatype = _split(spec)
         memory = _memory(buf, datatype, writable, None) or Memory(0, 0, 1, None, "host", 0, None, False, None)
         if memory.vendor != "host":
-            raise TypeError(f"{memory.vendor} memory, and MPI works on host memory only: copy it to the host first")
+            raise TypeError(f"{memory.vendor} memory, but this call works on host memory only: copy it to the host")
         if memory.dims is not None:
             raise BufferError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
         if not mpi_datatypes.is_datatype(datatype):
@@ -294,7 +294,7 @@ def _memory(
     if is_in_place(buf):
         if buf is None and datatype is not None:
             return None
-        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
+        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer; pass one here")
     address = mpi_datatypes.bare_address(buf) if vouched or mpi_datatypes.is_datatype(datatype) else 0
     if address:
         return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None)

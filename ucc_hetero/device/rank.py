@@ -59,8 +59,8 @@ def bind(place: Place) -> DeviceRuntime | None:
         return None
     if _bound is not None and _bound != place:
         raise DeviceError(
-            f"this process works with {_bound.vendor} device {_bound.device} already and cannot change to "
-            f"{place.vendor} device {place.device}: choose the device before the first Communicator"
+            f"this process uses {_bound.vendor} device {_bound.device} already and cannot change to {place.vendor} "
+            f"device {place.device}: select the device before the first Communicator"
         )
     if _bound == place:
         return runtime

@@ -282,7 +282,9 @@ def uncaptured(stream: Any, what: str) -> int:
     """The handle of a stream for work in which hosts take part. ``NotSupported`` while it is being captured."""
     handle = stream_handle(stream)
     if lib.ucch_stream_captures(handle):
-        raise NotSupported(f"{what} cannot be captured in a graph, as hosts take part in it; do it outside of graphs")
+        raise NotSupported(
+            f"{what} cannot be captured in a graph, as hosts take part in it; call it outside of captures"
+        )
     return handle
 
 

@@ -81,8 +81,8 @@ class CapturedMessages:
         if self.waiting and not self._captures(self.waiting[0].stream):
             left, self.waiting = self.waiting, []
             raise CollectiveError(
-                f"rank {self._state.rank}: {len(left)} messages were posted while a stream was captured, and not "
-                "waited for before the capture was over: they are in no graph"
+                f"rank {self._state.rank}: {len(left)} messages posted in a graph capture were not waited for in it, "
+                "and are in no graph: call Wait before the capture ends"
             )
 
     def _captures(self, stream: int) -> bool:
@@ -116,7 +116,7 @@ class CapturedMessages:
         if channels is None:
             raise NotSupported(
                 f"rank {state.rank}: messages cannot be captured in a graph: "
-                f"{self._members.lacks or 'capture a collective of this communicator on all of its ranks before'}"
+                f"{self._members.lacks or 'capture a collective of this communicator on all its ranks first'}"
             )
         with kernels.beside_a_capture(make=self._members.topology.flat):
             kernels.ready(*_KERNEL)

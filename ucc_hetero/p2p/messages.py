@@ -304,7 +304,7 @@ class Messages:
     def _refuse_copies(self, transfer: Transfer) -> None:
         """Raise if a message that starts later, in a stream, would need a host copy now."""
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
-            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
+            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= needs contiguous memory")
 
     def goes_by_lane(self, peer: int) -> bool:
         """True if messages in streams with this peer use a lane (p2p/lane.c). Raises for a receive from any rank."""
@@ -312,8 +312,8 @@ class Messages:
             return False
         if peer == self.any_source:
             raise NotSupported(
-                f"rank {self.rank}: a receive in a stream names its source among devices of several vendors, whose "
-                "streams hand each other messages; receive from any rank without stream=, as its sender must send"
+                f"rank {self.rank}: a receive with stream= between devices of several vendors must name its source; to "
+                "receive from any rank, leave out stream= on both sides"
             )
         return True
 
@@ -326,7 +326,7 @@ class Messages:
         self.check_memory(what, buffer)
         if peer in (self.any_source, self.rank) or tag == self.any_tag or what == "synchronous send":
             raise NotSupported(
-                f"rank {self.rank}: a {what} that is captured in a graph names another rank and the tag, and is not "
+                f"rank {self.rank}: a {what} in a graph capture must name another rank and a tag, and must not be "
                 "synchronous"
             )
         return self.captured.post(what, buffer, peer, self.any_tag if peer == self.null else tag, stream)
@@ -334,11 +334,11 @@ class Messages:
     def check_memory(self, what: str, buffer: Buffer) -> None:
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
-                f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
-                "hand it on; host memory goes without stream="
+                f"rank {self.rank}: a {what} with stream= needs memory of this rank's device; for host memory "
+                "leave out stream="
             )
         if buffer.layout is not None:
-            raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
+            raise NotSupported(f"rank {self.rank}: a {what} with stream= needs contiguous memory")
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Any:
         """Make a receive without starting it. With ``stream`` it writes to the buffer once the stream gets to it."""
@@ -420,11 +420,11 @@ class Messages:
             return self._not_begun(message)
         if status == lib.UCCH_FAIL_REFUSED:
             return CollectiveError(
-                f"{where} was not begun: rank {message.peer} refused an earlier message with stream= to it, which was "
-                "longer than its receive or had another tag; later ones go on"
+                f"{where} was not sent: rank {message.peer} refused an earlier message with stream=, which was longer "
+                "than its receive or had another tag; later messages are sent"
             )
         if status == lib.UCCH_FAIL_TIMEOUT:
-            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} messages before it have not ended")
+            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} earlier messages are still under way")
         return CollectiveError(
             f"{where}: an earlier message with stream= between the two has failed ({status_name(status)}), and none "
             "can follow it: make a new communicator"

@@ -190,7 +190,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         Raises:
             TypeError, ValueError: See :meth:`Pready`.
         """
-        raise ValueError(f"{self._described()}: only partitions of a send are marked ready")
+        raise ValueError(f"{self._described()}: Pready is for sends")
 
     def Parrived(self, partition: int) -> bool:
         """Test whether a partition of this receive has arrived.
@@ -204,7 +204,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         Raises:
             TypeError, ValueError: There is no such partition, or this is a send.
         """
-        raise ValueError(f"{self._described()}: only partitions of a receive arrive")
+        raise ValueError(f"{self._described()}: Parrived is for receives")
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
@@ -352,7 +352,7 @@ class _Receive(PartitionedRequest):
         size = whole.dtype.itemsize
         if header.partitions * header.nbytes != total or header.nbytes % size:
             raise TruncationError(
-                f"{self._described()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the "
+                f"{self._described()}: the sender has {header.partitions} partitions of {header.nbytes} bytes, but the "
                 f"buffer has {len(self._parts)} of {whole.nbytes}"
             )
         each = header.nbytes // size

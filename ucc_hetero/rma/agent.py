@@ -237,9 +237,9 @@ class Agent(Handle):
             ValueError: The name has more than 1,000 characters, or the region belongs to another worker.
         """
         if len(name) > _NAME:
-            raise ValueError(f"name: {len(name)} characters, and a region's name has {_NAME} at most")
+            raise ValueError(f"name: {len(name)} characters; at most {_NAME} are allowed")
         if region.worker is not self.worker:
-            raise ValueError("region: it is of another worker than this agent's, by which no peer could open it")
+            raise ValueError("region: it is of another worker; register the memory with this agent's worker")
         with self._lock:
             self._regions[name] = region
         self._tell(*self.peers)

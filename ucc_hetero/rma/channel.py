@@ -67,7 +67,7 @@ class Channel:
         if magic != b"UCHA":
             raise ChannelError("the other side is not an agent")
         if version != VERSION:
-            raise ChannelError(f"the other side speaks version {version}, and this is {VERSION}")
+            raise ChannelError(f"the other side speaks version {version}, but this side {VERSION}")
         both = theirs + mine if server else mine + theirs
         # The caller proves itself first, and gets no proof unless it knows the secret.
         if not server:
@@ -105,7 +105,7 @@ class Channel:
         """Send a JSON value of up to 1 MiB."""
         body = json.dumps(message, separators=(",", ":")).encode()
         if len(body) > MOST:
-            raise ValueError(f"a message of {len(body)} bytes is sent, and {MOST} may be")
+            raise ValueError(f"a message has {len(body)} bytes; at most {MOST} are allowed")
         with self._sending:
             self._write(_LENGTH.pack(len(body)) + self._tag(self._server, self._sent, body) + body)
             self._sent += 1
@@ -115,10 +115,10 @@ class Channel:
         head = self._exactly(_LENGTH.size + _PROOF)
         (length,) = _LENGTH.unpack_from(head)
         if length > MOST:
-            raise ChannelError(f"the other side announces {length} bytes, and {MOST} may be")
+            raise ChannelError(f"the other side sends a message of {length} bytes; at most {MOST} are allowed")
         body = self._exactly(length)
         if not hmac.compare_digest(head[_LENGTH.size :], self._tag(not self._server, self._received, body)):
-            raise ChannelError("a message was changed on its way, or was not sent by the other side")
+            raise ChannelError("a message was modified, or was not sent by the other side")
         self._received += 1
         try:
             return json.loads(body)

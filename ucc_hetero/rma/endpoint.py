@@ -155,7 +155,7 @@ class Endpoint(Sided):
         """
         found = Descriptor.unpack(descriptor)
         if found.uid != self.uid:
-            raise ValueError("the descriptor is of a region of another process than this endpoint's")
+            raise ValueError("the descriptor is of a region of another process, not of this endpoint's peer")
         # Made before the request is sent: if the owner closes the region right after its answer, this becomes stale.
         native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
         target = Target(self, found, native)
@@ -343,7 +343,7 @@ class Endpoint(Sided):
                 native = owned(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
                 return Request(native, lib.ucch_transfer_op(native), _NAMES[what], (local, target))
         if target.peer is not self:
-            raise ValueError("target: it is a region of another peer than this endpoint's")
+            raise ValueError("target: it is a region of another peer, not of this endpoint's")
         if local.worker is not self.worker:
             raise ValueError("local: it is a region of another worker than this endpoint's")
         fitting = _lists(local.nbytes, target.nbytes, mine, theirs, lengths)
@@ -398,7 +398,7 @@ def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
     if not data:
         return told
     if len(data) > lib.UCCH_RMA_NOTICE:
-        raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
+        raise ValueError(f"notify: {len(data)} bytes; a notification may have {lib.UCCH_RMA_NOTICE}")
     return told | {"notice": ffi.from_buffer(data), "notice_bytes": len(data)}
 
 
@@ -413,10 +413,10 @@ def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tupl
     found = {name: _list(name, value) for name, value in given.items()}
     count = max(len(each) for each in found.values())
     if count > lib.UCCH_RMA_ENTRIES:
-        raise ValueError(f"{count} pieces, and a transfer has {lib.UCCH_RMA_ENTRIES} at most")
+        raise ValueError(f"{count} pieces; a transfer may have {lib.UCCH_RMA_ENTRIES}")
     for name, each in found.items():
         if len(each) != count and len(each) != 1:
-            raise ValueError(f"{name}: {len(each)} entries, where another list has {count}")
+            raise ValueError(f"{name}: {len(each)} entries, but another list has {count}")
         if len(each) != count:
             found[name] = np.full(count, each[0], np.uint64)
     mine, theirs, sizes = found.values()
@@ -430,7 +430,7 @@ def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tupl
 def _list(name: str, value: Any) -> Array:
     array = np.atleast_1d(np.asarray(value))
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
-        raise TypeError(f"{name}: a number, or a list or array of integers, is wanted, not {value!r:.60}")
+        raise TypeError(f"{name}: must be a number, or a list or array of integers, not {value!r:.60}")
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"{name}[{int(array.argmin())}]: {array.min()} is negative")
     return np.ascontiguousarray(array, np.uint64)

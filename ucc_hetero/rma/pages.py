@@ -229,11 +229,11 @@ class PageTable(Handle):
         self.worker = worker
         layers = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in caches]
         if not layers or len({len(each) for each in layers}) != 1:
-            raise ValueError("caches: an array for each layer, or a pair for each, is wanted")
+            raise ValueError("caches: must have an array, or a pair of arrays, for each layer")
         arrays = [_in_memory_order(array, axes) for layer in layers for array in layer]
         shapes = {(tuple(order), shape) for _, order, shape in arrays}
         if len(shapes) > 1:
-            raise ValueError(f"caches: they differ, {sorted(shapes)[:3]}: a table is of arrays that are alike")
+            raise ValueError(f"caches: arrays have different shapes, {sorted(shapes)[:3]}; all must be equal")
         _, order, shape = arrays[0]
         name = _dtype(arrays[0][0], dtype)
         self.form = _form(order, shape, len(layers), len(layers[0]), block_size, name, heads)
@@ -254,7 +254,7 @@ class PageTable(Handle):
 
     def _check(self, region: Region) -> None:
         if region.nbytes != array_bytes(self.form):
-            raise ValueError(f"caches: {region.nbytes} bytes in an array of {array_bytes(self.form)} by its shape")
+            raise ValueError(f"caches: an array has {region.nbytes} bytes, but {array_bytes(self.form)} by its shape")
         if self._base(region) % DTYPES[self.form.dtype].itemsize:
             raise BufferError(f"caches: an array begins in the middle of an element of {self.form.dtype}")
 
@@ -293,7 +293,7 @@ class PageTable(Handle):
         """
         found = Table.unpack(descriptor)
         if found.uid != peer.uid:
-            raise ValueError("the table is of another process than this endpoint's")
+            raise ValueError("the table is of another process, not of this endpoint's peer")
         why = unlike(self.form, found.form)
         if why:
             raise ValueError(f"pages of the two tables cannot be exchanged: {why}")
@@ -317,7 +317,7 @@ class PageTable(Handle):
         """
         each = [sources] if isinstance(sources, PageTarget) else list(sources)
         if any(source.table is not self for source in each):
-            raise ValueError("sources: one was opened by another table")
+            raise ValueError("sources: one of them was opened by another table")
         numbers = _numbers("pages", pages, self.form.blocks, once=True)
         self._check_heads(each)
         self._receipts = [receipt for receipt in self._receipts if not receipt.ended()]
@@ -333,7 +333,7 @@ class PageTable(Handle):
             if count != 1:
                 whose = f"{count} of the {len(sources)} sources have head {head} of {form.total}"
                 raise ValueError(
-                    f"sources: {whose}, and each of {form.first} to {form.first + form.heads - 1} has to come once"
+                    f"sources: {whose}; exactly one must have each of {form.first} to {form.first + form.heads - 1}"
                 )
 
     def _keep(self, receipt: Receipt) -> None:
@@ -387,8 +387,8 @@ class PageTarget:
         conversion = self.plan.route.conversion if self.table.on_device else None
         if conversion and not kernels.ready(lib.UCCH_PIECES, 0, conversion.source, conversion.target, insist=True):
             raise DeviceError(
-                f"pages on this device cannot become {self.plan}: the kernel that does so needs the vendor's run-time "
-                "compiler (UCCH_RTC_LIB); UCCH_LOG=device:info says what is missing"
+                f"pages on this device cannot become {self.plan}: the conversion kernel needs the vendor's run-time "
+                "compiler (UCCH_RTC_LIB); UCCH_LOG_LEVEL=info UCCH_LOG_SUBSYS=device logs what is missing"
             )
         out = [self.peer.open(descriptor) for descriptor in self._descriptors]
         if any(target.nbytes != array_bytes(self.form) for target in out):
@@ -425,11 +425,11 @@ class PageTarget:
         """
         told = Ticket.unpack(ticket)
         if told.table != self.number:
-            raise ValueError("ticket: it is for another table than the peer's")
+            raise ValueError("ticket: it is for another table, not for the peer's")
         mine = _numbers("pages", pages, self.table.form.blocks)
         theirs = _numbers("ticket", np.frombuffer(told.pages, np.uint32), self.form.blocks)
         if len(mine) != len(theirs):
-            raise ValueError(f"pages: {len(mine)}, and the ticket is for {len(theirs)}")
+            raise ValueError(f"pages: {len(mine)} blocks, but the ticket is for {len(theirs)}")
         chosen = _numbers("layers", range(self.form.layers) if layers is None else list(layers), self.form.layers, True)
         if not len(mine):
             return Requests([])
@@ -603,11 +603,11 @@ def _numbers(name: str, values: Any, most: int, once: bool = False) -> Array:
     if not array.size:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: a list or array of integers is wanted, not {values!r:.60}")
+        raise TypeError(f"{name}: must be a list or array of integers, not {values!r:.60}")
     bad = (array < 0) | (array >= most)
     if bad.any():
         i = int(bad.argmax())
-        raise ValueError(f"{name}[{i}]: there is no number {array[i]}, only 0 to {most - 1}")
+        raise ValueError(f"{name}[{i}]: {array[i]} is not from 0 to {most - 1}")
     if once and len(np.unique(array)) != len(array):
-        raise ValueError(f"{name}: one is named twice, and it would be written twice")
+        raise ValueError(f"{name}: a number occurs twice")
     return array.astype(np.int64)

@@ -74,7 +74,7 @@ class Memory(Handle):
             DeviceError: The device does not have that much memory left.
         """
         if on not in ("device", "host") or nbytes < 1:
-            raise ValueError(f"allocate: {nbytes} bytes on {on!r}: one or more, on 'device' or 'host', are wanted")
+            raise ValueError(f"allocate: {nbytes} bytes on {on!r}; needs 1 or more, on 'device' or 'host'")
         runtime = bind(place_of()) if on == "device" else None
         if runtime is None:
             return cls(np.empty(nbytes, np.uint8))
@@ -92,7 +92,7 @@ class Memory(Handle):
         """
         other = source if isinstance(source, Memory) else Memory(source)
         if other.nbytes != self.nbytes:
-            raise ValueError(f"source: {other.nbytes} bytes, and there are {self.nbytes} here")
+            raise ValueError(f"source: {other.nbytes} bytes, but this memory has {self.nbytes}")
         runtime = self._runtime or other._runtime
         if runtime is None:
             ffi.memmove(ffi.cast("char *", self.address), ffi.cast("char *", other.address), self.nbytes)
@@ -114,7 +114,7 @@ def _runtime(place: Place) -> DeviceRuntime:
         place = now  # a library stands in for the vendor's: memory is the other vendor's
     runtime = bind(place)
     if runtime is None:
-        raise DeviceError(f"memory is of {place.vendor} device {place.device}, whose runtime is not here")
+        raise DeviceError(f"memory is on {place.vendor} device {place.device}, but its runtime is not loaded")
     return runtime
 
 
@@ -236,7 +236,7 @@ class Region(Sided, Handle):
         self.revoke()
         left = timeout or -1.0  # 0 would mean no limit
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), left):
-            raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
+            raise CollectiveTimeout(f"{self!r} is still in use after {timeout:g} s, and stays registered")
         self.release()
 
     def revoke(self) -> None:

@@ -178,11 +178,11 @@ def _unseal(magic: bytes, data: bytes, what: str, least: int, most: int = LIMIT)
         raise TypeError(f"the {what} must be bytes, not {type(data).__name__}")
     data = bytes(data)
     if not _HEAD.size + least <= len(data) <= most or data[:4] != magic:
-        raise FormatError(f"these {len(data)} bytes are no {what}")
+        raise FormatError(f"these {len(data)} bytes are not a valid {what}")
     _, version, checksum = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise FormatError(f"the {what} has version {version}, and this is {VERSION}: both sides need one ucc_hetero")
+        raise FormatError(f"the {what} has version {version}, but this side has {VERSION}: both need one ucc_hetero")
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
-        raise FormatError(f"the {what} was damaged on its way: its checksum is another")
+        raise FormatError(f"the {what} is damaged: its checksum differs")
     return body

@@ -114,8 +114,8 @@ def _warn_of_binding(ranks_here: int) -> None:
     share = len(discover.host_cores()) // ranks_here
     if discover.cores() == 1 < share and os.environ.get("OMP_NUM_THREADS") != "1":
         log.log("torch").warning(
-            "rank 0 and all of torch's threads in it are bound to one core, where the host has %d for each rank: start "
-            "with mpirun --bind-to none, or with ucch-run; OMP_NUM_THREADS=1 says that one is enough",
+            "rank 0 and all of torch's threads in it are bound to one core, but the host has %d for each rank: start "
+            "with mpirun --bind-to none, or with ucch-run; if one core is enough, set OMP_NUM_THREADS=1",
             share,
         )
 
@@ -205,14 +205,14 @@ def _over_mpi(opts: Any) -> Communicator:
     ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(
-            f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: let mpirun -np N start all "
-            "of them, or none (torchrun)"
+            f"torch's job has at least {max(ranks) + 1} ranks, but MPI's has {world.Get_size()}: start all ranks with "
+            "mpirun -np N, or with torchrun"
         )
     mine = ranks[opts.group_rank]
     if mine != world.Get_rank():
         raise dist.DistBackendError(
-            f"torch's rank {mine} is MPI's rank {world.Get_rank()}; let them agree: unset RANK and WORLD_SIZE under "
-            "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
+            f"torch's rank {mine} is MPI's rank {world.Get_rank()}, but they must be equal: unset RANK and WORLD_SIZE "
+            "under mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
         return Communicator(world)
@@ -263,8 +263,8 @@ def rebuild() -> None:
         raise TypeError('rebuild() is for a default group of the backend "ucch"; this process has none')
     if not isinstance(group, ProcessGroupUCCH):
         raise TypeError(
-            f"rebuild() cannot tell which ranks of a default group live that is torch's own "
-            f"({c10d._world.pg_backend_config[group]}): set UCCH_TORCH_VENDOR=n, with which the backend ucch serves it"
+            f"rebuild() cannot tell which ranks are alive: the default group is torch's own "
+            f"({c10d._world.pg_backend_config[group]}); set UCCH_TORCH_VENDOR=n, so that the backend ucch serves it"
         )
     name, store = c10d._world.pg_map[group]
     timeout = timedelta(seconds=group.seconds) if group.seconds else None

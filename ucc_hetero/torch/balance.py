@@ -117,7 +117,7 @@ class Profile:
         size = len(self.each)
         limits = list(most) if most is not None else [total] * size
         if len(limits) != size or total < size or sum(limits) < total or min(limits) < 1:
-            raise ValueError(f"{total} samples cannot be dealt to {size} ranks that take 1 to {limits}")
+            raise ValueError(f"{total} samples cannot be divided among {size} ranks that take 1 to {limits}")
         counts = [1] * size
         # Give each sample to the rank that would finish with it first: optimal, as costs only grow with the samples.
         heap = [(self.fixed[r] + 2 * self.each[r], r) for r in range(size) if limits[r] > 1]
@@ -158,8 +158,8 @@ def _unlike(rank: int, samples: Sequence[Sequence[float]]) -> bool:
         return True
     if rank == 0:
         log.log("torch").warning(
-            "the ranks took %.3g to %.3g s for the same work, and one rank alone differed by %.3g s: all get equal "
-            "shares; profile again on hosts that do nothing else, or with a larger repeat",
+            "the ranks took %.3g to %.3g s for the same work, but one rank's own times by %.3g s: all get equal "
+            "shares; profile again on idle hosts, or with a larger repeat",
             min(medians), max(medians), noise,
         )  # fmt: skip
     return False
@@ -301,7 +301,9 @@ def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     """
     ranks, layers = len(seconds), len(seconds[0]) if seconds else 0
     if layers < ranks or any(len(row) != layers for row in seconds):
-        raise ValueError(f"{[len(row) for row in seconds]} layers on {ranks} ranks: each needs one, and all know all")
+        raise ValueError(
+            f"{[len(row) for row in seconds]} layers on {ranks} ranks: each needs one, and all rows one length"
+        )
     sums = [[0.0] * (layers + 1) for _ in seconds]
     for row, total in zip(seconds, sums, strict=True):
         for i, value in enumerate(row):
@@ -340,7 +342,7 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
 
     def __init__(self, length: int, share: Share, *, shuffle: bool = True, seed: int = 0) -> None:
         if length < share.total:
-            raise ValueError(f"a data set of {length} samples has no batch of {share.total}")
+            raise ValueError(f"a data set of {length} samples is shorter than one global batch of {share.total}")
         self._length, self._share, self._shuffle, self._seed, self._epoch = length, share, shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -62,7 +62,7 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
     splits = [] if given is None else [int(n) for n in given]
     if not splits:
         if rows % size:
-            raise ValueError(f"{what} has {rows} rows, which {size} ranks do not divide; give split sizes")
+            raise ValueError(f"{what} has {rows} rows, not a multiple of the {size} ranks; give split sizes")
         return None
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise ValueError(f"split sizes {splits} of {what} must be {size} numbers of 0 or more that add up to {rows}")
@@ -118,7 +118,7 @@ class Collectives(Dispatch):
     def _sum_sparse(self, tensor: Any, how: TorchReduction) -> Work:
         """Sum a sparse COO tensor in place, before this returns. Each rank gathers the non-zero elements of all."""
         if how.op.name != "SUM" or how.factor is not None:
-            raise ValueError(f"all_reduce of sparse tensors sums only, and {how.op} was asked for")
+            raise ValueError(f"all_reduce of sparse tensors supports SUM only, not {how.op}")
         mine = tensor.detach().coalesce()
         counts = torch.empty(self.size(), dtype=torch.int64)
         self.all_gather_single(counts, torch.tensor([mine._nnz()])).wait()
@@ -199,8 +199,8 @@ class Collectives(Dispatch):
     def _gather_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
-                f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; "
-                f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
+                f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
+                f"have {self.size()} times input's {input.numel()} of {input.dtype}"
             )
         if not input.numel():
             return Work(self, [output])
@@ -231,8 +231,8 @@ class Collectives(Dispatch):
         counts = self._per_rank(outputs, "allgather", "output")
         if counts[self.rank()] != tensor.numel() or any(each.dtype != tensor.dtype for each in outputs):
             raise ValueError(
-                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, and its "
-                f"place in the output list {counts[self.rank()]} of {outputs[self.rank()].dtype}"
+                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, but its "
+                f"tensor in the output list has {counts[self.rank()]} of {outputs[self.rank()].dtype}"
             )
         if not sum(counts):
             return Work(self, outputs)
@@ -300,8 +300,8 @@ class Collectives(Dispatch):
     def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
-                f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; "
-                f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
+                f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
+                f"have {self.size()} times output's {output.numel()} of {output.dtype}"
             )
         if not output.numel():
             return Work(self, [output])
@@ -334,8 +334,8 @@ class Collectives(Dispatch):
         counts = self._per_rank(inputs, "reduce_scatter", "input")
         if counts[self.rank()] != output.numel():
             raise ValueError(
-                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, and its place in the "
-                f"input list {counts[self.rank()]}"
+                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, but its tensor in the "
+                f"input list has {counts[self.rank()]}"
             )
         if not sum(counts):
             return Work(self, [output])

@@ -138,8 +138,8 @@ def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> No
         ranks.pop("host", None)
     if len(ranks) > 1 and rank == 0:
         log.log("torch").warning(
-            "the script asks for nccl, which connects GPUs of one vendor, and this job has %s: UCCH_TORCH_REPLACE=nccl "
-            "gives the script the backend ucch",
+            "the script asks for nccl, which connects GPUs of one vendor only, but this job has %s: set "
+            "UCCH_TORCH_REPLACE=nccl, so that the backend ucch serves it",
             " and ".join(f"{vendor} on {ranks_text(some)}" for vendor, some in ranks.items()),
         )
 
@@ -248,7 +248,7 @@ def fabrics() -> list[str]:
     """One name per rank of the default group, equal for one vendor on one fabric. ``RuntimeError`` if unknown."""
     size = dist.get_world_size() if dist.is_initialized() else 0
     if not size or len(_known) < size:
-        raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
+        raise RuntimeError('the vendors of the ranks are not known yet: call init_process_group("ucch") first')
     return [_known[rank].fabric for rank in range(size)]
 
 

@@ -542,8 +542,8 @@ class Dispatch:
                 work.is_over()
         if self._unfit is not None:
             raise dist.DistBackendError(
-                f"process group {self._name!r} on rank {self.rank()}: data is missing for which a stream has waited, "
-                f"and what was computed from it is wrong; make a new group: {self._unfit}"
+                f"process group {self._name!r} on rank {self.rank()}: a stream went on without a message's data, and "
+                f"results computed from it are wrong; make a new group: {self._unfit}"
             ) from self._unfit
 
     def check_aborted(self) -> None:

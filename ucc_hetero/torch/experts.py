@@ -309,7 +309,7 @@ class Experts:
         """The handle of a dispatch, and the number of tokens of each local expert."""
         with self._refusing():
             if alignment < 1:
-                raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; 1 or more is due")
+                raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; it must be 1 or more")
             if idx is None or inside is None or per_expert is None:
                 raise ValueError(f"dispatch on rank {self.rank}: topk_idx and its layout are needed, or a handle")
             self._check_choices("dispatch", idx, experts := len(per_expert))

@@ -74,8 +74,8 @@ class FabricMessages:
         tag."""
         if peer in self._places and tag < 0:
             raise ValueError(
-                f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
-                "vendor's library moves it, so name one of 0 or more"
+                f"tag {tag} of a message between rank {self._rank} and rank {peer}: a tag of 0 or more is needed: it "
+                "decides if their vendor's library sends the message"
             )
         return tag == 0 and peer in self._places
 

@@ -53,8 +53,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
     if key not in _known:
         if _here.makes_none:
             raise NotSupported(
-                "a call that is captured in a graph needs a kernel that is not loaded yet: make such a call once "
-                "before capturing"
+                "a call in a graph capture needs a kernel that is not loaded yet: make such a call once before the "
+                "capture"
             )
         # Not while a stream waits for a call: loading a kernel may wait for the device, and so for that stream.
         if not progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0) and not insist:
