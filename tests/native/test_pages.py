@@ -230,7 +230,7 @@ BAD = [
     (ValueError, r"axes: 'KBNH' names 4 dimensions, and an array has 5", lambda w: table_of(w, axes="KBNH")),
     (ValueError, "are not K, B, N, H and D", lambda w: table_of(w, axes="KBNHX")),
     (ValueError, "have to be last", lambda w: table_of(w, axes="KBDNH")),
-    (ValueError, "they differ", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
+    (ValueError, "have different shapes", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
     (ValueError, "for each layer", lambda w: rma.PageTable(w, [], "KBNHD")),
     (ValueError, "are no blocks of 3", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
     (ValueError, "'float16' does not have elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
@@ -263,7 +263,7 @@ def test_unlike_tables(two, table):
     ):
         with rma.PageTable(two.there, arrays, "KBNHD", **more) as theirs, pytest.raises(ValueError, match=what):
             mine.open(two.to, theirs.descriptor)
-    with pytest.raises(rma.FormatError, match="are no table of pages"):
+    with pytest.raises(rma.FormatError, match="are not a valid table of pages"):
         mine.open(two.to, mine.regions[0].descriptor)
     with pytest.raises(ValueError, match="of another process"):
         mine.open(two.to, mine.descriptor)
@@ -279,7 +279,7 @@ def test_pages_that_are_none(two, table):
     for what, pages in (("pages: 1 blocks, but the ticket is for 2", [1]), (r"pages\[1\]: 4 is not from 0", [0, 4])):
         with pytest.raises(ValueError, match=what):
             send.send_pages(pages, good.ticket)
-    with pytest.raises(TypeError, match="pages: a list"):
+    with pytest.raises(TypeError, match="pages: must be a list"):
         send.send_pages([0.5, 1], good.ticket)
     with pytest.raises(ValueError, match=r"layers\[0\]: 3 is not from 0"):
         send.send_pages([0, 1], good.ticket, layers=[3])
