@@ -230,7 +230,7 @@ BAD = [
     (ValueError, r"axes: 'KBNH' names 4 dimensions, and an array has 5", lambda w: table_of(w, axes="KBNH")),
     (ValueError, "are not K, B, N, H and D", lambda w: table_of(w, axes="KBNHX")),
     (ValueError, "have to be last", lambda w: table_of(w, axes="KBDNH")),
-    (ValueError, "have different shapes", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
+    (ValueError, "different shapes", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
     (ValueError, "for each layer", lambda w: rma.PageTable(w, [], "KBNHD")),
     (ValueError, "are no blocks of 3", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
     (ValueError, "'float16' does not have elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
