@@ -241,10 +241,9 @@ class Experts:
 
         Returns:
             ``recv_x`` ``[R, H]``, ordered by sender and then by token; ``recv_topk_idx`` ``[R, K]``, counted from
-            this
-                rank's first expert, -1 for others; ``recv_topk_weights`` ``[R, K]``, 0 where the index is -1; a
-                list with the number of tokens of each local expert; the handle; the event. With a handle, indices,
-                weights and list are None.
+            this rank's first expert, -1 for others; ``recv_topk_weights`` ``[R, K]``, 0 where the index is -1; a list
+            with the number of tokens of each local expert; the handle; the event. With a handle, indices, weights and
+            list are None.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -352,9 +351,8 @@ class Experts:
 
         Returns:
             ``recv_x`` ``[E / W, M * W, H]``: the first ``recv_count[e]`` rows of each expert are tokens, ordered by
-            sender
-                and then by token, the rest are 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
-                hook, which is ``event.current_stream_wait``.
+            sender and then by token, the rest are 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
+            hook, which is ``event.current_stream_wait``.
 
         Raises:
             ValueError, DistBackendError: As the class says; on the host also for indices out of range.
