@@ -42,6 +42,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 static pthread_t last; /* the thread that finalizes Python */
 static int has_last;
+static _Atomic int lost; /* its owner does not end */
 _Atomic int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
 /* Naps left that replace yields of this thread, and the end of its last long yield. */
@@ -122,6 +123,12 @@ static void relax(void) {
 #endif
 }
 
+/* The thread that finalizes Python does not wait for a lock that is lost. */
+static void wait_for_lock(void) {
+    if (lost && pthread_equal(last, pthread_self())) ucch_leave();
+    pthread_mutex_lock(&lock);
+}
+
 /* A thread that makes progress retakes the lock at once, and a mutex is not fair: a thread woken to take it may find it
  * taken for milliseconds. So threads count themselves in `wanted` while they wait, and progress lets them have the lock
  * first. */
@@ -135,7 +142,7 @@ void ucch_lock(void) {
         relax();
         had = pthread_mutex_trylock(&lock) == 0;
     }
-    if (!had) pthread_mutex_lock(&lock);
+    if (!had) wait_for_lock();
     wanted--;
 }
 
@@ -173,6 +180,18 @@ void ucch_lock_ends(void) {
     has_last = 1;
 }
 
+/* True if the lock is not free within `seconds`: its owner waits in a library for a peer that cannot be reached. This
+ * thread, which finalizes Python, then ends the process where it would need the lock. */
+int ucch_lock_is_lost(double seconds) {
+    for (double until = ucch_now() + seconds; !lost && !ucch_trylock(); usleep(1000))
+        if (ucch_now() > until) {
+            last = pthread_self();
+            lost = 1;
+        }
+    if (!lost) ucch_unlock();
+    return lost;
+}
+
 /* Called without the lock: yield until threads that wait for it have had it. */
 void ucch_let_others(void) {
     for (int i = 0; i < LET_OTHERS && wanted; i++)
@@ -187,7 +206,7 @@ void ucch_sleep_locked(pthread_cond_t *wake, double seconds) { ucch_cond_wait(wa
 
 /* In a child after fork: a thread of the parent may have held the lock. */
 void ucch_lock_after_fork(void) {
-    wanted = has_last = 0;
+    wanted = has_last = lost = 0;
     lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 }
 

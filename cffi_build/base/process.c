@@ -1,4 +1,5 @@
-/* Processes of this host by pid: whether they have ended, mapping of their files, and signals to them. */
+/* Processes of this host by pid: whether they have ended, mapping of their files, and signals to them; the end of this
+ * process. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -117,4 +118,32 @@ void ucch_process_unbind_thread(void) {
     if (sched_getaffinity(0, sizeof(cores), &cores) || CPU_COUNT(&cores) > OF_CORE) return;
     memset(&cores, 0xff, sizeof(cores));
     sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+/* ---- the end of this process ---- */
+
+#define UCCH_LEAVE_S 10
+
+static int last_status;
+
+/* Set the exit status; not 0: the process has failed. */
+void ucch_leave_with(int status) { last_status = status; }
+
+/* End the process here, as the interpreter's last Py_AtExit function. A failed process ends by a signal: Open MPI
+ * 5.0.11 does not report a process that exits with a status, and other ranks would wait for it. */
+void ucch_leave(void) {
+    if (last_status) kill(getpid(), SIGKILL);
+    _exit(0);
+}
+
+static void *leave_late(void *unused) {
+    sleep(UCCH_LEAVE_S);
+    _exit(0);
+}
+
+/* End the process in UCCH_LEAVE_S seconds if the rest of the exit (MPI_Finalize) hangs because a rank has died in
+ * it. */
+void ucch_leave_late(void) {
+    pthread_t late;
+    if (pthread_create(&late, NULL, leave_late, NULL) == 0) pthread_detach(late);
 }

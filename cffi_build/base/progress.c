@@ -1,11 +1,9 @@
 /* Progress: one round of it, the progress thread, which makes progress while no caller waits, and the waits of callers,
  * which spin, then yield, then nap. */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include "base/base.h"
 
@@ -393,31 +391,3 @@ int ucch_test(ucch_op *op) {
 
 /* As ucch_test, without progress. */
 int ucch_peek(ucch_op *op) { return outcome(op); }
-
-/* ---- the end ---- */
-
-#define UCCH_LEAVE_S 10
-
-static int last_status;
-
-/* Set the exit status; not 0: the process has failed. */
-void ucch_leave_with(int status) { last_status = status; }
-
-/* End the process here, as the interpreter's last Py_AtExit function. A failed process ends by a signal: Open MPI
- * 5.0.11 does not report a process that exits with a status, and other ranks would wait for it. */
-void ucch_leave(void) {
-    if (last_status) kill(getpid(), SIGKILL);
-    _exit(0);
-}
-
-static void *leave_late(void *unused) {
-    sleep(UCCH_LEAVE_S);
-    _exit(0);
-}
-
-/* End the process in UCCH_LEAVE_S seconds if the rest of the exit (MPI_Finalize) hangs because a rank has died in
- * it. */
-void ucch_leave_late(void) {
-    pthread_t late;
-    if (pthread_create(&late, NULL, leave_late, NULL) == 0) pthread_detach(late);
-}

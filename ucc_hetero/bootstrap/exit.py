@@ -105,6 +105,8 @@ _status = 0
 #: Prints this process's error if the rank that is about to end the job, and also prints it, does not end this one
 #: first.
 _own_error: Callable[[], object] | None = None
+#: libucc is in a call that does not end: whatever needs the engine's lock from now on ends the process.
+_lock_is_lost = False
 #: The process whose end is arranged; not a child that uses its parent's MPI.
 _pid = 0
 
@@ -196,13 +198,19 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        # A thread inside torch's store, which Python ends by force, would abort the process.
-        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD_S)
-        links.stop(not _status)
-        wires.stop()  # even after a failure: libucp is about to be unloaded
-        lib.ucch_lock_ends()
-        if _threads_in_calls():
-            lib.ucch_lock()  # never unlocked: these threads must do nothing in libraries that are unloaded
+        if not _lock_is_lost:
+            _stop_threads()
+
+
+def _stop_threads() -> None:
+    """End the engine's threads, and those of Python's that are in calls."""
+    # A thread inside torch's store, which Python ends by force, would abort the process.
+    _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD_S)
+    links.stop(not _status)
+    wires.stop()  # even after a failure: libucp is about to be unloaded
+    lib.ucch_lock_ends()
+    if _threads_in_calls():
+        lib.ucch_lock()  # never unlocked: these threads must do nothing in libraries that are unloaded
 
 
 def _end() -> None:
@@ -331,6 +339,7 @@ def _announce_failure() -> None:
 def _close() -> None:
     """Free everything. If ranks survive one that is lost meanwhile, the libraries would wait for it, and are left
     alone."""
+    global _lock_is_lost
 
     def close() -> None:
         with own_device():
@@ -344,6 +353,7 @@ def _close() -> None:
     except faults.EXCHANGE_ERRORS as error:
         log.log("live").debug("memory of the libraries is not given back: %s", error)
         faults.leave(0)
+        _lock_is_lost = bool(lib.ucch_lock_is_lost(_COMPLETE_S))
 
 
 def _abort() -> None:
