@@ -42,7 +42,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 static pthread_t last; /* the thread that finalizes Python */
 static int has_last;
-static _Atomic int lost; /* its owner does not end */
+static _Atomic int lost; /* its owner does not return from a library */
 _Atomic int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
 /* Naps left that replace yields of this thread, and the end of its last long yield. */
@@ -123,7 +123,7 @@ static void relax(void) {
 #endif
 }
 
-/* The thread that finalizes Python does not wait for a lock that is lost. */
+/* If the lock is lost, the thread that finalizes Python ends the process here: it would wait for ever. */
 static void wait_for_lock(void) {
     if (lost && pthread_equal(last, pthread_self())) ucch_leave();
     pthread_mutex_lock(&lock);

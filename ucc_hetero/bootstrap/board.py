@@ -64,7 +64,7 @@ class Page(NamedTuple):
 
 
 def pages(known: Known, file: int) -> list[Page]:
-    """Pages of what the first rank of this host offers; none where this one cannot have it, or is alone there."""
+    """Pages of the file that this host's first rank offers; none if this rank cannot map it or is alone on the host."""
     ranks = known.near
     if file < 0 or len(ranks) == 1:
         return []

@@ -105,7 +105,7 @@ _status = 0
 #: Prints this process's error if the rank that is about to end the job, and also prints it, does not end this one
 #: first.
 _own_error: Callable[[], object] | None = None
-#: libucc is in a call that does not end: whatever needs the engine's lock from now on ends the process.
+#: A call of libucc does not return: a thread that needs the engine's lock from now on ends the process.
 _lock_is_lost = False
 #: The process whose end is arranged; not a child that uses its parent's MPI.
 _pid = 0
@@ -203,7 +203,7 @@ def _at_exit() -> None:
 
 
 def _stop_threads() -> None:
-    """End the engine's threads, and those of Python's that are in calls."""
+    """End the engine's threads, and wait for Python's threads that are in calls."""
     # A thread inside torch's store, which Python ends by force, would abort the process.
     _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD_S)
     links.stop(not _status)

@@ -158,7 +158,7 @@ class Seat:
         known.job.drop_spare(seconds, MOST_SPARE)
 
     def take_page(self, mpi: Any) -> None:
-        """Have a page of a new file where only that is lacking to be `ready`; collective then."""
+        """Take a page of a new file if this seat lacks only a page to be `ready`; collective then."""
         known = self.known
         if self.ready or not known.makes_teams_alone(self.claimed):
             return

@@ -382,7 +382,7 @@ class Deaths:
     def __init__(self, store: Any, number: int, place: str = "") -> None:
         self._store, self._number = store, number
         self._prefix = f"{place or _place()}/deaths"
-        #: What has been read: who said it, and of whom. Threads may read the same at a time.
+        #: Entries read from the store: the rank that reported, and the ranks it reported dead. Threads may read one twice.
         self._said: dict[int, tuple[int, list[int]]] = {}
         #: Functions that look for deaths, and return the numbers of the dead.
         self._looks: list[Callable[[], Iterable[int]]] = []
@@ -406,7 +406,7 @@ class Deaths:
         self._write([self._number])
 
     def _write(self, numbers: list[int]) -> None:
-        """Write it as the next word, in one step: a rank may die at any moment, and nobody reads past a gap."""
+        """Append an entry in one step: this rank may die at any moment, and ranks do not read past a missing entry."""
         word, written = json.dumps([self._number, numbers]).encode(), b""
         while written != word:
             self._known()

@@ -1,6 +1,6 @@
-"""MPI's collectives by which communicators are made, with a deadline and errors that name ranks.
+"""MPI collectives that create communicators, with a timeout and errors that name ranks.
 
-MPI's own wait for ever for a rank that was stopped, and its errors say neither who died nor what to do.
+MPI's own collectives wait for ever for a stopped rank, and their errors name neither the dead rank nor a remedy.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from . import faults
 
 _T = TypeVar("_T")
 
-#: What exchanges of a new communicator's ranks are for.
+#: What the exchanges of a new communicator's ranks are for, in error messages.
 MAKING = "the making of a communicator"
 
-#: Seconds in which a rank that waits looks without a pause: the others most often come within them.
+#: Seconds for which a waiting rank polls without pauses: the other ranks mostly arrive within them.
 _SPIN_S = 2e-4
 
-#: Bytes of a rank's object, behind those of its length, that travel in one exchange.
+#: Bytes of a rank's slot in the first exchange, and of the object's length at the slot's beginning.
 _SHORT, _LENGTH = 384, 4
 
-#: Seconds that an exchange may go on after the death of one of its ranks, or after one has given its ranks up.
+#: Seconds for which an exchange may still succeed after a rank died or revoked the communicator.
 _LEFT_S = 0.2
 
-#: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
+#: Kinds of roll-call messages: the question of a rank that has timed out, and the answer of a rank that waits in the
+#: same collective.
 _ASKED, _HERE = b"?", b"!"
-#: Seconds in which they answer, and between their looks for questions.
+#: Seconds in which ranks answer a roll call, and between a waiting rank's checks for questions.
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
 
 @cache
 def largest_tag() -> int:
-    """MPI's largest tag, that of this package's questions: one that a script hardly takes."""
+    """MPI's largest tag. Roll-call messages use it, as a script hardly does."""
     from mpi4py import MPI
 
     tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
@@ -65,19 +66,19 @@ _watchdog = Watchdog(_end_job)
 
 
 class Words:
-    """Words over one of MPI's communicators, by which ranks that wait for others in vain tell each other so.
+    """Roll calls over an MPI communicator: ranks that have timed out in a collective find out who else waits in it.
 
-    Only jobs in which a rank was missing have such messages: a word, which ranks wait together, and the number of the
-    one of them that says it.
+    Messages are sent only in jobs in which a rank was missing. A message has a kind, a hash of the ranks that wait
+    together, and the sender's number among these.
     """
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
-        #: What has come, by the ranks that wait together.
+        #: Received messages, by the hash of the ranks that wait together.
         self.heard: dict[bytes, list[bytes]] = {}
 
     def listen(self) -> None:
-        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
+        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says more
             while message := self._mpi.Improbe(tag=largest_tag()):
                 said = bytearray(1 + 2 * _LENGTH)
                 message.Recv(said)
@@ -89,7 +90,8 @@ class Words:
             quarantine.keep((sent, said), sent.Test, unmet)
 
     def places(self, mpi: Any) -> list[int]:
-        """The numbers here of the ranks of another communicator; none unless all can be talked with here."""
+        """Ranks in this communicator of all ranks of ``mpi``; empty if one is missing here or this communicator is
+        revoked."""
         if not faults.mpi_lacks() and faults.revoked(self._mpi):
             return []
         theirs, ours = mpi.Get_group(), self._mpi.Get_group()
@@ -99,25 +101,30 @@ class Words:
         return places if min(places) >= 0 else []
 
 
-#: Those over communicators of jobs.
+#: Those over communicators of jobs, which no caller knows.
 _private: dict[Any, Words] = {}
 
 
 def talk_over(mpi: Any) -> None:
-    """Have ranks that wait for others in vain say so over this communicator of ours, where it has all of them; without
-    one it is the communicator that they wait on."""
+    """Make roll calls over ``mpi``, which belongs to this package, whenever it has all ranks concerned.
+
+    Without such a communicator they are made over the one that the ranks wait on.
+    """
     if isinstance(mpi, Timely):
         _private[mpi] = Words(mpi)
 
 
 def be_silent(mpi: Any) -> None:
-    """Use a communicator for that no more."""
+    """Make no more roll calls over ``mpi``."""
     _private.pop(mpi, None)
 
 
 class _Roll:
-    """A request that ends once all ranks have come: each says so by a collective of its own, from which every other one
-    hears it by itself, and which no receive of a caller's sees."""
+    """A request that completes once all ranks have arrived; until then it knows which ones have.
+
+    Each rank is the root of a scatter, which tells every other rank that the root has arrived. No receive of the caller
+    can take its messages.
+    """
 
     def __init__(self, mpi: Any) -> None:
         size, rank = mpi.Get_size(), mpi.Get_rank()
@@ -139,29 +146,33 @@ class _Roll:
 
 @cache
 def _met() -> int:
-    """Key of communicators whose ranks have come to a roll, and know a communicator of ours since."""
+    """Attribute key of callers' communicators whose ranks have had a `_Roll`: they share a communicator of this package
+    since, over which roll calls are made."""
     from mpi4py import MPI
 
     return MPI.Comm.Create_keyval()
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
-    are for. Over one of a ``caller``'s, who may receive whatever is sent over it, nothing is."""
+    """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died.
+
+    ``what`` they are for, as error messages say it. ``caller``: the communicator belongs to the caller, who may receive
+    any message that is sent over it: so none is.
+    """
 
     def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
-        #: Ranks that have said that they wait, or have waited, for the others.
+        #: Ranks known to wait in this collective, or to have waited.
         self._come: set[int] = set()
         self._own = () if caller else (Words(mpi),)
-        #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
+        #: Time at which a waiting rank saw that another has died or revoked the communicator; 0 for never.
         self._lost = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mpi, name)
 
     def allgather(self, thing: Any) -> list[Any]:
-        """Every rank's object; in one exchange where all are short."""
+        """Every rank's object; in a single exchange if all of them are short."""
         mine = pickle.dumps(thing)
         size, room = self._mpi.Get_size(), _SHORT - _LENGTH
         slots = bytearray(size * _SHORT)
@@ -187,11 +198,11 @@ class Timely:
         return self.at_once(lambda: self._mpi.Split(color, key))
 
     def at_once(self, call: Callable[[], _T], *, met: bool = True) -> _T:
-        """The result of a collective that cannot be left, and that MPI refuses on all ranks or none.
+        """The result of a collective that cannot be abandoned, and that MPI refuses on all ranks or on none.
 
-        No rank that has come to it is needed by one that has not. One that is stopped or interrupted in these
-        microseconds ends the job after the seconds, where a death would. ``met``: all ranks have come, and wait for
-        nothing that this one has sent. ``PeerError`` if a rank has died.
+        A rank that has entered it does not need any rank that has not. If a rank is stopped or interrupted within these
+        microseconds, a job whose MPI would be ended by a death ends after ``seconds``. ``met``: all ranks have arrived,
+        and wait for nothing that this rank has sent. Raises ``PeerError`` if a rank has died.
         """
         if not faults.mpi_lacks():
             return self.apart(call)
@@ -200,15 +211,15 @@ class Timely:
         return _watchdog.over(call, self.seconds, self._what)
 
     def apart(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, made in a thread that can be.
+        """The result of a collective that cannot be abandoned, called in a helper thread that can be.
 
-        ``CollectiveTimeout`` if a rank does not come within the seconds, ``PeerError`` if one has died.
+        Raises ``CollectiveTimeout`` if a rank does not arrive within ``seconds``, ``PeerError`` if one has died.
         """
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:
             return self.named(lambda: faults.in_time(what, self.seconds, call))
         except CollectiveTimeout:
-            quarantine.keep(call, bool, unmet)  # another thread is in it still
+            quarantine.keep(call, bool, unmet)  # the helper thread is still in it
             raise
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
@@ -225,9 +236,10 @@ class Timely:
             )
 
     def look(self) -> None:
-        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
+        """Answer roll calls; raise ``PeerError`` if a rank died or gave up, so that this rank leaves the exchange.
 
-        MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
+        MPI does not interrupt a pending exchange then: Open MPI 5.0.11 has been seen to go on with one that was
+        revoked.
         """
         self._answer()
         if faults.mpi_lacks():
@@ -245,7 +257,7 @@ class Timely:
         return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
 
     def _answer(self) -> None:
-        """Tell the ranks that have waited in vain that this one waits, too."""
+        """Tell ranks that have timed out that this rank waits, too."""
         for words in (*tuple(_private.values()), *self._own):
             words.listen()
             places = words.places(self._mpi) if words.heard else []
@@ -259,10 +271,10 @@ class Timely:
         words.say(word + _together(places) + self._mpi.Get_rank().to_bytes(_LENGTH, "little"), places[rank])
 
     def _missing(self) -> list[int]:
-        """Ranks that do not answer: they have not come, or do not run."""
+        """Call the roll: the ranks that do not answer have not arrived, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
         ways = [(words, words.places(self._mpi)) for words in (*tuple(_private.values()), *self._own)]
-        ways += [(words, [*range(self._mpi.Get_size())]) for words in self._own]  # also where it is revoked
+        ways += [(words, [*range(self._mpi.Get_size())]) for words in self._own]  # even if it is revoked
         way = next((way for way in ways if way[1]), None)
         if way is None:
             return []
@@ -277,7 +289,7 @@ class Timely:
         return sorted(others - self._come)
 
     def named(self, call: Callable[[], _T]) -> _T:
-        """The result of a call of MPI's; what it says of ranks that have died, with their numbers."""
+        """The result of a call of MPI; an error about dead ranks becomes a ``PeerError`` that names them."""
         try:
             return call()
         except faults.EXCHANGE_ERRORS as error:
@@ -290,23 +302,23 @@ class Timely:
 
 
 def _together(places: list[int]) -> bytes:
-    """What stands in words for ranks that wait together."""
+    """The hash that identifies in messages which ranks wait together."""
     return crc32(repr(places).encode()).to_bytes(_LENGTH, "little")
 
 
 def timely(mpi: Any, seconds: float, what: str) -> Any:
-    """An exchange that ends: MPI's as `Timely`, any other as it is."""
+    """``mpi`` as a `Timely`, or as it is if its exchanges have timeouts already (a store's)."""
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
 
 
 def not_met() -> None:
-    """Take note that this rank has come to a call of MPI's in vain."""
+    """Record that this rank has abandoned a call of MPI that other ranks did not enter."""
     quarantine.keep(None, bool, unmet)
 
 
 def unmet() -> bool:
-    """True if this rank has given up a collective of MPI's that other ranks have not come to since."""
+    """True if a collective of MPI that this rank has abandoned is still pending, as other ranks have not entered it."""
     try:
         return quarantine.release(unmet) > 0
-    except faults.EXCHANGE_ERRORS:  # of ranks that have died
+    except faults.EXCHANGE_ERRORS:  # an abandoned call with a dead rank
         return False
