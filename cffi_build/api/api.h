@@ -300,18 +300,18 @@ int ucch_shared_open(int pid, int file);
 char *ucch_shared_map(int file, size_t bytes);
 void ucch_shared_unmap(char *memory, size_t bytes);
 
-/* ---- words.c: what ranks exchange to make a new communicator ---- */
-typedef struct ucch_words {
+/* ---- bids.c: what ranks exchange to make a new communicator ---- */
+typedef struct ucch_bid {
     int64_t ready;             /* UCCH_GOES_ON, UCCH_READY if the rank cannot use their job any more, or 0 */
     int64_t last, next_used;   /* the last number its process has claimed, and the next one that may be in use */
     int64_t color, key;        /* as in MPI's Split */
     int64_t file;              /* descriptor that it offers for the arrival board */
     int64_t spares, spare[32]; /* at most UCCH_SPARES numbers of spare pages and teams */
-} ucch_words;
+} ucch_bid;
 
-int64_t ucch_words_claim(const ucch_words *all, int n);
-int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks);
-int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common);
+int64_t ucch_bids_claim(const ucch_bid *all, int n);
+int ucch_bids_ranks(const ucch_bid *all, int n, int mine, int *ranks);
+int ucch_bids_spare(const ucch_bid *all, const int *ranks, int n, int64_t *common);
 
 /* ---- board.c: which rank of a host has entered which call ---- */
 typedef struct ucch_refusal {

@@ -21,7 +21,7 @@ from ucc_hetero.bootstrap import agreement, faults, meeting, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
-from ucc_hetero.bootstrap.links import neighbours, spokes
+from ucc_hetero.bootstrap.links import linked_ranks, neighbours
 from ucc_hetero.bootstrap.meeting import Bids, Seat, all_ready
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
@@ -149,7 +149,7 @@ def claimed(everyone, *used):
     bids = Bids(len(everyone))
     for words, (last, next_used) in zip(bids.all, everyone, strict=True):
         words.ready, words.last, words.next_used = lib.UCCH_GOES_ON, last, next_used
-    assert bids.heard() and bids.agree(ask)
+    assert bids.evaluate() and bids.agree(ask)
     meeting.claim_number(bids._claimed)
     return bids._claimed
 
@@ -175,7 +175,7 @@ def test_what_follows_from_what_ranks_say_that_make_a_communicator():
     """Their number, ranks of a color in the order of their keys, and what all of these have spare, in the first's."""
     for _ in range(300):
         size = random.randint(1, 9)
-        every = ffi.new("ucch_words[]", size)
+        every = ffi.new("ucch_bid[]", size)
         for words in every:
             words.ready = random.choice((lib.UCCH_GOES_ON,) * 9 + (lib.UCCH_READY,) + (0,) * (random.random() < 0.1))
             words.last, words.next_used = random.randint(-1, 50), random.randint(40, 90)
@@ -188,14 +188,14 @@ def test_what_follows_from_what_ranks_say_that_make_a_communicator():
             expected = lib.UCCH_NOT_READY if 0 in ready else lib.UCCH_NO_MORE
         else:
             expected = following if all(following < words.next_used for words in every) else lib.UCCH_ASK
-        assert lib.ucch_words_claim(every, size) == expected
+        assert lib.ucch_bids_claim(every, size) == expected
         mine = random.randrange(size)
         same = [(every[r].key, r) for r in range(size) if every[r].color == every[mine].color]
         ranks, common = ffi.new("int[]", [-9] * size), ffi.new("int64_t[]", [-9] * lib.UCCH_SPARES)
-        count = lib.ucch_words_ranks(every, size, mine, ranks)
+        count = lib.ucch_bids_ranks(every, size, mine, ranks)
         assert list(ranks)[:count] == [r for _, r in sorted(same)]
         spare = [list(every[r].spare)[: every[r].spares] for r in list(ranks)[:count]]
-        count = lib.ucch_words_spare(every, ranks, count, common)
+        count = lib.ucch_bids_spare(every, ranks, count, common)
         assert list(common)[:count] == [each for each in spare[0] if all(each in others for others in spare)]
 
 
@@ -308,7 +308,7 @@ def test_a_team_that_is_late_says_whose_it_is(bridge, monkeypatch, joined):
 def test_no_team_is_made_where_one_was_given_up():
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
     job = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
-    job.least = partial(Job.least, job)
+    job.min_word = partial(Job.min_word, job)
     found = teams_of(job, [10], 1)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True
@@ -518,7 +518,7 @@ def test_the_oldest_spare_teams_are_destroyed(left):
 def reached(hosts, lost):
     """Ranks that news of the first living one comes to."""
     found = {next(r for r in range(len(hosts)) if r not in lost)}
-    while more := {s for r in found for s in spokes(hosts, r)} - found - lost:
+    while more := {s for r in found for s in linked_ranks(hosts, r)} - found - lost:
         found |= more
     return found
 
@@ -537,9 +537,9 @@ def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost():
         hosts = [rng.randrange(rng.randint(2, 9)) for _ in range(rng.randint(2, 24))]
         hosts = [sorted(set(hosts)).index(host) for host in hosts]
         for rank in range(len(hosts)):
-            assert all(rank in spokes(hosts, other) for other in spokes(hosts, rank)), (hosts, rank)
+            assert all(rank in linked_ranks(hosts, other) for other in linked_ranks(hosts, rank)), (hosts, rank)
             near = neighbours(max(hosts) + 1, hosts[rank])
-            assert near <= {hosts[other] for other in spokes(hosts, rank)}, (hosts, rank)
+            assert near <= {hosts[other] for other in linked_ranks(hosts, rank)}, (hosts, rank)
         assert len(reached(hosts, set())) == len(hosts), hosts
         one = rng.randrange(len(hosts))
         assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)
@@ -582,9 +582,9 @@ def test_without_a_limit_nothing_is_late(monkeypatch):
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
     job = SimpleNamespace(
-        rank=1, say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1
+        rank=1, send_word=lambda *_: None, recv_word=lambda place, tag, seconds, look: limits.append(seconds) or 1
     )
-    job.least = partial(Job.least, job)
+    job.min_word = partial(Job.min_word, job)
     known = SimpleNamespace(job=job, rank=1, members=(0, 1))
     assert all_ready(known, 3, [0, 1], 0, ranks, True)
     assert limits == [math.inf, math.inf]

@@ -126,8 +126,8 @@ def test_knocks_at_the_door(parts):
     if random.random() < 0.5:
         far.sendall(b"UCHA" + (2).to_bytes(2, "little") + os.urandom(32) + os.urandom(32))
     far.shutdown(socket.SHUT_WR)
-    assert each._believe(ours, {1, 2}) == -1
+    assert each._authenticate(ours, {1, 2}) == -1
     ours.close()
     far.close()
-    links._door().socket.close()
-    links._doors.clear()
+    links._listener().socket.close()
+    links._listeners.clear()

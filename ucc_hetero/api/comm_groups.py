@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.meeting import Again, Bids, Seat, Turn, all_ready
+from ..bootstrap.meeting import Bids, Seat, SplitMeeting, Turn, all_ready
 from ..bootstrap.timely import Timely, timely
 from ..calls.arguments import CallSpec
 from ..calls.runner import Runner
@@ -46,19 +46,19 @@ class GroupMethods(ABC):
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """Call MPI's method ``what`` once all ranks have come, and make a communicator of the result."""
-        runner, again, make = self._runner, self._again, partial(getattr(self._mpi, what), *args, **more)
+        runner, meeting, make = self._runner, self._split_meeting, partial(getattr(self._mpi, what), *args, **more)
         mpi, sure = timely(self._mpi, runner.timeout, what), what in _SURE
         if not isinstance(mpi, Timely):
             runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        again.call = (what, *args) if what == "Split" else (what, 0, 0)
-        with again.turn:
-            go_on = again.bids.agree(mpi.allgather)
+        meeting.call = (what, *args) if what == "Split" else (what, 0, 0)
+        with meeting.turn:
+            go_on = meeting.bids.agree(mpi.allgather)
             made = mpi.at_once(make, met=runner.members.meets_on_board) if sure else mpi.apart(make)
             if not made or not go_on:
                 return made and self._adopt(made)
             ranks = None if sure else self._ranks_in(made)
-            seat = again.bids.seat(runner.members.known, ranks, mpi.seconds)
+            seat = meeting.bids.seat(runner.members.known, ranks, mpi.seconds)
             seat.take_page(made)
             return self._adopt(made, seat)
 
@@ -77,16 +77,16 @@ class GroupMethods(ABC):
         return list(ranks)
 
     @cached_property
-    def _again(self) -> Again:
+    def _split_meeting(self) -> SplitMeeting:
         """The exchange that precedes the creation of a communicator: one allgather with buffers of its own."""
 
         def exchange(what: str, bids: Bids) -> None:
             runner.run_labelled(what, call, bids.mine, bids.all)
 
-        runner, again = self._runner, Again(self._runner.members.known, exchange)
-        mine, all = (np.frombuffer(ffi.buffer(each), np.int64) for each in (again.bids.mine, again.bids.all))
+        runner, meeting = self._runner, SplitMeeting(self._runner.members.known, exchange)
+        mine, all = (np.frombuffer(ffi.buffer(each), np.int64) for each in (meeting.bids.mine, meeting.bids.all))
         call = CallSpec("allgather", mine, all)
-        return again
+        return meeting
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """Make a communicator of the same ranks, with calls and messages separate from this one's.

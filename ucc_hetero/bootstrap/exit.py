@@ -221,7 +221,7 @@ def _end() -> None:
     lib.ucch_progress_thread(0)
     over = MPI.Is_finalized()
     survives = MPI.Is_initialized() and not over and not faults.lacking(MPI.COMM_WORLD)
-    if not (_status or over or survives) and timely.unmet():
+    if not (_status or over or survives) and timely.has_abandoned():
         _status = 1  # MPI_Finalize would wait for the missing ranks
     if _status:
         lib.ucch_flight_await(_WORD_S)
@@ -260,7 +260,7 @@ def _end_together(runners: list[Any], survives: bool) -> None:
         for each in runners:
             if not each.broken:
                 each.meet(_PATIENCE)  # living ranks: a peer may still need this rank's side of a transfer
-    if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
+    if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.has_abandoned()):
         faults.leave(0)
         return
     if worst > _STUCK:

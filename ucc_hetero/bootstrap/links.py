@@ -23,26 +23,26 @@ from ..native.libraries import ffi, lib
 from ..transport.wires import HEARTBEATS
 
 #: Seconds that all connections of a communicator may take, and that one address may take.
-_PATIENCE, _ATTEMPT = 10.0, 3.0
+_CONNECT_ALL_S, _CONNECT_S = 10.0, 3.0
 #: Bytes of a communicator's key.
 _KEY = 8
 
 
-def neighbours(count: int, place: int) -> set[int]:
+def neighbours(count: int, position: int) -> set[int]:
     """Positions at distances 1, 2, 4, ... in a ring of ``count``: few, and the rest stays connected if many of them
     fail."""
     distances = [1 << k for k in range(count.bit_length()) if 1 << k < count]
-    return {(place + sign * distance) % count for distance in distances for sign in (1, -1)} - {place}
+    return {(position + sign * distance) % count for distance in distances for sign in (1, -1)} - {position}
 
 
-def spokes(hosts: Sequence[int], rank: int) -> list[int]:
+def linked_ranks(hosts: Sequence[int], rank: int) -> list[int]:
     """Ranks to which ``rank`` has a link: some of its own host, and at least one of each neighbouring host.
 
     ``hosts[r]`` is the host of rank r.
     """
     ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
     here = ranks[hosts[rank]]
-    found = {here[place] for place in neighbours(len(here), here.index(rank))}
+    found = {here[position] for position in neighbours(len(here), here.index(rank))}
     for host in neighbours(len(ranks), hosts[rank]):
         there = ranks[host]
         turns = range(here.index(rank), max(len(here), len(there)), len(here))
@@ -67,7 +67,7 @@ class _Offer(NamedTuple):
     key: bytes
 
 
-class _Door:
+class _Listener:
     """The socket on which this process accepts links."""
 
     def __init__(self) -> None:
@@ -78,18 +78,18 @@ class _Door:
         self.port = int(self.socket.getsockname()[1])
 
 
-_doors: list[_Door] = []
+_listeners: list[_Listener] = []
 #: Numbers of the links with other processes, by process name.
 _links: dict[str, int] = {}
 
 
-def _door() -> _Door:
-    if _doors and _doors[0].pid != os.getpid():
-        _doors.pop().socket.close()
+def _listener() -> _Listener:
+    if _listeners and _listeners[0].pid != os.getpid():
+        _listeners.pop().socket.close()
         _links.clear()
-    if not _doors:
-        _doors.append(_Door())
-    return _doors[0]
+    if not _listeners:
+        _listeners.append(_Listener())
+    return _listeners[0]
 
 
 class Links:
@@ -97,11 +97,11 @@ class Links:
 
     def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
-        mine = spokes(hosts, self._rank)
-        door = _door()
+        mine = linked_ranks(hosts, self._rank)
+        listener = _listener()
         alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_fate(link) == lib.UCCH_THERE)
         self._offers: list[_Offer] = mpi.allgather(
-            _Offer(nics.addresses(), door.port, door.secret, alive, os.urandom(_KEY))
+            _Offer(nics.addresses(), listener.port, listener.secret, alive, os.urandom(_KEY))
         )
         self._key = self._offers[0].key
         name = processes[self._rank]
@@ -131,27 +131,27 @@ class Links:
         for rank in ranks:
             _links.pop(self._processes[rank], None)
         out = [r for r in ranks if r > self._rank]
-        until = time.monotonic() + _PATIENCE
-        sockets = [(r, Aside(partial(self._reach, self._offers[r]))) for r in out]
-        came = self._await({r for r in ranks if r < self._rank})
+        until = time.monotonic() + _CONNECT_ALL_S
+        sockets = [(r, Aside(partial(self._connect_to, self._offers[r]))) for r in out]
+        accepted = self._accept({r for r in ranks if r < self._rank})
         for rank, reached in sockets:
             if reached.ended(max(until - time.monotonic(), 0)) and (found := reached.result()) is not None:
-                came[rank] = found
-        for rank, each in came.items():
+                accepted[rank] = found
+        for rank, each in accepted.items():
             each.settimeout(None)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = int(lib.ucch_link_new(each.detach(), env.get("HEARTBEAT")))
             if link >= 0:
                 _links[self._processes[rank]] = link
 
-    def _reach(self, offer: _Offer) -> socket.socket | None:
+    def _connect_to(self, offer: _Offer) -> socket.socket | None:
         """Connect with a process by one of its addresses; those in networks that this host is in come first."""
         from ..rma.channel import Channel  # slow to import, and only jobs of several hosts need it
 
         ours = {network for _, network in self._offers[self._rank].addresses}
         for address, _ in sorted(offer.addresses, key=lambda pair: pair[1] not in ours):
             with suppress(OSError):
-                each = socket.create_connection((address, offer.port), _ATTEMPT)
+                each = socket.create_connection((address, offer.port), _CONNECT_S)
                 try:
                     Channel(each, offer.secret, False).send([self._key.hex(), self._rank])
                     return each
@@ -159,30 +159,30 @@ class Links:
                     each.close()
         return None
 
-    def _await(self, ranks: set[int]) -> dict[int, socket.socket]:
+    def _accept(self, ranks: set[int]) -> dict[int, socket.socket]:
         """Accept connections of these ranks."""
         found: dict[int, socket.socket] = {}
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _CONNECT_ALL_S
         while ranks - set(found) and (left := until - time.monotonic()) > 0:
             with suppress(OSError):
-                _door().socket.settimeout(left)
-                each, _ = _door().socket.accept()
-                rank = self._believe(each, ranks - set(found))
+                _listener().socket.settimeout(left)
+                each, _ = _listener().socket.accept()
+                rank = self._authenticate(each, ranks - set(found))
                 if rank < 0:
                     each.close()
                 else:
                     found[rank] = each
         return found
 
-    def _believe(self, each: socket.socket, ranks: set[int]) -> int:
+    def _authenticate(self, each: socket.socket, ranks: set[int]) -> int:
         """The rank that has connected, once it has proved to be one of ``ranks``; -1 for any other process."""
         from ..rma.channel import Channel
 
         try:
-            said = Channel(each, _door().secret, True).receive()
+            hello = Channel(each, _listener().secret, True).receive()
         except OSError:
             return -1
-        return next((rank for rank in ranks if said == [self._key.hex(), rank]), -1)
+        return next((rank for rank in ranks if hello == [self._key.hex(), rank]), -1)
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
         """Note deaths of ranks that another source reported, and tell the other ranks."""
@@ -212,7 +212,7 @@ def left(processes: Iterable[str]) -> bool:
 
 def stop(well: bool) -> None:
     """This process ends: tell the peers so if it ends ``well``; otherwise they take it for dead."""
-    if _doors and _doors[0].pid == os.getpid():
+    if _listeners and _listeners[0].pid == os.getpid():
         lib.ucch_links_stop(well)
-        _doors.pop().socket.close()
+        _listeners.pop().socket.close()
         _links.clear()

@@ -25,7 +25,7 @@ from . import agreement, faults, process, settings
 from .board import PAGES, offer, pages, take_back
 from .known import Known
 from .process import MOST_SPARE, Job, Spare
-from .timely import MAKING, Timely, not_met, timely
+from .timely import MAKING, Timely, note_abandoned, timely
 
 #: Longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
@@ -63,7 +63,7 @@ class Turn:
         _creating.release()
 
 
-def alone() -> threading.RLock:
+def destruction_lock() -> threading.RLock:
     """The lock to hold while this process destroys a team: libucc returns the team's number to the table that creations
     exchange.
 
@@ -120,7 +120,7 @@ _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 _tables: dict[str, Table] = {}
 
 
-class Said(NamedTuple):
+class Exchanged(NamedTuple):
     """What the ranks of a caller's MPI communicator have exchanged: rank by rank their facts, numbers in the whole job,
     and names of jobs that they could use again; the measured choices of all; and their bids."""
 
@@ -194,15 +194,15 @@ class Seat:
 
 class Bids:
     """Bids: what each rank says when it comes to create a communicator; they determine its number and its page
-    (base/words.c)."""
+    (base/bids.c)."""
 
     def __init__(self, size: int) -> None:
         self._size, self._claimed = size, -1
         #: This rank's bid, and those of all ranks.
-        self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", size)
+        self.mine, self.all = ffi.new("ucch_bid *"), ffi.new("ucch_bid[]", size)
         self._ranks, self._spare = ffi.new("int[]", size), ffi.new("int64_t[]", MOST_SPARE)
 
-    def say(self, ready: bool, job: Job | None = None) -> None:
+    def write(self, ready: bool, job: Job | None = None) -> None:
         """Write this rank's bid: whether it is ``ready``, and for a communicator of this ``job`` (None: of any)."""
         mine = self.mine
         mine.ready = ready
@@ -211,8 +211,8 @@ class Bids:
             mine.last, mine.next_used = numbers_taken()
             mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
 
-    def heard(self) -> bool:
-        self._claimed = lib.ucch_words_claim(self.all, self._size)
+    def evaluate(self) -> bool:
+        self._claimed = lib.ucch_bids_claim(self.all, self._size)
         return self._claimed != _NOT_READY
 
     def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
@@ -231,11 +231,11 @@ class Bids:
         """This rank's seat in a communicator of ``ranks`` of ``known``; None: of the ranks with its color, ordered by
         key."""
         if ranks is None:
-            count = lib.ucch_words_ranks(self.all, self._size, known.rank, self._ranks)
+            count = lib.ucch_bids_ranks(self.all, self._size, known.rank, self._ranks)
             ranks = ffi.unpack(self._ranks, count)
         else:
             self._ranks[0 : len(ranks)] = ranks
-        spare = ffi.unpack(self._spare, lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare))
+        spare = ffi.unpack(self._spare, lib.ucch_bids_spare(self.all, self._ranks, len(ranks), self._spare))
         part = known.part(ranks)
         return Seat(part, self._claimed, self.all[ranks[part.near[0]]].file, spare, seconds)
 
@@ -267,22 +267,22 @@ class _Meeting:
             raise settings.wrong(mistakes, self._rank, self._size)
         return all(come)
 
-    def _say(self) -> tuple[Any, ...]:
+    def _describe_self(self) -> tuple[Any, ...]:
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
         facts, bids = process.process().facts(place, __version__), Bids(self._size)
         log.set_rank(number, facts.vendor)
-        bids.say(True)
+        bids.write(True)
         table = _table() if self._rank == 0 else NO_TABLE
         return facts.packed(), number, process.offer(), table, bytes(ffi.buffer(bids.mine))
 
-    def exchange(self) -> Said:
+    def exchange(self) -> Exchanged:
         """Exchange everything; collective. A rank that cannot take part tells all why, and all raise."""
         self._divide_ports()
         failure: Exception | None = None
         mine: Any
         try:
-            mine = self._say()
+            mine = self._describe_self()
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
         everyone = self._mpi.allgather(mine)
@@ -302,9 +302,9 @@ class _Meeting:
         except AgreementError as differ:
             raise settings.told(differ, self._rank) from None
         ffi.memmove(bids.all, b"".join(words), ffi.sizeof(bids.all))
-        bids.heard()
+        bids.evaluate()
         _tables[tables[0].path] = tables[0]
-        return Said(facts, list(places), list(offers), tables[0], bids)
+        return Exchanged(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
         """Let libucp use all ports of this host for data, unless it has begun; except ports whose address another host
@@ -332,14 +332,14 @@ def _table() -> Table:
 
 
 @contextmanager
-def met(mpi: Any) -> Iterator[Said]:
+def meeting_of(mpi: Any) -> Iterator[Exchanged]:
     """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs. Thread-safe."""
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
         yield meeting.exchange()
 
 
-class Again:
+class SplitMeeting:
     """Creation of further communicators from ranks of an existing one, without MPI.
 
     ``exchange`` gathers the bids of all its ranks, in a collective call of the given name.
@@ -356,9 +356,9 @@ class Again:
     def _come(self, ready: bool) -> bool:
         bids = self.bids
         what, bids.mine.color, bids.mine.key = self.call
-        bids.say(ready, self._known.job)
+        bids.write(ready, self._known.job)
         self._exchange(what, bids)
-        return bids.heard()
+        return bids.evaluate()
 
 
 #: Number of tags by which ranks of a communicator meet in Create_group.
@@ -380,8 +380,8 @@ def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Ti
 
     places = [known.members[rank] for rank in ranks]
     own = MOST_COMMS + number * _TAGS + tag % _TAGS  # beyond those of teams
-    least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
+    least = mpi.named(partial(known.job.min_word, places, own, int(ready), mpi.seconds, look))
     if least < 0:
-        not_met()
+        note_abandoned()
         raise CollectiveTimeout(f"{where} [{ranks[-2 - least]}] did not come within {mpi.seconds:g} s (UCCH_TIMEOUT)")
     return bool(least)

@@ -26,7 +26,7 @@ from . import faults, process
 from .board import PAGES, Board
 from .known import Known
 from .links import Links
-from .meeting import MOST_COMMS, Said, Seat, met, release_number
+from .meeting import MOST_COMMS, Exchanged, Seat, meeting_of, release_number
 from .process import Spare
 from .teams import Teams
 from .timely import MAKING, Timely, timely
@@ -61,10 +61,10 @@ class Membership:
             if seat is not None:
                 self._try(lambda: seat, timeout)
             else:
-                with met(self.mpi) as said:
-                    said.bids.agree(self.mpi.allgather)
+                with meeting_of(self.mpi) as exchanged:
+                    exchanged.bids.agree(self.mpi.allgather)
                     self.mpi.allgather(None)  # ranks that have passed this may send
-                    self._try(partial(self._meet, said), timeout)
+                    self._try(partial(self._meet, exchanged), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
@@ -86,15 +86,15 @@ class Membership:
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _meet(self, said: Said) -> Seat:
+    def _meet(self, exchanged: Exchanged) -> Seat:
         """The seat of ranks that may not have met before; collective."""
         rank = int(self.mpi.Get_rank())
-        process.meet(said.facts, rank)
-        self._watch(partial(process.ended, said.facts, rank))
+        process.meet(exchanged.facts, rank)
+        self._watch(partial(process.ended, exchanged.facts, rank))
         runtime = bind(process.here(self.mpi)[0])
-        self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
-        known = Known(self.job, said.facts, said.places, said.table, runtime)
-        return said.bids.seat(known, range(known.size), self.mpi.seconds)
+        self.job = process.job_of(self.mpi, exchanged.facts, exchanged.offers, runtime)
+        known = Known(self.job, exchanged.facts, exchanged.places, exchanged.table, runtime)
+        return exchanged.bids.seat(known, range(known.size), self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
         """Set up arrival board, channels and teams; collective, unless the seat is ready."""

@@ -32,7 +32,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import wires
 from . import agreement, faults
-from .timely import be_silent, talk_over, timely
+from .timely import allow_roll_calls, stop_roll_calls, timely
 
 #: Rounds that a waiter spins before it yields, if every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -214,7 +214,7 @@ class Job:
             abandon_job(self)
             raise
         self._errors, self._cuts = lib.ucch_endpoint_errors(), lib.ucch_cuts()
-        talk_over(self.comm)
+        allow_roll_calls(self.comm)
         # Waiters yield at once where ranks outnumber cores, and spin first where they do not; there are fewer wires,
         # too.
         here = sum(f.host.node == self.process.host.node for f in self.facts)
@@ -292,11 +292,11 @@ class Job:
         same = (lib.ucch_endpoint_errors(), lib.ucch_cuts()) == (self._errors, self._cuts)
         return same and not (self.spoilt or self.stale)
 
-    def say(self, place: int, tag: int, word: int) -> None:
+    def send_word(self, place: int, tag: int, word: int) -> None:
         """Send a small number to a rank of the job."""
         self.comm.Send(array("i", [word]), place, tag)
 
-    def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
+    def recv_word(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
         """Receive a small number from a rank; None if it does not come in time. ``look`` may raise to end the wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
@@ -312,21 +312,21 @@ class Job:
         quarantine.keep((request, word))
         return None
 
-    def least(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
+    def min_word(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
         """The least word (from -1 on) of some ranks of the job: the first rank gathers and sends it. Collective among
         them. The result is -2 - i if the i-th of these ranks did not answer within ``seconds``; ``look`` as for
-        :meth:`hear`."""
+        :meth:`recv_word`."""
         first, *others = places
         if self.rank != first:
-            self.say(first, tag, word)
-            answer = self.hear(first, tag, seconds + _GRACE_S, look)
+            self.send_word(first, tag, word)
+            answer = self.recv_word(first, tag, seconds + _GRACE_S, look)
             return -2 if answer is None else answer
         for at, place in enumerate(others, 1):
             if word > -2:
-                heard = self.hear(place, tag, seconds, look)
+                heard = self.recv_word(place, tag, seconds, look)
                 word = min(word, -2 - at if heard is None else heard)
         for place in others:
-            self.say(place, tag, word)
+            self.send_word(place, tag, word)
         return word
 
     def drop_spare(self, seconds: float, most: int = 0) -> None:
@@ -344,7 +344,7 @@ class Job:
             if context is not None:
                 context.close()
         self.bridge = self.native = None
-        be_silent(self.comm)
+        stop_roll_calls(self.comm)
         for comm in self._comms:
             comm.Free()
         self._comms.clear()

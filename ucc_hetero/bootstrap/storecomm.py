@@ -382,7 +382,8 @@ class Deaths:
     def __init__(self, store: Any, number: int, place: str = "") -> None:
         self._store, self._number = store, number
         self._prefix = f"{place or _place()}/deaths"
-        #: Entries read from the store: the rank that reported, and the ranks it reported dead. Threads may read one twice.
+        #: Entries read from the store: the rank that reported, and the ranks that it reported dead. Several threads may
+        #: read the same entry.
         self._said: dict[int, tuple[int, list[int]]] = {}
         #: Functions that look for deaths, and return the numbers of the dead.
         self._looks: list[Callable[[], Iterable[int]]] = []

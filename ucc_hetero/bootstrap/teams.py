@@ -28,22 +28,22 @@ from ..types import DTYPES, OPS
 from . import agreement
 from .faults import EXCHANGE_ERRORS
 from .known import MOST_NUMBERS
-from .meeting import Seat, Turn, alone
+from .meeting import Seat, Turn, destruction_lock
 from .process import TEAM_IDS, Spare
 
 #: Seconds for which libucc may finish creating a team after a rank has refused the call that the team is for. Its
 #: messages for a team that some ranks abandon are taken for those of the next one, which then never completes.
-_GRACE = 2.0
+_REFUSED_S = 2.0
 
 #: Seconds for which a rank that has said it is ready waits for the answer after such a refusal: ranks that get the
 #: answer create the team.
-_ANSWER = 1.0
+_ANSWER_S = 1.0
 
 #: What each rank says before a team is created; the smallest value of all ranks is the answer.
-_SPOILT, _LATER, _READY = -1, 0, 1
+_SPOILT, _NOT_READY, _READY = -1, 0, 1
 
 #: Seconds in which a rank's death becomes known; a library may report a failure a moment before.
-_WHY_S = 1.0
+_DEATH_S = 1.0
 
 #: Advice where a team's first allreduce returned its destination untouched, and where it returned other data.
 _UNTOUCHED = (
@@ -99,24 +99,24 @@ class Teams:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
                 team = self.get(step.ranks, step.link)
                 if memory and step.link == "native" and step.ranks not in self._met:
-                    self._meet(step.ranks, memory)
+                    self._gather_ranks(step.ranks, memory)
                     if self.job.vendors_library(memory):
-                        self._begin_vendors(team, step.ranks, ucc.MemType(memory))
+                        self._start_vendors_library(team, step.ranks, ucc.MemType(memory))
                     self._met.add(step.ranks)
 
-    def _meet(self, ranks: tuple[int, ...], memory: int) -> None:
+    def _gather_ranks(self, ranks: tuple[int, ...], memory: int) -> None:
         """Come together before the vendor's library starts, for which every rank must have enough free device
         memory."""
-        room, most = free_memory(), of_memory(memory).set_up_bytes
-        if not self._all_ready([self.members[r] for r in ranks], room >= most):
-            short = f"{room >> 20} MiB are free" if room < most else "another rank has less"
+        free, needed = free_memory(), of_memory(memory).set_up_bytes
+        if not self._all_ready([self.members[r] for r in ranks], free >= needed):
+            short = f"{free >> 20} MiB are free" if free < needed else "another rank has less"
             raise DeviceError(
-                f"rank {self.rank}: the vendor's library takes up to {most >> 20} MiB of device memory for the "
+                f"rank {self.rank}: the vendor's library takes up to {needed >> 20} MiB of device memory for the "
                 f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
                 "before the memory is full"
             )
 
-    def _begin_vendors(self, team: ucc.Team, ranks: tuple[int, ...], kind: ucc.MemType) -> None:
+    def _start_vendors_library(self, team: ucc.Team, ranks: tuple[int, ...], kind: ucc.MemType) -> None:
         """Start the vendor's library, by a broadcast that no other library can run
         (:func:`.agreement.leave_broadcasts`).
 
@@ -124,15 +124,15 @@ class Teams:
         stream (ec_cuda_executor.c of UCC 1.4): results would be wrong without an error.
         """
         request: ucc.Request | None = None
-        why: LibraryError | None = None
+        failure: LibraryError | None = None
         with own_device():
             try:
                 word = self.job.word.handle, 8
                 request = team.collective(ucc.Coll.BCAST, src=word, dtype=DTYPES["uint8"], mem_type=kind)
             except LibraryError as error:
-                why = error
+                failure = error
             try:
-                self._all_begin(ranks, why)
+                self._check_all_can_start(ranks, failure)
                 assert request is not None, "all ranks can begin, this one too"
                 request.post()
                 request.wait(self.timeout, self._look_inside)
@@ -141,20 +141,20 @@ class Teams:
                 raise
             request.close()
 
-    def _all_begin(self, ranks: tuple[int, ...], why: LibraryError | None) -> None:
-        """Raise ``DeviceError`` unless the vendor's library can start on all of these ranks; ``why``: the failure on
-        this one."""
+    def _check_all_can_start(self, ranks: tuple[int, ...], failure: LibraryError | None) -> None:
+        """Raise ``DeviceError`` unless the vendor's library can start on all of these ranks; ``failure``: why it
+        cannot on this one."""
         places = [self.members[r] for r in ranks]
-        if why is None and self._all_ready(places, True):
+        if failure is None and self._all_ready(places, True):
             return
-        if why is not None:
+        if failure is not None:
             with suppress(CollectiveTimeout):  # others may be inside the library, which waits for this rank
-                self._all_ready(places, False, _GRACE)
+                self._all_ready(places, False, _REFUSED_S)
         raise DeviceError(
             f"rank {self.rank}: the vendor's library (NCCL or RCCL) cannot begin among ranks {list(ranks)}"
-            f"{'' if why else ', on another of them'}: NCCL_DEBUG=WARN says why; "
+            f"{'' if failure else ', on another of them'}: NCCL_DEBUG=WARN says why; "
             f"UCC_TLS={agreement.NATIVE_SETTINGS['UCC_TLS']},nccl,rccl on all ranks goes on without it, more slowly"
-        ) from why
+        ) from failure
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
         job, places = self.job, self._known.in_context(ranks, link)
@@ -187,13 +187,13 @@ class Teams:
                 job.spoilt = True
                 quarantine.keep(team)  # libucc may still use it
                 if isinstance(error, CollectiveTimeout):
-                    raise CollectiveTimeout(self._late(ranks, link, team)) from error
+                    raise CollectiveTimeout(self._timeout_text(ranks, link, team)) from error
                 if isinstance(error, LibraryError) and error.status == ucc.Status.ERR_NO_RESOURCE:
                     raise CollectiveError(
                         f"rank {self.rank}: the {link} team of ranks {list(ranks)}: libucc has "
                         f"{64 * int(TEAM_IDS)} numbers for teams, and all are taken: Free some communicators"
                     ) from error
-                self._blame(error)
+                self._raise_if_dead(error)
                 raise
 
     def _number(self, ranks: tuple[int, ...], link: str) -> int | None:
@@ -201,13 +201,13 @@ class Teams:
         claimed = self._seat.claimed
         return claimed if claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
 
-    def _blame(self, error: BaseException) -> None:
+    def _raise_if_dead(self, error: BaseException) -> None:
         """Raise ``PeerError`` for an error that a rank's death has caused: libucc may report the failed connection
         before the death is known."""
         if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
-            progress_until(self.look, _WHY_S)
+            progress_until(self.look, _DEATH_S)
 
-    def _late(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
+    def _timeout_text(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
         """Error message for a team that was not created in time. libucc does not tell which rank is missing."""
         step = "not every rank joined" if team is None else "its first allreduce did not end"
         return (
@@ -218,10 +218,10 @@ class Teams:
     def _all_ready(self, places: list[int], ready: bool, seconds: float | None = None) -> bool:
         """True if every rank of a team is ready; all wait for up to ``seconds``."""
         seconds, job = self.timeout if seconds is None else seconds, self.job
-        word = _SPOILT if job.spoilt else _READY if ready else _LATER
-        look = self.look or bool if job.rank == places[0] else partial(self._look_inside, _ANSWER)
+        word = _SPOILT if job.spoilt else _READY if ready else _NOT_READY
+        look = self.look or bool if job.rank == places[0] else partial(self._look_inside, _ANSWER_S)
         try:
-            answer = job.least(places, self._seat.id, word, seconds, look)
+            answer = job.min_word(places, self._seat.id, word, seconds, look)
         except UCCHError:
             raise
         except EXCHANGE_ERRORS as error:  # not a mistake of this call: one of its ranks cannot be reached
@@ -238,7 +238,7 @@ class Teams:
             )
         return answer == _READY
 
-    def _look_inside(self, grace: float = _GRACE) -> None:
+    def _look_inside(self, grace: float = _REFUSED_S) -> None:
         """Look for failures while all ranks create the team. A refused call raises only after ``grace`` seconds: all
         ranks create the team to the end if they can."""
         if self.look is not None:
@@ -284,6 +284,6 @@ class Teams:
             # Without the lock: a thread that holds its turn may wait for other ranks, and these for this thread.
             self.job.spare[self._seat.left_by] = Spare(self.members, left, page)
         if left is not teams:
-            with alone():
+            with destruction_lock():
                 while teams:
                     teams.popitem()[1].close(self.timeout)

@@ -34,11 +34,11 @@ _SPIN_S = 2e-4
 _SHORT, _LENGTH = 384, 4
 
 #: Seconds for which an exchange may still succeed after a rank died or revoked the communicator.
-_LEFT_S = 0.2
+_GRACE_S = 0.2
 
 #: Kinds of roll-call messages: the question of a rank that has timed out, and the answer of a rank that waits in the
 #: same collective.
-_ASKED, _HERE = b"?", b"!"
+_QUESTION, _PRESENT = b"?", b"!"
 #: Seconds in which ranks answer a roll call, and between a waiting rank's checks for questions.
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
@@ -65,7 +65,7 @@ def _end_job(what: str) -> None:
 _watchdog = Watchdog(_end_job)
 
 
-class Words:
+class MessageRollCall:
     """Roll calls over an MPI communicator: ranks that have timed out in a collective find out who else waits in it.
 
     Messages are sent only in jobs in which a rank was missing. A message has a kind, a hash of the ranks that wait
@@ -75,21 +75,21 @@ class Words:
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
         #: Received messages, by the hash of the ranks that wait together.
-        self.heard: dict[bytes, list[bytes]] = {}
+        self.received: dict[bytes, list[bytes]] = {}
 
-    def listen(self) -> None:
+    def receive(self) -> None:
         with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says more
-            while message := self._mpi.Improbe(tag=largest_tag()):
-                said = bytearray(1 + 2 * _LENGTH)
-                message.Recv(said)
-                self.heard.setdefault(bytes(said[1 : 1 + _LENGTH]), []).append(bytes(said))
+            while matched := self._mpi.Improbe(tag=largest_tag()):
+                message = bytearray(1 + 2 * _LENGTH)
+                matched.Recv(message)
+                self.received.setdefault(bytes(message[1 : 1 + _LENGTH]), []).append(bytes(message))
 
-    def say(self, said: bytes, place: int) -> None:
+    def send(self, message: bytes, rank: int) -> None:
         with suppress(*faults.EXCHANGE_ERRORS):
-            sent = self._mpi.Isend(said, place, largest_tag())
-            quarantine.keep((sent, said), sent.Test, unmet)
+            sent = self._mpi.Isend(message, rank, largest_tag())
+            quarantine.keep((sent, message), sent.Test, has_abandoned)
 
-    def places(self, mpi: Any) -> list[int]:
+    def translate(self, mpi: Any) -> list[int]:
         """Ranks in this communicator of all ranks of ``mpi``; empty if one is missing here or this communicator is
         revoked."""
         if not faults.mpi_lacks() and faults.revoked(self._mpi):
@@ -102,24 +102,24 @@ class Words:
 
 
 #: Those over communicators of jobs, which no caller knows.
-_private: dict[Any, Words] = {}
+_private_rolls: dict[Any, MessageRollCall] = {}
 
 
-def talk_over(mpi: Any) -> None:
+def allow_roll_calls(mpi: Any) -> None:
     """Make roll calls over ``mpi``, which belongs to this package, whenever it has all ranks concerned.
 
     Without such a communicator they are made over the one that the ranks wait on.
     """
     if isinstance(mpi, Timely):
-        _private[mpi] = Words(mpi)
+        _private_rolls[mpi] = MessageRollCall(mpi)
 
 
-def be_silent(mpi: Any) -> None:
+def stop_roll_calls(mpi: Any) -> None:
     """Make no more roll calls over ``mpi``."""
-    _private.pop(mpi, None)
+    _private_rolls.pop(mpi, None)
 
 
-class _Roll:
+class _RollCall:
     """A request that completes once all ranks have arrived; until then it knows which ones have.
 
     Each rank is the root of a scatter, which tells every other rank that the root has arrived. No receive of the caller
@@ -128,26 +128,26 @@ class _Roll:
 
     def __init__(self, mpi: Any) -> None:
         size, rank = mpi.Get_size(), mpi.Get_rank()
-        said, heard = bytes(size), memoryview(bytearray(size))
-        self._due: list[Any] = []
-        with quarantine.unless_over((self, said, heard)):
+        outgoing, received = bytes(size), memoryview(bytearray(size))
+        self._pending: list[Any] = []
+        with quarantine.unless_over((self, outgoing, received)):
             for root in range(size):
-                mine = [said, ([1] * size, None)] if root == rank else None
-                self._due.append(mpi.Iscatterv(mine, heard[root : root + 1], root))
+                mine = [outgoing, ([1] * size, None)] if root == rank else None
+                self._pending.append(mpi.Iscatterv(mine, received[root : root + 1], root))
 
     def Test(self) -> bool:
-        while self._due and self._due[-1].Test():
-            self._due.pop()
-        return not self._due
+        while self._pending and self._pending[-1].Test():
+            self._pending.pop()
+        return not self._pending
 
     def missing(self) -> list[int]:
-        return [rank for rank, request in enumerate(self._due) if not request.Test()]
+        return [rank for rank, request in enumerate(self._pending) if not request.Test()]
 
 
 @cache
-def _met() -> int:
-    """Attribute key of callers' communicators whose ranks have had a `_Roll`: they share a communicator of this package
-    since, over which roll calls are made."""
+def _roll_called_key() -> int:
+    """Attribute key of callers' communicators whose ranks have had a `_RollCall`. Since then they share a communicator
+    of this package, over which they make roll calls."""
     from mpi4py import MPI
 
     return MPI.Comm.Create_keyval()
@@ -163,17 +163,17 @@ class Timely:
     def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks known to wait in this collective, or to have waited.
-        self._come: set[int] = set()
-        self._own = () if caller else (Words(mpi),)
+        self._arrived: set[int] = set()
+        self._own_rolls = () if caller else (MessageRollCall(mpi),)
         #: Time at which a waiting rank saw that another has died or revoked the communicator; 0 for never.
         self._lost = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mpi, name)
 
-    def allgather(self, thing: Any) -> list[Any]:
+    def allgather(self, obj: Any) -> list[Any]:
         """Every rank's object; in a single exchange if all of them are short."""
-        mine = pickle.dumps(thing)
+        mine = pickle.dumps(obj)
         size, room = self._mpi.Get_size(), _SHORT - _LENGTH
         slots = bytearray(size * _SHORT)
         slot = (len(mine).to_bytes(_LENGTH, "little") + mine[:room]).ljust(_SHORT, b"\0")
@@ -187,10 +187,10 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def Dup(self) -> Any:
-        met = self._own or self._mpi.Get_attr(_met())
-        self._wait(self._mpi.Ibarrier if met else partial(_Roll, self._mpi), None)
+        met = self._own_rolls or self._mpi.Get_attr(_roll_called_key())
+        self._wait(self._mpi.Ibarrier if met else partial(_RollCall, self._mpi), None)
         if not met:
-            self._mpi.Set_attr(_met(), True)
+            self._mpi.Set_attr(_roll_called_key(), True)
         return self.at_once(self._mpi.Dup)
 
     def Split(self, color: int, key: int = 0) -> Any:
@@ -219,7 +219,7 @@ class Timely:
         try:
             return self.named(lambda: faults.in_time(what, self.seconds, call))
         except CollectiveTimeout:
-            quarantine.keep(call, bool, unmet)  # the helper thread is still in it
+            quarantine.keep(call, bool, has_abandoned)  # the helper thread is still in it
             raise
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
@@ -228,8 +228,8 @@ class Timely:
         with quarantine.unless_over((request, memory)):
             come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
-            quarantine.keep((request, memory), request.Test, unmet)
-            missing = request.missing() if isinstance(request, _Roll) else self._missing()
+            quarantine.keep((request, memory), request.Test, has_abandoned)
+            missing = request.missing() if isinstance(request, _RollCall) else self._call_roll()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
@@ -249,44 +249,44 @@ class Timely:
             self._lost = 0.0
             return
         self._lost = self._lost or time.monotonic()
-        if time.monotonic() > self._lost + _LEFT_S:
-            raise PeerError(self._gone(dead))
+        if time.monotonic() > self._lost + _GRACE_S:
+            raise PeerError(self._death_text(dead))
 
-    def _gone(self, dead: list[int]) -> str:
+    def _death_text(self, dead: list[int]) -> str:
         how = f"rank(s) {dead} died" if dead else "another rank died, or has given this communicator up"
         return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
 
     def _answer(self) -> None:
         """Tell ranks that have timed out that this rank waits, too."""
-        for words in (*tuple(_private.values()), *self._own):
-            words.listen()
-            places = words.places(self._mpi) if words.heard else []
-            for said in words.heard.pop(_together(places), ()):
-                source = int.from_bytes(said[1 + _LENGTH :], "little")
-                self._come.add(source)
-                if said[:1] == _ASKED:
-                    self._say(_HERE, words, places, source)
+        for rolls in (*tuple(_private_rolls.values()), *self._own_rolls):
+            rolls.receive()
+            places = rolls.translate(self._mpi) if rolls.received else []
+            for message in rolls.received.pop(_group_hash(places), ()):
+                source = int.from_bytes(message[1 + _LENGTH :], "little")
+                self._arrived.add(source)
+                if message[:1] == _QUESTION:
+                    self._send(_PRESENT, rolls, places, source)
 
-    def _say(self, word: bytes, words: Words, places: list[int], rank: int) -> None:
-        words.say(word + _together(places) + self._mpi.Get_rank().to_bytes(_LENGTH, "little"), places[rank])
+    def _send(self, kind: bytes, rolls: MessageRollCall, places: list[int], rank: int) -> None:
+        rolls.send(kind + _group_hash(places) + self._mpi.Get_rank().to_bytes(_LENGTH, "little"), places[rank])
 
-    def _missing(self) -> list[int]:
+    def _call_roll(self) -> list[int]:
         """Call the roll: the ranks that do not answer have not arrived, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
-        ways = [(words, words.places(self._mpi)) for words in (*tuple(_private.values()), *self._own)]
-        ways += [(words, [*range(self._mpi.Get_size())]) for words in self._own]  # even if it is revoked
+        ways = [(rolls, rolls.translate(self._mpi)) for rolls in (*tuple(_private_rolls.values()), *self._own_rolls)]
+        ways += [(rolls, [*range(self._mpi.Get_size())]) for rolls in self._own_rolls]  # even if it is revoked
         way = next((way for way in ways if way[1]), None)
         if way is None:
             return []
         for rank in others:
-            self._say(_ASKED, *way, rank)
+            self._send(_QUESTION, *way, rank)
 
-        def told() -> bool:
+        def all_answered() -> bool:
             self._answer()
-            return self._come >= others
+            return self._arrived >= others
 
-        progress_until(told, _ROLL_S)
-        return sorted(others - self._come)
+        progress_until(all_answered, _ROLL_S)
+        return sorted(others - self._arrived)
 
     def named(self, call: Callable[[], _T]) -> _T:
         """The result of a call of MPI; an error about dead ranks becomes a ``PeerError`` that names them."""
@@ -298,10 +298,10 @@ class Timely:
             dead = faults.dead_ranks(self._mpi)
             if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
                 raise
-            raise PeerError(self._gone(dead)) from error
+            raise PeerError(self._death_text(dead)) from error
 
 
-def _together(places: list[int]) -> bytes:
+def _group_hash(places: list[int]) -> bytes:
     """The hash that identifies in messages which ranks wait together."""
     return crc32(repr(places).encode()).to_bytes(_LENGTH, "little")
 
@@ -311,14 +311,14 @@ def timely(mpi: Any, seconds: float, what: str) -> Any:
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
 
 
-def not_met() -> None:
+def note_abandoned() -> None:
     """Record that this rank has abandoned a call of MPI that other ranks did not enter."""
-    quarantine.keep(None, bool, unmet)
+    quarantine.keep(None, bool, has_abandoned)
 
 
-def unmet() -> bool:
+def has_abandoned() -> bool:
     """True if a collective of MPI that this rank has abandoned is still pending, as other ranks have not entered it."""
     try:
-        return quarantine.release(unmet) > 0
+        return quarantine.release(has_abandoned) > 0
     except faults.EXCHANGE_ERRORS:  # an abandoned call with a dead rank
         return False

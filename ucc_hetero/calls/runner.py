@@ -13,7 +13,7 @@ from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Seat
 from ..bootstrap.process import forked_text
-from ..bootstrap.timely import not_met
+from ..bootstrap.timely import note_abandoned
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import (
@@ -214,7 +214,7 @@ class Runner(State):
                 self._prepared.keep(prepared, label, send_at, recv_at)
                 prepared.give_back()
         except CollectiveTimeout:
-            not_met()
+            note_abandoned()
             raise
 
     def _run_from_pool(

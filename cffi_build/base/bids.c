@@ -5,7 +5,7 @@
 /* The number of the new communicator, above all numbers that these ranks have claimed; or UCCH_NOT_READY if a rank
  * is not ready, UCCH_NO_MORE if a rank can no longer use their job (its contexts), UCCH_ASK if the number may be in
  * use. */
-int64_t ucch_words_claim(const ucch_words *all, int n) {
+int64_t ucch_bids_claim(const ucch_bid *all, int n) {
     int64_t last = -1, next_used = INT64_MAX, least = UCCH_GOES_ON;
     for (int i = 0; i < n; i++) {
         if (all[i].ready < least) least = all[i].ready;
@@ -17,7 +17,7 @@ int64_t ucch_words_claim(const ucch_words *all, int n) {
 }
 
 /* Ranks with the color of rank `mine`, ordered by key. Returns how many. */
-int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks) {
+int ucch_bids_ranks(const ucch_bid *all, int n, int mine, int *ranks) {
     int count = 0;
     for (int i = 0; i < n; i++) {
         if (all[i].color != all[mine].color) continue;
@@ -29,15 +29,15 @@ int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks) {
     return count;
 }
 
-static int offers(const ucch_words *words, int64_t number) {
-    for (int i = 0; i < words->spares; i++)
-        if (words->spare[i] == number) return 1;
+static int offers(const ucch_bid *bid, int64_t number) {
+    for (int i = 0; i < bid->spares; i++)
+        if (bid->spare[i] == number) return 1;
     return 0;
 }
 
 /* Numbers of spare communicators that all of these ranks offer, in the same order on every rank. Returns how many. */
-int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common) {
-    const ucch_words *first = &all[ranks[0]];
+int ucch_bids_spare(const ucch_bid *all, const int *ranks, int n, int64_t *common) {
+    const ucch_bid *first = &all[ranks[0]];
     int count = 0;
     for (int i = 0; i < first->spares; i++) {
         int with = 1;
