@@ -275,17 +275,18 @@ void ucch_wire_release_address(int wire, void *address);
 int ucch_wire_connect(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
 
-/* ---- link.c, circle.c: connections between ranks of several hosts, beside the data ---- */
-typedef struct ucch_circle ucch_circle;
+/* ---- link.c, host_exchange.c: connections between ranks of several hosts, beside the data ---- */
+typedef struct ucch_host_exchange ucch_host_exchange;
 
 int ucch_link_new(int fd, double silence);
 int ucch_link_fate(int link);
 void ucch_links_stop(int well);
-ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
-                             const int *links, const int *ranks);
-int ucch_circle_add_host(ucch_circle *circle, int rank, const void *addresses, size_t bytes, double timeout);
-void ucch_circle_note_death(ucch_circle *circle, int rank);
-void ucch_circle_free(ucch_circle *circle);
+ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
+                                           const int *links, const int *ranks);
+int ucch_host_exchange_add_host(ucch_host_exchange *exchange, int rank, const void *addresses, size_t bytes,
+                                double timeout);
+void ucch_host_exchange_note_death(ucch_host_exchange *exchange, int rank);
+void ucch_host_exchange_free(ucch_host_exchange *exchange);
 
 /* ---- board.c, far.c: ranks on other hosts ---- */
 int ucch_board_add_far(ucch_board *board, int size);

@@ -1,6 +1,6 @@
 /* Communicators on several hosts: hashes of this rank's calls, which other ranks compare with theirs, and what is known
- * of ranks of other hosts. Only the link thread (net/circle.c) writes what is known; threads that wait for calls read
- * it without a lock. */
+ * of ranks of other hosts. Only the link thread (net/host_exchange.c) writes what is known; threads that wait for calls
+ * read it without a lock. */
 #include "base/base.h"
 
 #include <stdlib.h>

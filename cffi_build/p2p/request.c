@@ -2,7 +2,7 @@
 #include "p2p/p2p.h"
 
 /* True if a message has failed because libucp has given up the connection with a rank of another host. That rank is
- * told, as it may wait for this message (net/circle.c). */
+ * told, as it may wait for this message (net/host_exchange.c). */
 static int is_broken(const ucch_message *m, int status) {
     static const int broken[] = {UCS_ERR_IO_ERROR,        UCS_ERR_UNREACHABLE,   UCS_ERR_TIMED_OUT,
                                  UCS_ERR_REJECTED,        UCS_ERR_NOT_CONNECTED, UCS_ERR_CONNECTION_RESET,

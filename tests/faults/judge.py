@@ -335,7 +335,7 @@ def _in_a_call_of_mpis(lines):
     """True if the crashed thread is in an MPI call such as Split, in which Open MPI 5.0.11 may crash
     (CONTRIBUTING.md)."""
     text = "\n".join(lines)
-    return "native/aside.py" in text.partition("Current thread ")[2].partition("\n\n")[0].splitlines()[1]
+    return "native/threaded.py" in text.partition("Current thread ")[2].partition("\n\n")[0].splitlines()[1]
 
 
 ANSWERS = (

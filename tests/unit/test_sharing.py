@@ -25,8 +25,8 @@ from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.calls.persistent import idle
 from ucc_hetero.calls.request import Request, dropped_calls, reap, under_way
 from ucc_hetero.errors import CollectiveTimeout
-from ucc_hetero.native import aside, waiting
-from ucc_hetero.native.aside import Aside, Watchdog
+from ucc_hetero.native import threaded, waiting
+from ucc_hetero.native.threaded import ThreadedCall, Watchdog
 from ucc_hetero.native.waiting import progress_until
 from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
@@ -262,7 +262,7 @@ def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
     """As one that waits in a library for a peer which never comes."""
     taken, over = threading.Event(), threading.Event()
-    holder = Aside(lambda: locked(lambda: (taken.set(), over.wait())))
+    holder = ThreadedCall(lambda: locked(lambda: (taken.set(), over.wait())))
     taken.wait()
     try:
         assert not progress_until(lambda: False, 0.01)
@@ -272,14 +272,14 @@ def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
 
 
 def test_calls_aside() -> None:
-    thread = Aside(threading.get_ident)
+    thread = ThreadedCall(threading.get_ident)
     assert thread.ended(600) and thread.ended() and thread.result() != threading.get_ident()
-    failed = Aside(gone)
+    failed = ThreadedCall(gone)
     assert failed.ended(600)
     with pytest.raises(RuntimeError, match="the peer is gone"):
         failed.result()
     go = threading.Event()
-    late = Aside(go.wait)
+    late = ThreadedCall(go.wait)
     assert not late.ended(0.01)
     go.set()
     assert late.ended(600) and late.result()
@@ -298,26 +298,26 @@ def test_a_call_that_goes_on_for_too_long() -> None:
 
 def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a child of the process, which has none of its threads, starts one."""
-    first = Aside(threading.get_ident)
-    while not aside._idle:
+    first = ThreadedCall(threading.get_ident)
+    while not threaded._idle:
         os.sched_yield()
     with monkeypatch.context() as patched:
         patched.setattr(_thread, "start_new_thread", None)
-        again = Aside(threading.get_ident)
+        again = ThreadedCall(threading.get_ident)
         assert again.ended(600) and again.result() == first.result()
-    while not aside._idle:
+    while not threaded._idle:
         os.sched_yield()
     child = os.fork()
     if not child:
-        os._exit(not Aside(threading.get_ident).ended(600))
+        os._exit(not ThreadedCall(threading.get_ident).ended(600))
     assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one for whose first frame there is no memory; threading.Thread.start() never returns then."""
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
-    monkeypatch.setattr(aside, "_idle", [])
-    assert not Aside(time.time).ended(0.01)
+    monkeypatch.setattr(threaded, "_idle", [])
+    assert not ThreadedCall(time.time).ended(0.01)
 
 
 def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,10 +328,10 @@ def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -
 
     refusals = ["can't start new thread", "can't create new thread at interpreter shutdown"]
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    monkeypatch.setattr(aside, "_idle", [])
-    assert Aside(threading.get_ident).result() == threading.get_ident()
+    monkeypatch.setattr(threaded, "_idle", [])
+    assert ThreadedCall(threading.get_ident).result() == threading.get_ident()
     with pytest.raises(RuntimeError, match="start new thread"):
-        Aside(time.time)
+        ThreadedCall(time.time)
 
 
 def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..device import own_device
-from ..native import aside
+from ..native import threaded
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import timeline
@@ -306,7 +306,7 @@ def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
         threads = _threads_in_calls()
         for thread in threads if time.monotonic() >= first else ():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
-        return not (threads or aside.under_way())
+        return not (threads or threaded.under_way())
 
     return progress_until(all_have, seconds)
 

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from ..errors import CollectiveTimeout
-from ..native.aside import Aside
 from ..native.libraries import ffi, lib
+from ..native.threaded import ThreadedCall
 from ..native.waiting import progress_until
 
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
 
     if MPI.Is_initialized() and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         return call()
-    aside = Aside(call)
-    if not aside.ended(_ALONE_S) and not progress_until(aside.ended, seconds):
+    threaded = ThreadedCall(call)
+    if not threaded.ended(_ALONE_S) and not progress_until(threaded.ended, seconds):
         raise CollectiveTimeout(f"{what}: not every living rank came within {seconds:g} s")
-    return aside.result()
+    return threaded.result()

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from ..machine import nics
-from ..native.aside import Aside
 from ..native.libraries import ffi, lib
+from ..native.threaded import ThreadedCall
 from ..transport.wires import HEARTBEATS
 
 #: Seconds that all connections of a communicator may take, and that one address may take.
@@ -115,7 +115,7 @@ class Links:
             )  # fmt: skip
         links = [_links[processes[r]] for r in found]
         key = int.from_bytes(self._key, "little")
-        handle = lib.ucch_circle_new(board.native, key, self._rank, len(hosts), hosts, len(found), links, found)
+        handle = lib.ucch_host_exchange_new(board.native, key, self._rank, len(hosts), hosts, len(found), links, found)
         if handle == ffi.NULL:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
@@ -123,7 +123,7 @@ class Links:
         for rank, host in enumerate(hosts) if patience else ():  # calls that wait long probe it
             if host not in (hosts[self._rank], *hosts[:rank]):
                 addresses = b"".join(map(_packed, self._offers[rank].addresses))
-                if lib.ucch_circle_add_host(handle, rank, addresses, len(addresses), patience):
+                if lib.ucch_host_exchange_add_host(handle, rank, addresses, len(addresses), patience):
                     raise MemoryError("no memory for the addresses of hosts")
 
     def _connect(self, ranks: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class Links:
             _links.pop(self._processes[rank], None)
         out = [r for r in ranks if r > self._rank]
         until = time.monotonic() + _CONNECT_ALL_S
-        sockets = [(r, Aside(partial(self._connect_to, self._offers[r]))) for r in out]
+        sockets = [(r, ThreadedCall(partial(self._connect_to, self._offers[r]))) for r in out]
         accepted = self._accept({r for r in ranks if r < self._rank})
         for rank, reached in sockets:
             if reached.ended(max(until - time.monotonic(), 0)) and (found := reached.result()) is not None:
@@ -187,13 +187,13 @@ class Links:
     def note_deaths(self, ranks: Sequence[int]) -> None:
         """Note deaths of ranks that another source reported, and tell the other ranks."""
         for rank in ranks:
-            lib.ucch_circle_note_death(self._handle, rank)
+            lib.ucch_host_exchange_note_death(self._handle, rank)
 
     def close(self) -> None:
         """End the exchange of this communicator."""
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
-            lib.ucch_circle_free(handle)
+            lib.ucch_host_exchange_free(handle)
 
 
 def _any(processes: Iterable[str], fate: int) -> bool:

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError, UCCHError
-from ..native.aside import Watchdog
+from ..native.threaded import Watchdog
 from ..native.waiting import progress_until
 from . import faults
 

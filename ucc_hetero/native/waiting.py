@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from . import aside
+from . import threaded
 from .libraries import lib
 
 #: Seconds that a wait stays in C before Python checks for signals (Ctrl-C). With MPI: seconds before MPI makes
@@ -29,7 +29,7 @@ def callable_mpi() -> Any:
     """The module mpi4py.MPI if this thread may call it and no other thread is in an MPI call that makes progress; else
     None."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or aside.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
+    if mpi is None or threaded.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     return mpi if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main() else None
 

@@ -88,7 +88,7 @@ typedef struct remote_host {
     char addresses[];
 } remote_host;
 
-struct ucch_circle {
+struct ucch_host_exchange {
     uint64_t key;
     ucch_board *board;
     ucch_far *far;
@@ -99,15 +99,15 @@ struct ucch_circle {
     double probed_at;      /* when links were last probed */
     remote_host *remote_hosts;
     notice *notices;
-    ucch_circle *next;
+    ucch_host_exchange *next;
     int *hosts; /* by rank, stored behind the peers */
     peer peers[];
 };
 
-static ucch_circle *circles;
+static ucch_host_exchange *exchanges;
 
-static ucch_circle *circle_of(uint64_t key) {
-    ucch_circle *c = circles;
+static ucch_host_exchange *exchange_of(uint64_t key) {
+    ucch_host_exchange *c = exchanges;
     while (c && c->key != key)
         c = c->next;
     return c;
@@ -115,7 +115,7 @@ static ucch_circle *circle_of(uint64_t key) {
 
 /* ---- notices ---- */
 
-static void forward_notices(ucch_circle *c) {
+static void forward_notices(ucch_host_exchange *c) {
     for (int i = 0; i < c->npeers; i++) {
         peer *p = &c->peers[i];
         for (int status = 0; p->forwarded < c->nnotices && !status; p->forwarded += !status) {
@@ -125,7 +125,7 @@ static void forward_notices(ucch_circle *c) {
     }
 }
 
-static void add_notice(ucch_circle *c, const notice *n) {
+static void add_notice(ucch_host_exchange *c, const notice *n) {
     if (c->nnotices == c->capacity) {
         notice *more = realloc(c->notices, (size_t)(2 * c->capacity + 8) * sizeof(*more));
         if (!more) return;
@@ -135,7 +135,7 @@ static void add_notice(ucch_circle *c, const notice *n) {
     c->notices[c->nnotices++] = *n;
 }
 
-static void note_gone(ucch_circle *c, const gone *g) {
+static void note_gone(ucch_host_exchange *c, const gone *g) {
     if (g->rank == c->rank && g->fate == UCCH_LEFT) return; /* that is this rank */
     if (!ucch_far_note_gone(c->far, g->rank, g->fate, g->last, g->failed)) return;
     add_notice(c, &(notice){.kind = GONE, .gone = *g});
@@ -143,7 +143,7 @@ static void note_gone(ucch_circle *c, const gone *g) {
 }
 
 /* Keep a report unless it is known. */
-static void note_report(ucch_circle *c, const report *o) {
+static void note_report(ucch_host_exchange *c, const report *o) {
     for (int i = 0; i < c->nnotices; i++) {
         const notice *n = &c->notices[i];
         if (n->kind == REPORT && n->report.call == o->call && n->report.hash == o->hash) return;
@@ -152,7 +152,7 @@ static void note_report(ucch_circle *c, const report *o) {
 }
 
 /* Report what this rank called. */
-static void report_own(ucch_circle *c, uint64_t call, uint32_t hash) {
+static void report_own(ucch_host_exchange *c, uint64_t call, uint32_t hash) {
     report own = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
     ucch_board_own_text(c->board, call, own.text);
     note_report(c, &own);
@@ -160,7 +160,7 @@ static void report_own(ucch_circle *c, uint64_t call, uint32_t hash) {
 
 /* Announce once that this rank has left or that a call failed on it. A rank that left because a call was refused sends
  * the refusal first: other ranks would take it for dead. */
-static void announce_end(ucch_circle *c) {
+static void announce_end(ucch_host_exchange *c) {
     ucch_refusal end;
     if (c->has_announced_end) return;
     c->has_announced_end = 1;
@@ -175,7 +175,7 @@ static void announce_end(ucch_circle *c) {
 
 /* Compare reports with what this rank called, once it has made the call. There are reports of calls that ranks made
  * differently, and of calls that one rank refused and another makes. */
-static void compare_reports(ucch_circle *c) {
+static void compare_reports(ucch_host_exchange *c) {
     for (int i = 0; i < c->nnotices; i++) {
         report o = c->notices[i].report; /* a copy, as report_own may move the list */
         if (c->notices[i].kind != REPORT) continue;
@@ -189,14 +189,14 @@ static void compare_reports(ucch_circle *c) {
 }
 
 /* True if this cut keeps data of rank `from` from reaching rank `to`. */
-static int is_cut_between(const ucch_circle *c, const cut *l, int from, int to) {
+static int is_cut_between(const ucch_host_exchange *c, const cut *l, int from, int to) {
     if (!l->link[0]) return l->from == from && l->to == to;
     int hosts[] = {c->hosts[l->from], c->hosts[l->to]}, there = c->hosts[from], here = c->hosts[to];
     return (hosts[0] == there && hosts[1] == here) || (hosts[0] == here && hosts[1] == there);
 }
 
 /* Record a cut on this rank if it waits for ranks behind it, and forward it once. */
-static void note_cut(ucch_circle *c, const cut *l) {
+static void note_cut(ucch_host_exchange *c, const cut *l) {
     for (int i = 0; i < c->nnotices; i++) {
         const notice *n = &c->notices[i];
         if (n->kind == CUT && !n->cut.link[0] == !l->link[0] && is_cut_between(c, l, n->cut.from, n->cut.to)) return;
@@ -209,7 +209,7 @@ static void note_cut(ucch_circle *c, const cut *l) {
 
 /* ---- calls ---- */
 
-static void compare_calls(ucch_circle *c, peer *p) {
+static void compare_calls(ucch_host_exchange *c, peer *p) {
     uint64_t called = ucch_far_called(c->far), until = called < p->reached ? called : p->reached;
     uint64_t most = called > p->reached ? called : p->reached;
     if (p->compared + SEEN / 2 < most) p->compared = most - SEEN / 2;
@@ -221,7 +221,7 @@ static void compare_calls(ucch_circle *c, peer *p) {
 }
 
 /* Send a peer the hashes of this rank's calls since the last time. */
-static void send_calls(ucch_circle *c, peer *p) {
+static void send_calls(ucch_host_exchange *c, peer *p) {
     static calls message;
     for (int k = 0; k < MESSAGES_PER_TURN; k++) {
         uint64_t called = ucch_far_called(c->far);
@@ -238,7 +238,7 @@ static void send_calls(ucch_circle *c, peer *p) {
     }
 }
 
-static void on_calls(ucch_circle *c, peer *p, const calls *message) {
+static void on_calls(ucch_host_exchange *c, peer *p, const calls *message) {
     if (message->first + SEEN / 2 < p->reached) return; /* no correct peer sends calls this old */
     uint64_t skipped = message->first > p->reached ? message->first - p->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
@@ -251,10 +251,10 @@ static void on_calls(ucch_circle *c, peer *p, const calls *message) {
     compare_calls(c, p);
 }
 
-static int is_remote(const ucch_circle *c, const peer *p) { return c->hosts[p->rank] != c->hosts[c->rank]; }
+static int is_remote(const ucch_host_exchange *c, const peer *p) { return c->hosts[p->rank] != c->hosts[c->rank]; }
 
 /* The rank that a timeout error names: the linked rank of another host that has made the fewest calls. */
-static void note_last(ucch_circle *c) {
+static void note_last(ucch_host_exchange *c) {
     const peer *last = NULL;
     for (int i = 0; i < c->npeers; i++)
         if (is_remote(c, &c->peers[i]) && (!last || c->peers[i].reached < last->reached)) last = &c->peers[i];
@@ -262,7 +262,7 @@ static void note_last(ucch_circle *c) {
 }
 
 /* A linked rank that waits in a call that this rank has not made yet. */
-static void note_waiter(ucch_circle *c) {
+static void note_waiter(ucch_host_exchange *c) {
     const peer *first = NULL;
     for (int i = 0; i < c->npeers && !first; i++)
         if (c->peers[i].waits.call > ucch_far_called(c->far)) first = &c->peers[i];
@@ -272,11 +272,13 @@ static void note_waiter(ucch_circle *c) {
         ucch_board_waited_by(c->board, -1, 0, "", 0);
 }
 
-static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
+static int has_ended(const ucch_host_exchange *c) {
+    return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board);
+}
 
 /* Tell peers of other hosts which call this rank waits in, or that it no longer waits. After a failure the last message
  * stands: other ranks whose calls time out with it need it. */
-static void send_waits(ucch_circle *c) {
+static void send_waits(ucch_host_exchange *c) {
     double now = ucch_now();
     uint64_t call = ucch_board_under_way(c->board);
     if (has_ended(c)) return; /* checked after the call was read, as it may end in between */
@@ -314,7 +316,7 @@ static int is_valid(uint32_t kind, const void *data, size_t bytes) {
 }
 
 static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
-    ucch_circle *c = circle_of(key);
+    ucch_host_exchange *c = exchange_of(key);
     static union {
         calls calls;
         report report;
@@ -351,7 +353,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
 }
 
 /* True if a peer has waited for longer than the timeout in a call that this rank may have ended already. */
-static int is_waited_for(const ucch_circle *c, double now) {
+static int is_waited_for(const ucch_host_exchange *c, double now) {
     for (int i = 0; i < c->npeers; i++)
         if (c->peers[i].waits.call && c->remote_hosts && now - c->peers[i].wait_began > c->remote_hosts->timeout)
             return 1;
@@ -360,7 +362,7 @@ static int is_waited_for(const ucch_circle *c, double now) {
 
 /* While a call waits, find links that are cut although the peer process lives. Only the rank that sends over a link
  * sees that it is cut. */
-static void probe_links(ucch_circle *c) {
+static void probe_links(ucch_host_exchange *c) {
     double now = ucch_now();
     if (now - c->probed_at < LONG_WAIT_S || (!ucch_far_wants_probe(c->far) && !is_waited_for(c, now))) return;
     c->probed_at = now;
@@ -371,12 +373,12 @@ static void probe_links(ucch_circle *c) {
 }
 
 /* Tell each peer with which libucp has given up a connection: it may wait for data that cannot arrive. */
-static void report_broken(ucch_circle *c) {
+static void report_broken(ucch_host_exchange *c) {
     for (int r = 0; r < c->size; r++)
         if (ucch_far_is_broken(c->far, r, LONG_WAIT_S)) note_cut(c, &(cut){c->rank, r, ""});
 }
 
-static void run_turn(ucch_circle *c) {
+static void run_turn(ucch_host_exchange *c) {
     if (has_ended(c)) announce_end(c);
     report_broken(c);
     send_waits(c);
@@ -396,13 +398,13 @@ static void run_turn(ucch_circle *c) {
 }
 
 static void on_turn(void) {
-    for (ucch_circle *c = circles; c; c = c->next)
+    for (ucch_host_exchange *c = exchanges; c; c = c->next)
         run_turn(c);
 }
 
 /* The process at a link's other end is gone, or its whole host. */
 static void on_lost(int link, int fate) {
-    for (ucch_circle *c = circles; c; c = c->next)
+    for (ucch_host_exchange *c = exchanges; c; c = c->next)
         for (int i = 0; i < c->npeers; i++) {
             if (c->peers[i].link != link) continue;
             for (int r = 0; r < c->size; r++) {
@@ -417,13 +419,13 @@ static void on_lost(int link, int fate) {
 
 /* Start the exchange for a communicator that spans hosts. `key` is the same on all its ranks, hosts[r] is rank r's
  * host, and links[i] leads to ranks[i] (i < n). Returns NULL if there is no memory. */
-ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
-                             const int *links, const int *ranks) {
+ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
+                                           const int *links, const int *ranks) {
     static const ucch_listener listener = {on_message, on_turn, on_lost};
     ucch_far *far = ucch_board_far(board);
-    ucch_circle *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(peer) + (size_t)size * sizeof(int)) : NULL;
+    ucch_host_exchange *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(peer) + (size_t)size * sizeof(int)) : NULL;
     if (!c) return NULL;
-    *c = (ucch_circle){.key = key, .board = board, .far = far, .rank = rank, .size = size, .npeers = n};
+    *c = (ucch_host_exchange){.key = key, .board = board, .far = far, .rank = rank, .size = size, .npeers = n};
     c->hosts = (int *)(c->peers + n);
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
     ucch_links_lock();
@@ -432,8 +434,8 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
         c->peers[i].link = links[i];
         c->peers[i].rank = ranks[i];
     }
-    c->next = circles;
-    circles = c;
+    c->next = exchanges;
+    exchanges = c;
     for (int i = 0; i < n; i++) /* a peer may have died since its link was made */
         if (ucch_link_fate_locked(links[i]) > UCCH_LEFT)
             note_gone(c, &(gone){.rank = ranks[i], .fate = ucch_link_fate_locked(links[i])});
@@ -443,7 +445,7 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
 
 /* Set the addresses of the host of `rank`, in network order. A call that waits longer than `timeout` seconds fails if
  * one of them does not answer. Returns 0, or UCCH_FAIL_MEMORY. */
-int ucch_circle_add_host(ucch_circle *c, int rank, const void *addresses, size_t bytes, double timeout) {
+int ucch_host_exchange_add_host(ucch_host_exchange *c, int rank, const void *addresses, size_t bytes, double timeout) {
     remote_host *host = calloc(1, sizeof(*host) + bytes);
     if (!host) return UCCH_FAIL_MEMORY;
     *host = (remote_host){.rank = rank, .bytes = bytes, .timeout = timeout};
@@ -457,7 +459,7 @@ int ucch_circle_add_host(ucch_circle *c, int rank, const void *addresses, size_t
 }
 
 /* Note that a rank has died, as another source has told. */
-void ucch_circle_note_death(ucch_circle *c, int rank) {
+void ucch_host_exchange_note_death(ucch_host_exchange *c, int rank) {
     if (!c) return; /* freed */
     ucch_links_lock();
     note_gone(c, &(gone){.rank = rank, .fate = UCCH_DIED});
@@ -466,10 +468,10 @@ void ucch_circle_note_death(ucch_circle *c, int rank) {
 
 /* End the exchange. If a call has failed, the peers are told first: they may wait for this rank, whatever it does
  * next. */
-void ucch_circle_free(ucch_circle *c) {
+void ucch_host_exchange_free(ucch_host_exchange *c) {
     ucch_links_lock();
     if (has_ended(c)) run_turn(c);
-    UCCH_UNLINK(circles, c, next);
+    UCCH_UNLINK(exchanges, c, next);
     ucch_links_unlock();
     for (remote_host *host = c->remote_hosts, *next; host; host = next) {
         next = host->next;

@@ -47,7 +47,7 @@ def under_way() -> bool:
     return bool(_calls)
 
 
-class Aside(Generic[_T]):
+class ThreadedCall(Generic[_T]):
     """A call that runs in another thread.
 
     ``threading.Thread.start``, and so every thread pool, hangs if the new thread gets no memory to start with; this

@@ -27,7 +27,9 @@ class Rank:
         assert lib.ucch_board_add_far(self.board, slots + 1) == 0
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
-        self.circle = lib.ucch_circle_new(self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots])
+        self.exchange = lib.ucch_host_exchange_new(
+            self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots]
+        )
 
     def call(self, signature, label):
         return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
@@ -78,8 +80,8 @@ def rank():
 
     yield make
     for each in made:
-        if each.circle != ffi.NULL:
-            lib.ucch_circle_free(each.circle)
+        if each.exchange != ffi.NULL:
+            lib.ucch_host_exchange_free(each.exchange)
         each.far.close()
         lib.ucch_board_free(each.board)
 
@@ -237,8 +239,8 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
     here.call(8, "made")
     lib.ucch_board_failed(here.board, 1)
     lib.ucch_board_leave(here.board)
-    lib.ucch_circle_free(here.circle)
-    here.circle = ffi.NULL
+    lib.ucch_host_exchange_free(here.exchange)
+    here.exchange = ffi.NULL
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
     assert struct.unpack(ENDS, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
@@ -246,7 +248,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
 def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     """As the rank at its other end tells: what waits for that one's host, or for all ranks."""
     here = rank(slots=2)
-    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
 
     def cut(waited, peer):
         found = ffi.new("int *", peer)
@@ -263,7 +265,7 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
 def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
     """At once; not what waits for others, or calls of all ranks, which have connections of their own."""
     here = rank(slots=2)
-    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
 
     def cut(peer):
         return int(lib.ucch_board_cut(here.board, 60.0, ffi.new("int *", peer)))
@@ -284,7 +286,7 @@ def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank
 def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
     """It ends once every rank is gone or behind a link that is cut, and one is."""
     here = rank(slots=1)
-    assert lib.ucch_circle_add_host(here.circle, 1, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_host_exchange_add_host(here.exchange, 1, bytes(16), 16, 5.0) == 0
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
     assert not lib.ucch_board_is_cut_off(here.board, 60.0)
     here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 1, 0, b"a - b"))
@@ -298,7 +300,7 @@ def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
 def test_a_rank_of_this_host_may_send(rank):
     """However cut off the others are."""
     here = rank(slots=2)
-    assert lib.ucch_circle_add_host(here.circle, 2, bytes(16), 16, 5.0) == 0
+    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
     here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
     until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
     assert not lib.ucch_board_is_cut_off(here.board, 6.0)
@@ -355,8 +357,8 @@ def test_anything_may_come(rank):
                 break  # it has had enough of us
             here.calls += 1
             assert here.call(rng.getrandbits(64), "call") == here.calls, "our calls are as they were"
-        lib.ucch_circle_free(here.circle)
-        here.circle = ffi.NULL
+        lib.ucch_host_exchange_free(here.exchange)
+        here.exchange = ffi.NULL
 
 
 def test_what_cannot_be_served_is_closed():
