@@ -39,6 +39,8 @@ _GRACE_S = 0.2
 #: Kinds of roll-call messages: the question of a rank that has timed out, and the answer of a rank that waits in the
 #: same collective.
 _QUESTION, _PRESENT = b"?", b"!"
+#: Most ranks of a caller's communicator for a `_RollCall`: it connects each rank with all others.
+_MOST_ROLLED = 64
 #: Seconds in which ranks answer a roll call, and between a waiting rank's checks for questions.
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
@@ -157,14 +159,14 @@ class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died.
 
     ``what`` they are for, as error messages say it. ``caller``: the communicator belongs to the caller, who may receive
-    any message that is sent over it: so none is.
+    any message that is sent over it: up to 64 ranks send none.
     """
 
     def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks known to wait in this collective, or to have waited.
         self._arrived: set[int] = set()
-        self._own_rolls = () if caller else (MessageRollCall(mpi),)
+        self._own_rolls = () if caller and mpi.Get_size() <= _MOST_ROLLED else (MessageRollCall(mpi),)
         #: Time at which a waiting rank saw that another has died or revoked the communicator; 0 for never.
         self._lost = 0.0
 
