@@ -264,8 +264,8 @@ _OF_A_PEER = (lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_CONNECTION)
 
 
 #: Seconds to wait for the reason why a rank failed in a call. Rings of devices tell other hosts of a failure at once;
-#: which rank refused or died is told over links ten times a second (net/host_exchange.c). The call has failed already: the
-#: wait only serves to name the right rank.
+#: which rank refused or died is sent over links ten times a second (net/host_exchange.c). The call has failed already:
+#: the wait only serves to name the right rank.
 _WHY_S = 1.0
 
 
