@@ -209,7 +209,7 @@ class Parent:
 
     def copy(self, data: bytes) -> None:
         """Write output of the program, and keep the last of it."""
-        write_all(2, data)
+        tell(data)
         self.last = (self.last + data)[-KEPT_BYTES:]
 
 
@@ -324,11 +324,11 @@ def relay(
         os.close(each)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all data. A closed pipe is not an error of the rank."""
+def tell(data: bytes) -> None:
+    """Write all data to stderr. A closed pipe is not an error of the rank."""
     with contextlib.suppress(BrokenPipeError):
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(2, data) :]
 
 
 def die_of(number: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .command import is_here
-from .rank import MARK, ending_with_parent, relay, write_all
+from .rank import MARK, ending_with_parent, relay, tell
 
 #: Seconds between SIGTERM and SIGKILL for the launcher.
 GRACE = 10.0
@@ -130,7 +130,7 @@ class _Watch:
         """Pass on the launcher's error stream without the reports."""
         text = self.reports.feed(data)
         self.said = (self.said + text)[-SAID:]
-        write_all(2, text)
+        tell(text)
 
     def look(self) -> None:
         """Process signals, failures and time limits since the last call."""

@@ -35,6 +35,7 @@ void ucch_unlock(void);
 void ucch_lock_noted(int *has);
 void ucch_unlock_noted(int *has);
 void ucch_lock_ends(void);
+int ucch_lock_is_lost(double seconds);
 int ucch_progress_thread(int on);
 void ucch_leave_with(int status);
 void ucch_leave(void);

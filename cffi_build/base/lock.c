@@ -40,6 +40,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 static pthread_t last; /* thread of Python's at its end */
 static int has_last;
+static _Atomic int lost; /* one has it that does not end */
 _Atomic int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
 /* A thread's naps in the place of its next yields, and when it last had a long yield. */
@@ -120,6 +121,11 @@ static void relax(void) {
 #endif
 }
 
+static void wait_for_lock(void) {
+    if (lost && pthread_equal(last, pthread_self())) ucch_leave();
+    pthread_mutex_lock(&lock);
+}
+
 /* A thread that makes progress takes the lock again and again, and a mutex is not fair: a waiting thread may be woken
  * only to find it taken, for milliseconds. So threads count themselves while they wait, and progress lets them have the
  * lock. */
@@ -132,7 +138,7 @@ void ucch_lock(void) {
         relax();
         had = pthread_mutex_trylock(&lock) == 0;
     }
-    if (!had) pthread_mutex_lock(&lock);
+    if (!had) wait_for_lock();
     wanted--;
 }
 
@@ -169,6 +175,18 @@ void ucch_lock_ends(void) {
     has_last = 1;
 }
 
+/* True if the lock is not to be had within `seconds`, as a thread has it that waits in a library for a peer out of
+ * reach. This thread, in which Python ends, then ends the process where it would need the lock. */
+int ucch_lock_is_lost(double seconds) {
+    for (double until = ucch_now() + seconds; !lost && !ucch_trylock(); usleep(1000))
+        if (ucch_now() > until) {
+            last = pthread_self();
+            lost = 1;
+        }
+    if (!lost) ucch_unlock();
+    return lost;
+}
+
 /* Without the lock: let threads that wait for it have it. */
 void ucch_let_others(void) {
     for (int i = 0; i < LET_OTHERS && wanted; i++)
@@ -183,7 +201,7 @@ void ucch_sleep_locked(pthread_cond_t *wake, double seconds) { ucch_cond_wait(wa
 
 /* In a child of this process: a thread of the parent's may have had it. */
 void ucch_lock_after_fork(void) {
-    wanted = has_last = 0;
+    wanted = has_last = lost = 0;
     lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 }
 

@@ -1,4 +1,5 @@
-/* Processes of this host, by their numbers: if they have ended, files of theirs that we map, and signals to them. */
+/* Processes of this host, by their numbers: if they have ended, files of theirs that we map, and signals to them; the
+ * end of this one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -119,4 +120,33 @@ void ucch_process_unbind_thread(void) {
     if (sched_getaffinity(0, sizeof(cores), &cores) || CPU_COUNT(&cores) > OF_CORE) return;
     memset(&cores, 0xff, sizeof(cores));
     sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+/* ---- the end of this one ---- */
+
+#define UCCH_LEAVE_S 10
+
+static int last_status;
+
+/* The process has failed if this is not 0. */
+void ucch_leave_with(int status) { last_status = status; }
+
+/* End the process here and now, as the interpreter's last act but those that were asked for before (Py_AtExit). A
+ * process that has failed ends by a signal: Open MPI 5.0.11 does not report a process that ends by a status, and other
+ * ranks wait for it.
+ */
+void ucch_leave(void) {
+    if (last_status) kill(getpid(), SIGKILL);
+    _exit(0);
+}
+
+static void *leave_late(void *unused) {
+    sleep(UCCH_LEAVE_S);
+    _exit(0);
+}
+
+/* End the process in a while, where what comes behind this (MPI_Finalize) does not end, as a rank has died in it. */
+void ucch_leave_late(void) {
+    pthread_t late;
+    if (pthread_create(&late, NULL, leave_late, NULL) == 0) pthread_detach(late);
 }

@@ -1,11 +1,9 @@
 /* Progress: a round of it, and the thread that makes it while no caller waits; and waits of callers: they spin, then
  * yield, then nap, or listen and leave progress to the thread. */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include "base/base.h"
 
@@ -392,32 +390,3 @@ int ucch_test(ucch_op *op) {
 
 /* As ucch_test, without progress. */
 int ucch_peek(ucch_op *op) { return outcome(op); }
-
-/* ---- the end ---- */
-
-#define UCCH_LEAVE_S 10
-
-static int last_status;
-
-/* The process has failed if this is not 0. */
-void ucch_leave_with(int status) { last_status = status; }
-
-/* End the process here and now, as the interpreter's last act but those that were asked for before (Py_AtExit). A
- * process that has failed ends by a signal: Open MPI 5.0.11 does not report a process that ends by a status, and other
- * ranks wait for it.
- */
-void ucch_leave(void) {
-    if (last_status) kill(getpid(), SIGKILL);
-    _exit(0);
-}
-
-static void *leave_late(void *unused) {
-    sleep(UCCH_LEAVE_S);
-    _exit(0);
-}
-
-/* End the process in a while, where what comes behind this (MPI_Finalize) does not end, as a rank has died in it. */
-void ucch_leave_late(void) {
-    pthread_t late;
-    if (pthread_create(&late, NULL, leave_late, NULL) == 0) pthread_detach(late);
-}

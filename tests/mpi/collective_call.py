@@ -105,7 +105,6 @@ class Call:
         #: Offsets of the blocks in the buffers; equal for send and receive in place.
         self.send_at, self.recv_at = self._places(sends), self._places(receives)
         self.send = self.recv = None
-        self.own_in_recv = -1
         p = self.case.in_place
         if case.name == "bcast":
             self.recv = self._buffer(self.recv_at)

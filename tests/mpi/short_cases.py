@@ -19,8 +19,8 @@ world = MPI.COMM_WORLD
 def few_files():
     """A first call passes the files of docs/design.md, and no other layers."""
     with Communicator(world) as comm:
-        total = np.empty(4)
-        found = files_of(lambda: comm.Allreduce(np.full(4, 2.0), total))
+        total = np.empty(world.bcast(np.random.default_rng().integers(5, 62)))  # of which few tests have a plan
+        found = files_of(lambda: comm.Allreduce(np.full(total.size, 2.0), total))
     assert (total == 2 * comm.size).all()
     assert len(found) <= 15, sorted(found)
 

@@ -84,6 +84,35 @@ except u.CollectiveTimeout as error:
 """
 
 
+#: The head of scripts, with ``comm`` as mpi4py's communicator.
+NO_COMM = HEAD.replace("comm = u.Communicator(world)", "comm = world")
+
+
+def looks_for_messages(call):
+    """A rank that does not join a call of the other ranks receives the messages that they send, and nothing else."""
+    return f"""
+turn, early = world.Dup(), comm.irecv() if rank == 1 else None
+turn.Barrier()
+if rank == 1:
+    said = [turn.recv(source=other) for other in (0, 2)]  # once they have waited in vain
+    assert all("rank(s) [1] did not come" in text for text in said), said
+    looks = [comm.Iprobe(), comm.iprobe(), comm.improbe(), getattr(comm, "mpi", comm).Iprobe(), world.Iprobe()]
+    assert not (any(looks) or early.test()[0]), looks
+    turn.Barrier()
+    assert (early.wait(), comm.recv(), comm.mprobe().recv()) == (7, 7, 7)
+else:
+    try:
+        {call}
+    except u.CollectiveTimeout as error:
+        turn.send(str(error), 1)
+    turn.Barrier()
+    for _ in range(3 * (rank == 0)):
+        comm.send(7, 1)
+turn.Barrier()
+print("right", flush=True)
+"""
+
+
 def makes_none(how):
     """If a rank's first communicator fails before the others have met it, they do not wait for the deadline."""
     script = f"""
@@ -194,32 +223,16 @@ print("fine", flush=True)
         head=HEAD.replace("comm = u", "if world.rank == 1:\n    sys.exit(3)\ncomm = u")),
     "a rank does not come to the first communicator": Job(does_not_come("u.Communicator()"), 3,
         {r"the making of a communicator[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
-        env={"UCCH_TIMEOUT": "2"}, head=HEAD.replace("comm = u.Communicator(world)", "comm = world")),
+        env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
     "a rank does not come": Job(lambda: does_not_come(random.choice([*ALONE])), 3,
         {rf"({'|'.join(ALONE.values())})[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
         env={"UCCH_TIMEOUT": "2"}),
     # Questions that the others ask each other must not affect the rank that was away, whatever it receives.
-    "a rank does not come, and looks for messages": Job(lambda: f"""
-turn, early = world.Dup(), comm.irecv() if rank == 1 else None
-turn.Barrier()
-if rank == 1:
-    said = [turn.recv(source=other) for other in (0, 2)]  # once they have waited in vain
-    assert all("rank(s) [1] did not come" in text for text in said), said
-    looks = [comm.Iprobe(), comm.iprobe(), comm.improbe(), comm.mpi.Iprobe(), world.Iprobe()]
-    assert not (any(looks) or early.test()[0]), looks
-    turn.Barrier()
-    assert (early.wait(), comm.recv(), comm.mprobe().recv()) == (7, 7, 7)
-else:
-    try:
-        {random.choice(["u.Communicator(world)", "u.Communicator(comm)"])}
-    except u.CollectiveTimeout as error:
-        turn.send(str(error), 1)
-    turn.Barrier()
-    for _ in range(3 * (rank == 0)):
-        comm.send(7, 1)
-turn.Barrier()
-print("right", flush=True)
-""", 3, {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}),
+    "a rank does not come, and looks for messages": Job(
+        lambda: looks_for_messages(random.choice(["u.Communicator(world)", "u.Communicator(comm)"])), 3,
+        {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}),
+    "a rank looks for messages before its first communicator": Job(looks_for_messages("u.Communicator()"), 3,
+        {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
     # If the others cannot leave MPI's call, the job ends at the deadline and prints why.
     "a rank is stopped within a call of MPI's": Job("""
 from ucc_hetero.bootstrap.timely import Timely

@@ -210,15 +210,20 @@ for generation in range(first, 3):
 print(f"right: {rank}", flush=True)
 """
 
-#: Libraries that are not closed in time: the thread that closes them is in torch's store, for ever.
+#: Libraries that are not closed in time: the thread that closes them is in torch's store, or in libucc, for ever.
 LATE = """
-import sys
+import atexit, sys, threading
+atexit.register(print, "after all")
 from datetime import timedelta
 import torch, torch.distributed as dist
 import ucc_hetero.torch
 from ucc_hetero.bootstrap import exit, process
+from ucc_hetero.native.libraries import lib
 
 def never():
+    if rank == 2:
+        lib.ucch_lock()
+        threading.Event().wait()
     while True:
         store.add("looks", 0)
 
@@ -288,8 +293,9 @@ def test_ranks_that_are_started_again_join(port, come_back, how):
     come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})
 
 
-def test_libraries_that_are_not_closed_in_time(port, come_back):
+def test_libraries_that_are_not_closed_in_time(port, come_back, tmp_path):
     come_back(LATE, str(port), {})
+    assert (tmp_path / "said").read_text().count("after all") == 3
 
 
 def test_torchfts_manager(come_back):

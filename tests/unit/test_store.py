@@ -14,7 +14,7 @@ from ucc_hetero import Store, StoreServer
 from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
-from ucc_hetero.rma.channel import ChannelError
+from ucc_hetero.rma.channel import Channel, ChannelError
 
 SECRET, SIZE = os.urandom(32), 4
 
@@ -50,6 +50,23 @@ def test_keys_and_values(server):
     assert one.get("a") == data  # it goes on
     numbers = on_ranks(range(20), lambda _: Store(server.address, SECRET).add("n", 1))
     assert sorted(numbers) == list(range(1, 21))
+
+
+def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypatch):
+    """Ctrl-C, or the end of the process, in a thread that waits for the store: its next question got that answer."""
+    store = Store(server.address, SECRET)
+    store.set("a", "first")
+    store.set("b", "second")
+
+    def interrupted(channel, writes):
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with server._lock, monkeypatch.context() as patched:  # no answer comes
+            patched.setattr(Channel, "_wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.get("a")
+    assert store.get("b") == b"second" and store.check(["a"]) and store.get("a") == b"first"
 
 
 def test_a_server_that_has_no_file_left_for_a_connection_goes_on(server, monkeypatch):
@@ -107,6 +124,55 @@ def test_the_first_to_tell_of_a_death_is_right(comms):
     assert all(isinstance(each, PeerError) for each in made[:2])
 
 
+class Ends:
+    """A store that a rank has until it has changed so much in it."""
+
+    def __init__(self, store, changes):
+        self._store, self._changes = store, changes
+
+    def __getattr__(self, name):
+        call = getattr(self._store, name)
+
+        def until_then(*args):
+            if name in ("add", "compare_set", "set") and args[-1] != 0:
+                if not self._changes:
+                    raise SystemExit
+                self._changes -= 1
+            return call(*args)
+
+        return until_then
+
+
+@pytest.mark.parametrize("changes", range(3))
+def test_a_rank_that_dies_as_it_tells_of_a_death_hides_no_later_one(comms, changes):
+    dying = StoreComm.first(Ends(comms[0].store, changes), 3, range(SIZE), SIZE, 30.0)
+    dying.watch(lambda: [0])
+    with suppress(SystemExit):
+        dying.dead()
+    comms[1].watch(lambda: [2])
+    assert 2 in comms[1].dead() and comms[1].dead() == comms[2].dead()
+
+
+def test_threads_that_read_of_a_death_at_a_time_miss_no_later_one(comms):
+    class Beside:
+        """A store in which another thread of the rank reads between two calls of the first."""
+
+        def __getattr__(self, name):
+            return getattr(comms[0].store, name)
+
+        def get(self, key):
+            if not read:
+                read.append(key)
+                other = on_ranks([comm], StoreComm.dead)
+                assert other == [[1]]
+            return comms[0].store.get(key)
+
+    read, comm = [], StoreComm.first(Beside(), 0, range(SIZE), SIZE, 30.0)
+    for rank in (1, 2):
+        comms[3].watch(lambda rank=rank: [rank])
+        assert comms[3].dead() == comm.dead() == [1, 2][:rank]
+
+
 def test_whoever_lives_is_waited_for(comms):
     for comm in comms:
         comm.seconds = 1.0
@@ -152,7 +218,7 @@ def test_exchanges_take_no_room_in_the_store(comms):
     for most in on_ranks(comms, work):
         assert isinstance(most, int) and most < 10 * SIZE, most
     on_ranks(comms, StoreComm.Free)
-    assert store.num_keys() <= 1, "how many of the first communicator's ranks have died"
+    assert not store.num_keys()
 
 
 def test_a_receive_that_was_cancelled_leaves_its_word_to_the_next(comms):

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
 from ..bootstrap.meeting import Seat
-from ..bootstrap.timely import Timely
+from ..bootstrap.timely import MAKING, Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
@@ -108,7 +108,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
-        mpi = Timely(parent, settings.timeout(), "the making of a communicator").Dup()
+        mpi = Timely(parent, settings.timeout(), MAKING, caller=True).Dup()
         try:
             self._join(mpi)
         except CollectiveError:

@@ -58,7 +58,9 @@ class GroupMethods(ABC):
             if not made or not go_on:
                 return made and self._adopt(made)
             ranks = None if sure else self._ranks_in(made)
-            return self._adopt(made, again.bids.seat(runner.members.known, ranks, mpi.seconds))
+            seat = again.bids.seat(runner.members.known, ranks, mpi.seconds)
+            seat.take_page(made)
+            return self._adopt(made, seat)
 
     def _ranks_in(self, made: Any) -> list[int]:
         """This communicator's ranks of the members of an MPI communicator."""

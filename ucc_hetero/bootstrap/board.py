@@ -63,6 +63,19 @@ class Page(NamedTuple):
     file: Any
 
 
+def pages(known: Known, file: int) -> list[Page]:
+    """Pages of what the first rank of this host offers; none where this one cannot have it, or is alone there."""
+    ranks = known.near
+    if file < 0 or len(ranks) == 1:
+        return []
+    stride = _stride(len(ranks))
+    memory = _mapped(known.facts[ranks[0]].pid, file, PAGES * stride)
+    if memory == ffi.NULL:
+        return []
+    start = ffi.cast("char *", memory)
+    return [Page(start + i * stride, memory) for i in range(PAGES)]
+
+
 class Board:
     """The arrival board of a communicator, whose ranks are ``known``.
 
@@ -80,15 +93,10 @@ class Board:
         self._page = spare
         #: Pages for later boards of these ranks, of a new file.
         self.more: list[Page] = []
-        first = self.ranks[0]
         #: True if this process has offered the file.
-        self._mine = first == known.rank and spare is None
-        if spare is None and file >= 0 and len(self.ranks) > 1:
-            stride = _stride(len(self.ranks))
-            memory = _mapped(known.facts[first].pid, file, PAGES * stride)
-            if memory != ffi.NULL:
-                start = ffi.cast("char *", memory)
-                self._page, *self.more = [Page(start + i * stride, memory) for i in range(PAGES)]
+        self._mine = self.ranks[0] == known.rank and spare is None
+        if spare is None and (found := pages(known, file)):
+            self._page, *self.more = found
         #: True if this rank has the page; not if it is alone on its host.
         self.mapped = self._page is not None
         #: The engine's side of it.

@@ -103,6 +103,8 @@ _registered = False
 _status = 0
 #: Prints the error by which this process ends where another rank, which is about to end the job, prints it, too.
 _unsaid: Callable[[], object] | None = None
+#: libucc is in a call that does not end, and whatever needs the engine's lock from now on ends the process.
+_lock_is_lost = False
 #: The process whose end is arranged: a child that uses its parent's MPI has none of that.
 _pid = 0
 
@@ -193,13 +195,19 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        # One in torch's store, which Python ends by force, would abort the process.
-        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
-        links.stop(not _status)
-        wires.stop()  # however that went: libucp is about to be unloaded
-        lib.ucch_lock_ends()
-        if _within_calls():
-            lib.ucch_lock()  # for good: these threads are to do nothing in libraries that are unloaded
+        if not _lock_is_lost:
+            _stop_threads()
+
+
+def _stop_threads() -> None:
+    """End threads, of the engine's and of Python's that are in calls."""
+    # One in torch's store, which Python ends by force, would abort the process.
+    _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
+    links.stop(not _status)
+    wires.stop()  # however that went: libucp is about to be unloaded
+    lib.ucch_lock_ends()
+    if _within_calls():
+        lib.ucch_lock()  # for good: these threads are to do nothing in libraries that are unloaded
 
 
 def _end() -> None:
@@ -326,6 +334,7 @@ def _desert() -> None:
 
 def _close() -> None:
     """Release everything. Where ranks outlive one that is lost meanwhile the libraries wait, and are left alone."""
+    global _lock_is_lost
 
     def close() -> None:
         with own_device():
@@ -339,6 +348,7 @@ def _close() -> None:
     except faults.EXCHANGE_ERRORS as error:
         log.log("live").debug("memory of the libraries is not given back: %s", error)
         faults.leave(0)
+        _lock_is_lost = bool(lib.ucch_lock_is_lost(_THROUGH))
 
 
 def _abort() -> None:

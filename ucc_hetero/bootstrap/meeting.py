@@ -22,10 +22,10 @@ from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, faults, process, settings
-from .board import PAGES, offer
+from .board import PAGES, offer, pages, take_back
 from .known import Known
 from .process import MOST_SPARE, Job, Spare
-from .timely import Timely, not_met
+from .timely import MAKING, Timely, not_met, timely
 
 #: The longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
@@ -139,7 +139,7 @@ class Seat:
     """
 
     def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
-        self.known, self.claimed, self.file = known, claimed, file
+        self.known, self.claimed, self.file, self.seconds = known, claimed, file, seconds
         claim_number(claimed)
         #: Part of every message tag.
         self.id = claimed % MOST_COMMS
@@ -153,6 +153,24 @@ class Seat:
         # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to
         # use, although this one has freed more since it offered that.
         known.job.drop_spare(seconds, MOST_SPARE)
+
+    def take_page(self, mpi: Any) -> None:
+        """Have a page of a new file where only that is lacking to be `ready`; collective then."""
+        known = self.known
+        if self.ready or not known.makes_teams_alone(self.claimed):
+            return
+        found = pages(known, self.file)
+        try:
+            if not all(timely(mpi, self.seconds, MAKING).allgather(bool(found))):
+                return
+        except BaseException:
+            release_number(self.id)
+            raise
+        if known.near[0] == known.rank:
+            take_back()
+        self.spare = self.spare._replace(page=found[0])
+        for i, page in enumerate(found[1:], 1):
+            known.job.spare[self.claimed * PAGES + i] = Spare(known.members, {}, page)
 
     @property
     def ready(self) -> bool:

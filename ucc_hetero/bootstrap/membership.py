@@ -29,7 +29,7 @@ from .links import Links
 from .meeting import MOST_COMMS, Said, Seat, met, release_number
 from .process import Spare
 from .teams import Teams
-from .timely import Timely, timely
+from .timely import MAKING, Timely, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -44,7 +44,7 @@ class Membership:
     """
 
     def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None, queues: bool = True) -> None:
-        self.mpi = timely(mpi, timeout, "the making of a communicator")
+        self.mpi = timely(mpi, timeout, MAKING)
         self.links: Links | None = None
         self._recorded, self._queues = 0, queues
         self._unwatch: Callable[[], object] = bool

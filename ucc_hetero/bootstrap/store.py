@@ -46,7 +46,7 @@ class Store:
     def _ask(self, *question: Any) -> Any:
         with self._asking:
             self._channel.send(question)
-            found = self._channel.receive()
+            found = self._channel.answer()
         if not isinstance(found, dict) or "answer" not in found:
             raise ValueError(f"the store refuses {question[0]}: {found}")
         return found["answer"]

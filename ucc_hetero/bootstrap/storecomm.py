@@ -377,8 +377,8 @@ class Deaths:
     def __init__(self, store: Any, number: int, place: str = "") -> None:
         self._store, self._number = store, number
         self._prefix = f"{place or _place()}/deaths"
-        self._gone: list[int] = []
-        self._read = 0
+        #: What has been read: who said it, and of whom. Threads may read the same at a time.
+        self._said: dict[int, tuple[int, list[int]]] = {}
         #: Functions that look for deaths, and return the numbers of the dead.
         self._looks: list[Callable[[], Iterable[int]]] = []
 
@@ -389,27 +389,32 @@ class Deaths:
 
     def gone(self) -> list[int]:
         """Numbers of the ranks that are known to be dead, on all ranks in the same order."""
-        found = {number for look in list(self._looks) for number in look()}
-        new = sorted(found - {*self._known(), self._number})
-        if new and self._number not in self._gone:
+        found, known = {number for look in list(self._looks) for number in look()}, self._known()
+        new = sorted(found - {*known, self._number})
+        if new and self._number not in known:
             self._tell(new)
-        return self._known()
+            known = self._known()
+        return known
 
     def own(self) -> None:
         """Tell the other ranks that this rank is gone."""
         self._tell([self._number])
 
     def _tell(self, numbers: list[int]) -> None:
-        at = self._store.add(f"{self._prefix}/count", 1)
-        self._store.set(f"{self._prefix}/{at}", json.dumps([self._number, numbers]))
+        """Write it as the next word, in one step: a rank may die at any moment, and nobody reads past a gap."""
+        word, written = json.dumps([self._number, numbers]).encode(), b""
+        while written != word:
+            self._known()
+            written = self._store.compare_set(f"{self._prefix}/{len(self._said)}", b"", word)
 
     def _known(self) -> list[int]:
-        count = self._store.add(f"{self._prefix}/count", 0)
-        while self._read < count and self._store.check([key := f"{self._prefix}/{self._read + 1}"]):
-            by, numbers = json.loads(self._store.get(key))
-            self._gone += [number for number in numbers if by not in self._gone and number not in self._gone]
-            self._read += 1
-        return self._gone
+        while self._store.check([key := f"{self._prefix}/{(at := len(self._said))}"]):
+            self._said[at] = json.loads(self._store.get(key))
+        gone: list[int] = []
+        for by, numbers in list(self._said.values()):
+            if by not in gone:
+                gone += [number for number in numbers if number not in gone]
+        return gone
 
 
 def _place() -> str:

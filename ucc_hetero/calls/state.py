@@ -230,7 +230,7 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
     if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
         why = f": {broken_text(board, peer)}" if board.is_cut(peer) else ""
         return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there{why}; {ANEW}")
-    return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
+    return PeerError(f"{where}: {gone_text(board, peer, rank)}")
 
 
 def broken_text(board: Board, peer: int) -> str:
@@ -279,7 +279,8 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
     return bool(board.fate(peer)) and not board.given_up(peer)
 
 
-def _how_gone(board: Board, peer: int, rank: int) -> str:
+def gone_text(board: Board, peer: int, rank: int) -> str:
+    """What to say of a peer that is gone."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"

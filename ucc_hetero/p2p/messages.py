@@ -22,7 +22,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, broken_text, unheard_text, with_record_path
+from ..calls.state import LOST, broken_text, gone_text, unheard_text, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -218,6 +218,12 @@ class Messages:
     def is_gone(self, source: int) -> bool:
         """True if this rank knows that ``source`` has exited or died."""
         return bool(self._fate(source))
+
+    def gone_text(self, source: int) -> str:
+        """What to say of a source that is gone."""
+        if source == self.any_source:
+            return "every other rank has left the job or died"
+        return gone_text(self.state.board, source, self.rank)
 
     def _fate(self, source: int) -> int:
         slot = self._slots.get(source)
@@ -612,9 +618,8 @@ class Messages:
         # A rank that exits now loses its memory, which libucp reads, and its connections before the process is gone.
         least = lib.UCCH_DIED if broken else lib.UCCH_LEFT
         if known or (peer in self._slots and progress_until(lambda: self._fate(peer) >= least, _DYING_S)):
-            who = "every other rank" if peer == self.any_source else f"rank {peer}"
             reason = "" if known or broken else f" ({status_name(error.status)})"
-            return PeerError(f"{where}: {who} has left the job or died{reason}")
+            return PeerError(f"{where}: {self.gone_text(peer)}{reason}")
         if broken:
             board, of_any = self.state.board, peer == self.any_source
             why = f"nothing can come{unheard_text(board)}" if of_any else broken_text(board, peer)

@@ -242,7 +242,7 @@ def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | No
         if messages.is_gone(source):
             left = left or time.monotonic()
             if time.monotonic() - left > 1:
-                raise PeerError(f"{where}: it has left the job or died")
+                raise PeerError(f"{where}: {messages.gone_text(source)}")
         if board.cuts_off(-1 if source == messages.any_source else source, time.monotonic() - began):
             raise CollectiveError(f"{where}: nothing can come{unheard_text(board)}")
 

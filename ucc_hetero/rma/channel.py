@@ -125,6 +125,12 @@ class Channel:
         except (ValueError, RecursionError) as error:
             raise ChannelError(f"a message is not JSON: {error}") from None
 
+    def answer(self) -> Any:
+        """The answer to the last message, where every one has an answer; not those of waits that were interrupted."""
+        while self._received + 1 < self._sent:
+            self.receive()
+        return self.receive()
+
     def close(self) -> None:
         """End the connection. Threads that read or send get an error."""
         with suppress(OSError, ValueError):  # the other side may have closed it

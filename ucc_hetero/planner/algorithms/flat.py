@@ -11,7 +11,7 @@ from ..plan import KINDS, EqualRegions, Operand, Region, Step
 from ..topology import Topology
 from . import ranking
 from .builders import copy, each, message, region, stages
-from .registry import Case, Piece, Role, Stages, algorithm
+from .registry import Case, Piece, Role, Stage, Stages, algorithm
 
 
 def _in_one_step(case: Case) -> int:
@@ -34,7 +34,7 @@ def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tupl
     def operand(form: str) -> Operand:
         if form == "each":
             return EqualRegions(buffer, part.offset, part.count, call.counts[0], call.ranks)
-        return region(buffer, part) if form == "one" else None
+        return Region(buffer, part.offset, part.count) if form == "one" else None
 
     root, others = max(call.root, 0), operand(forms[1])
     first = others if forms[0] == forms[1] else operand(forms[0])
@@ -86,7 +86,7 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
         if not part.count:
             return ()
         sides = _alike(call, "send", part, src), _alike(call, "recv", part, dst)
-    return stages([Step(row.step, everybody, *sides, call.root)])
+    return (Stage((Step(row.step, everybody, *sides, call.root),)),)
 
 
 def _pairs(call: Call) -> list[tuple[int, int]]:
