@@ -145,9 +145,7 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in {**SUITE, **CHECKS}] or not names:
         print(f"lanes.py: unknown {unknown}; known: {' '.join((*SUITE, *CHECKS))}", file=sys.stderr)
         return 2
-    os.environ.setdefault(
-        "TESTS_DRAW", str(secrets.randbelow(1 << 30))
-    )  # reruns use the same seed
+    os.environ.setdefault("TESTS_DRAW", str(secrets.randbelow(1 << 30)))  # reruns use the same seed
     work = ROOT / "build" / "lanes"
     work.mkdir(parents=True, exist_ok=True)
     return run([make_lane(name, work) for name in names])

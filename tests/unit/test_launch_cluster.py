@@ -1,4 +1,4 @@
-"""The cluster file and schedulers' words: what is read, and what is said of what cannot be."""
+"""The cluster file and schedulers' variables: what is read, and the messages for invalid input."""
 
 import os
 import subprocess
@@ -143,7 +143,7 @@ def test_slurm():
 
 
 def test_in_a_heterogeneous_allocation(tmp_path):
-    """With an srun that only says what it was told: components get what the file gives their vendors."""
+    """With an srun that only prints its arguments: components get the cluster file's settings of their vendors."""
     srun, file = tmp_path / "srun", tmp_path / "cluster.yaml"
     srun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slurm 23.02.1 || printf "%s\\n" "$@"\n')
     srun.chmod(0o755)
