@@ -78,7 +78,7 @@ def test_without_a_home(environment):
 
 
 def test_statuses(ucch_run):
-    for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
+    for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg there says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))
         assert done.returncode == 128 + number and said in done.stderr, done.stderr
     done = ucch_run("-np", "2", *python("import ucc_hetero"))
@@ -91,7 +91,7 @@ def test_statuses(ucch_run):
 @pytest.mark.parametrize(("words", "said"), [
     (["-np", "0", "true"], "-np 0: must be at least 1"), (["-np", "2"], "no program: give it at the end"),
     (["-np", "2", "-x", "UCCH_NOT_SET", "true"], "-x UCCH_NOT_SET: the variable is not set here"),
-    (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument, after an equals sign"),
+    (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument; use an equals sign"),
     (["-np", "2", "--bind-to", "core", "true"], "those of mpirun or srun go into --mpi-args='--x y'"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(capsys, words, said):

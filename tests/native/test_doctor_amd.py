@@ -130,7 +130,7 @@ def test_ended_during_a_question(tmp_path):
     shell.chmod(0o700)
     done = python(PROGRAM, shell, env={MINE: str(tmp_path)}, check=False, cwd=tmp_path, preexec_fn=listening)
     assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
-    assert "ended: r.json has what was answered" in done.stdout
+    assert "ended: r.json has all answers so far" in done.stdout
     assert [each["question"] for each in json.loads((tmp_path / "r.json").read_text())["answers"]] == ["devices"]
     until(lambda: not processes(f"{MINE}={tmp_path}"))
 

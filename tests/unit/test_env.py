@@ -92,7 +92,7 @@ def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch):
         assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
     env.check()
     monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
-    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR is no more: set UCCH_UCX_DIR"):
+    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR no longer exists: set UCCH_UCX_DIR"):
         env.check()
 
 
