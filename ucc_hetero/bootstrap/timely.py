@@ -38,6 +38,8 @@ _LEFT_S = 0.2
 
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
+#: Ranks of a roll at most: each connects with all others, and sends each a message.
+_MOST_ROLLED = 64
 #: Seconds in which they answer, and between their looks for questions.
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
@@ -147,13 +149,13 @@ def _met() -> int:
 
 class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
-    are for. Over one of a ``caller``'s, who may receive whatever is sent over it, nothing is."""
+    are for. Over a ``caller``'s of up to 64 ranks nothing is sent that its receives could see."""
 
     def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
-        self._own = () if caller else (Words(mpi),)
+        self._own = () if caller and mpi.Get_size() <= _MOST_ROLLED else (Words(mpi),)
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
         self._lost = 0.0
 
