@@ -347,7 +347,7 @@ def _send(peer: socket.socket, nbytes: int) -> None:
 
 
 def _receive(peer: socket.socket, nbytes: int, warm: int) -> float:
-    """Bytes per second of what comes after the first ``warm``, which empty the bucket and let TCP find its window."""
+    """Bytes per second of the data after the first ``warm``, which empty the bucket and let TCP find its window."""
     buffer = bytearray(_CHUNK)
     got, mark, began = 0, 0, 0.0
     while got < nbytes:

@@ -214,7 +214,7 @@ class Parent:
 
 
 def report(rank: int, **event: object) -> bool:
-    """Report to ucch-run in one write, so that lines of several ranks do not mix. False if nobody reads any more."""
+    """Report to ucch-run in one write, so that lines of several ranks do not mix. False if the pipe is closed."""
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
     try:
         os.write(2, MARK + text.encode() + b"\n")

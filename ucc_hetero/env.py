@@ -166,7 +166,7 @@ _LEVELS = ("error", "warn", "info", "debug", "trace")
 _SUBSYSTEMS = tuple("all init lib topo plan coll p2p mem net device stream tune live torch".split())
 
 _VARIABLES = (
-    Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Lowest level that is logged.", "|".join(_LEVELS)),
+    Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Lowest severity that is logged.", "|".join(_LEVELS)),
     Variable("LOG_SUBSYS", _words(*_SUBSYSTEMS), ("all",), "Parts of the package that log.", ",".join(_SUBSYSTEMS)),
     Variable("LOG_FILE", str, "", "Log to this file, not to stderr; %h is the host, %p the process, %r the rank.",
         "path"),
