@@ -1,8 +1,8 @@
 # The set-up commands:
 #   make demo   a real training job: 4 ranks, two emulated vendors
 #   make test   linters, type checker and the whole test suite
-#   make test WITH_TORCH=torch   the same, with PyTorch (gigabytes) and the tests of its backend, which skip otherwise
-# All create .venv if needed. PYTHON=/path/to/python3 chooses the interpreter. A PyTorch for the host only is 200 MB:
+#   make test WITH_TORCH=torch   the same, with PyTorch (gigabytes) and the tests of its backend, which are skipped otherwise
+# All create .venv if needed. PYTHON=/path/to/python3 selects the interpreter. A CPU-only PyTorch is 200 MB:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test WITH_TORCH=torch==2.13.0+cpu
 
 SHELL := /bin/bash
@@ -16,7 +16,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 
-# Several ranks per core: threads inside numpy would only get in each other's way.
+# Several ranks share a core: threads inside numpy would only slow them down.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test venv ranks torch devices front hosts lint types unit plans exhaustive suites sanitize churn docs clean
@@ -50,12 +50,12 @@ types: venv
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
-# Tests of single processes; of plans; of devices and the native engine; of several hosts; of torch; of all other ranks.
-# front: a fresh clone, README's and the first page's commands word for word, in place and not, Open MPI and MPICH.
+# Lanes: tests of single processes, plans, devices and the native engine, several hosts, torch, and all other jobs.
+# front: a fresh clone; README's and the first page's commands, installed in place and as a wheel, Open MPI and MPICH.
 unit plans devices hosts front torch ranks: venv
 	@$(PY) .ci/lanes.py $@
 
-# Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
+# Every kind of call with every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1
 exhaustive: venv
 	UCCH_TEST_FULL=1 UCCH_TEST_SHARD=$(SHARD) $(PY) -m pytest tests/mpi/test_collectives.py -s --timeout 7200
@@ -66,7 +66,7 @@ sanitize: venv
 	$(PY) tests/sanitize/run.py
 	$(PY) tests/sanitize/run.py --threads
 
-# Eight hours of replicas that are killed and started again, and compared to the bit; make churn FOR=600 for ten minutes.
+# Kills and restarts replicas for eight hours, and compares them bit for bit; make churn FOR=600 for ten minutes.
 churn: venv
 	$(PY) -m tests.churn --seconds $(or $(FOR),28800)
 

@@ -1,8 +1,8 @@
-"""Entry point that torch calls at the end of its own import (group ``torch.backends``): makes the backend known.
+"""Entry point that torch calls at the end of its own import (group ``torch.backends``): registers the backend.
 
-A module of its own, outside the package, so that programs which only happen to have ucc_hetero installed load neither
-it nor UCX. For those it never fails: an error here breaks ``import torch``. With UCCH_TORCH_REPLACE it does, as another
-backend would serve the script in silence.
+This module is outside the package, so that programs in whose environment ucc_hetero is installed, but which do not use
+it, load neither the package nor UCX. For them it must not fail: an error here breaks ``import torch``. With
+UCCH_TORCH_REPLACE it raises errors, because otherwise another backend would silently serve the script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Register the backend ``ucch``; the package is imported when a group is made, or by UCCH_TORCH_REPLACE."""
+    """Register the backend ``ucch``; the package is imported when a group is created, or by UCCH_TORCH_REPLACE."""
     if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
         import ucc_hetero.torch  # noqa: F401  registers
 
@@ -37,7 +37,7 @@ def _create(opts: Any, backend_options: Any = None) -> Any:
 
 
 def wrap_env() -> None:
-    """``env://`` under mpirun: ucc_hetero.torch installs its own handler when the scheme is first used."""
+    """Wrap ``env://`` under mpirun: ucc_hetero.torch installs its own handler when the scheme is first used."""
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
     stock = handlers["env"]
@@ -55,7 +55,7 @@ def wrap_env() -> None:
 
 
 def with_way_out(found: Iterator[Any]) -> Iterator[Any]:
-    """What torch's own handler of ``env://`` gives; it says what is missing, and not how a job is started."""
+    """Wrap torch's own handler of ``env://``: its error says what is missing, but not how to start a job."""
     try:
         yield from found
     except ValueError as error:
@@ -63,7 +63,7 @@ def with_way_out(found: Iterator[Any]) -> Iterator[Any]:
 
 
 def _wrap_creation() -> None:
-    """ucc_hetero.torch wraps the function in which torch makes groups when one of ours is asked for."""
+    """Wrap the function in which torch creates groups; ucc_hetero.torch replaces it when a ucch group is requested."""
     from torch.distributed import distributed_c10d as c10d
 
     stock = c10d._new_process_group_helper
@@ -81,7 +81,7 @@ def _wrap_creation() -> None:
 
 
 def stock_group(stock: Any, *args: Any, **kwargs: Any) -> Any:
-    """A group of torch's own; where torch lacks the backend, the error also says how the script gets this one."""
+    """Create a group of torch's own. If torch lacks the backend, the error also says how the script can use ucch."""
     try:
         return stock(*args, **kwargs)
     except (AssertionError, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Build of the cffi module and, where it exists, for the stable ABI. pyproject.toml says everything else."""
+"""Builds the cffi module, for the stable ABI if possible. pyproject.toml has everything else."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 
-# Before pip looks for versions of everything that an old Python can have, which takes it long.
+# Checked before pip resolves dependencies, which takes long on an old Python.
 if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit(
         "ucc_hetero needs Python 3.10 or newer, and this is {}.{}: make the environment with another one, as in "
@@ -19,7 +19,7 @@ from setuptools.command.build_py import build_py
 
 
 class ParallelBuild(build_ext):
-    """Compiles as many files at a time as there are cores: an extension's files are compiled one by one otherwise."""
+    """Compiles as many files at a time as there are cores; an extension's files are compiled one by one otherwise."""
 
     def build_extensions(self):
         one_by_one = self.compiler.compile
@@ -34,7 +34,8 @@ class ParallelBuild(build_ext):
 
 
 class FreshBuild(build_py):
-    """Copies modules to an empty folder: pip builds in the clone, where those of an earlier build would come along."""
+    """Copies modules to an empty folder, because pip builds in the clone, and files of an earlier build would be
+    included."""
 
     def run(self):
         if not self.editable_mode:

@@ -1,8 +1,8 @@
 """Run lanes of the test suite: ``lanes.py LANE ...``, four at a time in the order given, the longest first.
 
-When all have ended, each test that failed runs once more with nothing beside it. What passes then is unsteady: it is
-listed, and does not fail the run, as long as there are few. Each lane's output is printed in one piece, except the
-first one's, which is printed as it comes. The exit status is 0 if every lane is right.
+When all have ended, each failed test runs once more alone. If it passes then it is unsteady: it is listed, and does
+not fail the run unless there are many. Each lane's output is printed in one piece, except the
+first lane's, which is printed as it comes. The exit status is 0 if every lane passes.
 """
 
 import json
@@ -17,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Two cores are idle for a tenth of the time with three: tests wait for deaths and deadlines.
+#: With three lanes two cores are idle for a tenth of the time, because tests wait for deaths and deadlines.
 AT_A_TIME = 4
-#: More unsteady tests than this in one run fail it: something else is wrong then.
+#: More unsteady tests than this fail the run.
 MOST_UNSTEADY = 8
 #: How many of its slowest tests each lane lists.
 SLOWEST = 25
 
 ROOT = Path(__file__).resolve().parent.parent
-#: A third of the unit tests' time: a lane of its own ends when the others do.
+#: A third of the unit tests' time. As a separate lane it ends when the others do.
 PLANS = "tests/unit/test_plans.py"
-#: Folder of tests that start ranks -> its files whose ranks import torch, which costs a lane half a minute.
+#: Folder of tests that start ranks -> its files whose ranks import torch, which takes half a minute per lane.
 TORCH = {
     folder: sorted(
         str(path.relative_to(ROOT)) for kind in ("torch", "vllm") for path in ROOT.glob(f"{folder}/test_{kind}*.py")
@@ -37,7 +37,7 @@ TORCH = {
 
 
 def without(*paths: str) -> list[str]:
-    """Arguments of pytest: all but these."""
+    """Return pytest's arguments for all tests except these."""
     return [f"--ignore={path}" for path in paths]
 
 
@@ -51,26 +51,26 @@ SUITE = {
     "torch": [path for paths in TORCH.values() for path in paths],
     "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"]),
 }
-#: lane -> command of one that pytest does not run
+#: lane -> command of a lane without pytest
 CHECKS = {name: ["make", "--no-print-directory", name] for name in ("types", "lint")}
 
 
 @dataclass
 class Lane:
-    """A lane: its command, pytest's memory of what failed, and what came of it."""
+    """A lane: its command, pytest's cache of failed tests, and its result."""
 
     name: str
     command: list[str]
     log: Path
-    cache: Path | None = None  # None: not pytest's
+    cache: Path | None = None  # None: not pytest
     status: int = -1
     seconds: float = 0.0
     unsteady: dict[str, str] = field(default_factory=dict)  # test -> its first failure
 
     def run(self, live: bool, *more: str) -> int:
-        """Run it; the exit status. The output is printed as it comes, or in one piece at the end.
+        """Run the lane; return the exit status. The output is printed as it comes, or in one piece at the end.
 
-        It goes to a file: a pipe would stay open as long as a process that a test has left behind holds it.
+        The output goes to a file: a pipe would stay open as long as a process that a test left behind holds it.
         """
         began = time.monotonic()
         with self.log.open("w") as log, self.log.open() as shown:
@@ -91,12 +91,12 @@ class Lane:
         return list(json.loads(memory.read_text())) if memory and memory.exists() else []
 
     def summary(self) -> str:
-        """What the last run says of itself: pytest's last line, or the exit status."""
+        """Return the last run's summary: pytest's last line, or the exit status."""
         last = re.findall(r"^=+ (.* in [\d.]+s.*?) =+$", self.log.read_text(), re.M)
         return last[-1] if last else f"exit status {self.status}"
 
     def retry(self) -> None:
-        """Run what failed once more, where pytest has ended in order and said what failed (its status 1)."""
+        """Rerun the failed tests, if pytest ended normally and reported them (status 1)."""
         failed = self.failed()
         if self.status != 1 or not failed:
             return
@@ -109,17 +109,17 @@ class Lane:
 
 
 def make_lane(name: str, work: Path) -> Lane:
-    """A lane by its name."""
+    """Make a lane from its name."""
     if name in CHECKS:
         return Lane(name, CHECKS[name], work / f"{name}.log")
     cache = work / f"{name}.cache"
-    shutil.rmtree(cache, ignore_errors=True)  # what failed in an earlier run is of no interest
+    shutil.rmtree(cache, ignore_errors=True)  # failures of an earlier run do not matter
     command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", f"--durations={SLOWEST}", *SUITE[name]]
     return Lane(name, command, work / f"{name}.log", cache)
 
 
 def run(lanes: list[Lane]) -> int:
-    """Run the lanes, and what failed once more; print what came of each. 0, or 1 if anything is wrong."""
+    """Run the lanes, rerun failed tests, and print the results. Return 0, or 1 if anything failed."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         list(pool.map(lambda lane: lane.run(lane is lanes[0]), lanes))
     wrong = [lane for lane in lanes if lane.status]
@@ -145,9 +145,7 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in {**SUITE, **CHECKS}] or not names:
         print(f"lanes.py: unknown {unknown}; known: {' '.join((*SUITE, *CHECKS))}", file=sys.stderr)
         return 2
-    os.environ.setdefault(
-        "TESTS_DRAW", str(secrets.randbelow(1 << 30))
-    )  # what fails runs once more with the same draws
+    os.environ.setdefault("TESTS_DRAW", str(secrets.randbelow(1 << 30)))  # reruns use the same seed
     work = ROOT / "build" / "lanes"
     work.mkdir(parents=True, exist_ok=True)
     return run([make_lane(name, work) for name in names])

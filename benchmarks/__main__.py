@@ -16,7 +16,7 @@ from .world import NotOffered, open_world, prepare
 
 # Programs beside the OSU benchmarks. Each module has run(arguments, command) -> status.
 _PROGRAMS = {
-    "compare": "ours, mpi4py and plain UCC in one process start, with ratios (under mpirun)",
+    "compare": "this package, mpi4py and plain UCC in one job, with ratios (under mpirun)",
     "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
     "report": "draw result files into one HTML page and PNGs",
 }

@@ -65,7 +65,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-T", "--type", default="float32", **value(dtype_of), dest="dtype", help="dtype (float32)")
     parser.add_argument("--step", default="2", **value(number, 2), help="factor between sizes (2)")
     parser.add_argument("--collective", default="allreduce", choices=sorted(set(COLLECTIVES) - {"barrier"}))
-    parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is what the others are compared with")
+    parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is the reference")
     parser.add_argument("--no-start-up", action="store_true", help="skip the times of import and creation")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.read(words)

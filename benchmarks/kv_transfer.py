@@ -136,7 +136,7 @@ class Pair:
         return done
 
     def answer(self) -> None:
-        """Rank 0: send what is asked for."""
+        """Rank 0: send the requested pages."""
         told = self.world.comm.recv(source=1)
         region = self.cache.region
         if region is None:
@@ -149,7 +149,7 @@ class Pair:
             request.Wait()
 
     def check(self) -> str:
-        """Words for what is wrong with pages that have come to rank 1; none where numbers were converted."""
+        """Describe wrong data in the pages that rank 1 received; empty if numbers were converted."""
         found = self.cache.by_page()
         if self.world.rank == 0:
             for each in self.pages, *found:  # one by one: a message of MPI's holds 2 GiB

@@ -42,7 +42,7 @@ def _carriers(session: Session) -> tuple[list[Peer], list[Peer]]:
             except NotOffered:
                 continue
     if not (found or opened):
-        raise NotOffered("option --limit: neither ours nor MPI's messages can carry this memory")
+        raise NotOffered("option --limit: neither this package's nor MPI's messages can carry this memory")
     return found + opened, opened
 
 

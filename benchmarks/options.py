@@ -137,7 +137,7 @@ _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("M", "mem-limit", "mem_limit", value(lambda text: max(number(text), _LEAST_MEMORY)),
      "most memory a buffer may take, in bytes (default 536870912)"),
     ("d", "accelerator", "accelerator", _WORD | {"choices": ("host", "cuda", "rocm", "auto")},
-     "memory: cuda, rocm, host, or auto for what each rank has (default host)"),
+     "memory: cuda, rocm, host, or auto for each rank's device (default host)"),
     ("p", "num-pairs", "pairs", value(number, 1), "pairs of ranks (default ranks / 2)"),
     ("c", "validation", "validate", _FLAG, "check every element: Pass or Fail; a Fail ends the run with status 1"),
     ("u", "validation-warmup", "validation_warmup", value(number, 0, _MOST_WARMUPS),
@@ -151,9 +151,9 @@ _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
      "fixed:RANK, or rotate: another root in each iteration (default fixed:0)"),
     ("", "backend", "backend", _WORD | {"choices": PEERS}, f"what is measured: {', '.join(PEERS)} (default ours)"),
     ("", "peer", "peers", value(_peers),
-     "also run these, interleaved, and print ratios: a list out of the same"),
+     "also run these, alternating, and print ratios: a list of the same names"),
     ("", "rounds", "rounds", value(number, 2), "rounds of the interleaved runs (default 10)"),
-    ("", "limit", "limit", _FLAG, "measure the links first; per size, what they allow at best, and the share reached"),
+    ("", "limit", "limit", _FLAG, "measure the links first; print the limit for each size, and the share reached"),
     ("", "json", "json", {}, "also write results, machine and versions to this file"),
 )  # fmt: skip
 

@@ -305,7 +305,7 @@ def write_archives(archives: Sequence[str | Path], folder: Path) -> int:
 
 
 def run(words: Sequence[str], command: list[str]) -> int:
-    """Write what was asked for."""
+    """Write the requested outputs."""
     parser = argparse.ArgumentParser(prog="python -m ucc_hetero.bench report", description=__doc__)
     parser.add_argument(
         "files", nargs="+", help="results of --json, output of OSU's programs or nccl-tests, or archives (.tar.xz)"

@@ -36,7 +36,7 @@ def _check_offered(bench: Bench, peer: Peer) -> None:
     """Raise ``NotOffered``, before anything is printed, if the peer lacks the benchmark's calls."""
     if bench.family == "onesided":
         if peer.name not in ("ours", "mpi4py"):
-            raise NotOffered(f"{bench.name}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
+            raise NotOffered(f"{bench.name}: peer {peer.name!r} has no one-sided communication; ours and mpi4py do")
     elif bench.collective is None:
         peer.method("Isend")
     else:

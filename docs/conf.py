@@ -1,4 +1,4 @@
-"""Sphinx configuration. Figures and tables that come from the code and from results are made anew at each build."""
+"""Sphinx configuration. Figures and tables made from the code and from results are generated at each build."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ autodoc_mock_imports = [] if find_spec("torch") else ["torch"]
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 exclude_patterns = ["_build", "_generated"]
-#: Its content goes beside the pages.
+#: Its content is copied next to the pages.
 html_extra_path = ["figures"]
 html_theme = "furo"
 html_title = f"ucc_hetero {version}"
@@ -42,7 +42,7 @@ def _made(app: Any, config: Any) -> None:
 
 
 def _links(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings name pages by their files."""
+    """Turn file names of pages in docstrings into links."""
     lines[:] = [re.sub(r"docs/([\w-]+)\.md", r":doc:`\1`", line) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""What pages show of the code and of results: tables, figures and texts of help, written to one folder at each build.
+"""Generate tables, figures and help texts for the pages from the code and the results; run at each build.
 
 python docs/generate.py FOLDER
 """
@@ -31,9 +31,9 @@ HERE = Path(__file__).resolve().parent
 COLOURS = {"nvidia": ("#f0f7e6", "#4d8b00"), "amd": ("#fdeeec", "#c2311f"), "host": ("#eef2f6", "#52606d")}
 BRIDGE = "#1d5fa8"
 PALETTE = (BRIDGE, "#829ab1", "#c98a1b", "#4d8b00")
-#: The same colour for these in every plot of times.
+#: Colours of these names, the same in every plot of times.
 OF_LIBRARY = {"ours": PALETTE[0], "NCCL": PALETTE[1], "Gloo": PALETTE[2]}
-#: Commands whose help is a page's text: name of the file, words.
+#: Commands whose help is included in a page: file name, words.
 COMMANDS = {
     "run": ("ucc_hetero.launch",),
     "doctor": ("ucc_hetero.launch.doctor",),
@@ -62,7 +62,7 @@ def environment() -> str:
             ",".join(value) if isinstance(value, tuple) else ("n", "y")[value] if isinstance(value, bool) else value
         )
         shown = f" Default: `{default}`." if default != "" else ""
-        # Pages are linked where the table names them by their file.
+        # Turn file names of pages in the table into links.
         doc = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", _cell(variable.doc))
         lines.append(f"| `{env.PREFIX}{variable.name}` | {doc} Value: `{_cell(variable.form)}`.{shown} |")
     return "\n".join(lines) + "\n"
@@ -156,8 +156,8 @@ def draw_plan(topology: Topology, collective: str, algorithm: str, path: Path) -
 
 
 def _draw_stage(axes: Any, stage: Sequence[Step], at: dict[int, float], row: int) -> None:
-    """Steps whose ranks lie between each other's are drawn one below the other."""
-    lanes: list[float] = []  # where the last step of each lane ends
+    """Draw a stage's steps. Steps whose ranks overlap are drawn in separate rows."""
+    lanes: list[float] = []  # where the last step of each row ends
     placed = []
     for step in sorted(stage, key=lambda each: min(at[rank] for rank in each.ranks)):
         begin, end = min(at[rank] for rank in step.ranks), max(at[rank] for rank in step.ranks)
@@ -195,7 +195,8 @@ def _bytes(text: str) -> int:
 
 
 def draw_times(table: list[list[str]], columns: dict[int, str], path: Path, names: Sequence[str] = ()) -> None:
-    """Draw time over bytes; cells such as ``33 / 41`` are a curve for each of ``names``, in a panel for each column."""
+    """Plot time over bytes. Cells such as ``33 / 41`` give one curve for each of ``names``; one panel for each
+    column."""
     panels = list(columns) if names else [0]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(8.0, 3.4), sharey=True, squeeze=False, layout="constrained")
     sizes = [_bytes(row[0]) for row in table[1:]]
@@ -228,7 +229,7 @@ def _short(value: float) -> str:
 
 
 def draw_bars(bars: dict[str, dict[str, float]], path: Path, axis: str, unit: str, line: float) -> None:
-    """Draw a group of bars for each name, and a line at the value that they are compared with."""
+    """Draw a group of bars for each name, and a line at the reference value."""
     labels = list(dict.fromkeys(label for each in bars.values() for label in each))
     figure, axes = pyplot.subplots(figsize=(8.0, 0.7 + 0.27 * sum(map(len, bars.values()))), layout="constrained")
     ticks, y = [], 0.0
@@ -252,7 +253,7 @@ def draw_bars(bars: dict[str, dict[str, float]], path: Path, axis: str, unit: st
 
 
 def draw_shares(table: list[list[str]], path: Path) -> None:
-    """Draw throughput as a share of NCCL's: the rows' names, and each cell that has a percentage."""
+    """Draw throughput as a share of NCCL's: row names, and each cell with a percentage."""
     bars: dict[str, dict[str, float]] = {}
     for name, *row in table[1:]:
         cells = zip(table[0][1:], row, strict=True)
@@ -261,7 +262,7 @@ def draw_shares(table: list[list[str]], path: Path) -> None:
 
 
 def draw_limits(table: list[list[str]], path: Path) -> None:
-    """Draw times over the least that plain sockets need, of the rows that have it."""
+    """Draw times relative to the least time that plain sockets need, for the rows that have it."""
     bars = {}
     for ranks, collective, size, limit, *times in table[1:]:
         if limit:
@@ -308,7 +309,7 @@ def write(folder: Path) -> None:
 
 
 def _layout(*sizes: int) -> Topology:
-    """Hosts of so many ranks, of NVIDIA and AMD in turn."""
+    """Make a topology of hosts with so many ranks each, alternately of NVIDIA and AMD."""
     hosts = [host for host, size in enumerate(sizes) for _ in range(size)]
     vendors = [("nvidia", "amd")[host % 2] for host in hosts]
     return Topology.group(vendors, hosts, (), (), hosts)

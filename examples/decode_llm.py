@@ -1,12 +1,13 @@
-"""Greedy decoding of a small Llama with tensor parallelism, a token at a time: by calls, and by a CUDA graph.
+"""Greedy decoding of a small Llama with tensor parallelism, one token at a time: with single calls, and with a CUDA
+graph.
 
     mpirun -np 2 python examples/decode_llm.py --size 1b --tokens 200
-    mpirun -np 2 -x UCCH_EMULATE=nvidia:1,amd:1 python examples/decode_llm.py    # the host, where there are no graphs
+    mpirun -np 2 -x UCCH_EMULATE=nvidia:1,amd:1 python examples/decode_llm.py    # host memory: no graphs
 
-Every rank has a part of each layer's heads and hidden units, and two all_reduces a layer join them. A step is hundreds
-of launches for the host, and for a device they are short: captured once in a CUDA graph, with its all_reduces, it is
-one. Prints tokens/s of both, and whether all ranks came to the same tokens in both ways; ``--check``: and whether these
-are what the whole model gives on one rank. Weights are random.
+Every rank has a part of each layer's heads and hidden units, and two all_reduces per layer sum the parts. A step makes
+hundreds of short launches. Captured once in a CUDA graph, together with its all_reduces, it is a single launch. Prints
+tokens/s of both ways, and whether all ranks got the same tokens in both. ``--check`` also compares the tokens with
+those of the whole model on one rank. Weights are random.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 
 import ucc_hetero.torch  # noqa: F401  registers the backend
 
-#: Steps before the capture: streams, kernels and matrix libraries begin with them.
+#: Steps before the capture, which initialise streams, kernels and matrix libraries.
 WARM = 3
 
 
@@ -42,15 +43,16 @@ def cut(layer: nn.Linear, dim: int) -> None:
 
 
 def joined(part: torch.Tensor) -> torch.Tensor:
-    """Sum of all ranks' parts."""
+    """Sum the parts of all ranks."""
     dist.all_reduce(part)
     return part
 
 
 class Step:
-    """One token more for every sequence: ``token`` in, the next one out in its place; ``position`` goes on by itself.
+    """Decode one more token of every sequence: reads ``token``, overwrites it with the next one, increments
+    ``position``.
 
-    All of it lies in tensors that stay where they are, as a graph needs it.
+    All data is in tensors with fixed addresses, as graphs require.
     """
 
     def __init__(self, config: Config, batch: int, room: int, device: torch.device) -> None:
@@ -110,7 +112,7 @@ class Step:
 
 
 def decode(step: Step, once: Callable[[], None], tokens: int) -> tuple[list[list[int]], float]:
-    """The tokens that come of so many steps, and how many a second."""
+    """Decode this many tokens; return them, and tokens per second."""
     step.begin()
     out = torch.zeros(tokens, step.token.numel(), dtype=torch.long, device=step.token.device)
     dist.barrier()
@@ -124,7 +126,7 @@ def decode(step: Step, once: Callable[[], None], tokens: int) -> tuple[list[list
 
 @torch.no_grad()
 def fits(config: Config, tokens: list[list[int]], device: torch.device) -> bool:
-    """True if the whole model would have chosen these tokens, or ones that are as likely."""
+    """True if the whole model would have chosen these tokens, or equally likely ones."""
     model = Decoder(config).to(device)
     model.initialise(config, 0, 1, device)
     chosen = torch.tensor(tokens, device=device).T
@@ -134,7 +136,7 @@ def fits(config: Config, tokens: list[list[int]], device: torch.device) -> bool:
 
 
 def main() -> None:
-    """Decode by calls, and by a graph where there is a device."""
+    """Decode with single calls, and with a graph if there is a GPU."""
     options = arguments()
     dist.init_process_group("ucch")
     gpu, config = torch.cuda.is_available(), Config(*SIZES[options.size])

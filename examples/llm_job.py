@@ -1,4 +1,4 @@
-"""Steps of train_llm.py under each way to train in parallel, and what they are taken on."""
+"""Training steps of train_llm.py for each way to train in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ucc_hetero.torch  # registers the backend
 from ucc_hetero.torch import balance
 
-#: --parallel -> what it is.
+#: --parallel -> description.
 WAYS = {
     "ddp": "data parallel, every rank has the whole model",
     "replicate": "the same, composable (replicate)",
@@ -28,9 +28,9 @@ WAYS = {
     "cp": "context parallel, every rank has a part of each sequence (Ulysses)",
     "pp": "pipeline (--schedule), --replicas of it data parallel",
 }
-#: --schedule -> torch's class, and the stages of each rank.
+#: --schedule -> torch's class, and the number of stages of each rank.
 SCHEDULES = {"gpipe": ("ScheduleGPipe", 1), "1f1b": ("Schedule1F1B", 1), "interleaved": ("ScheduleInterleaved1F1B", 2)}
-#: --dtype -> what is in which type.
+#: --dtype -> description.
 DTYPES = {
     "fp32": "everything in float32",
     "bf16": "weights in float32, computing in bfloat16 (autocast, or FSDP2's mixed precision)",
@@ -58,25 +58,26 @@ class Settings:
     seed: int = 0
     replicas: int = 1
     schedule: str = "1f1b"
-    #: Give ranks work by how fast they are.
+    #: Distribute work in proportion to the ranks' speed.
     balanced: bool = False
-    #: Random weights from the device's own generator: quicker, and other ones than the host's.
+    #: Random weights from the device's own generator: faster, but different from the host's.
     quick_start: bool = False
 
 
 def device_of_rank() -> torch.device:
-    """Where this rank computes."""
+    """The device on which this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def peak_of(device: torch.device) -> float:
-    """bfloat16 TFLOP/s of a device, 0 where it is not known."""
+    """bfloat16 TFLOP/s of a device; 0 if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in _PEAKS.items() if part in name), 0.0)
 
 
 class Job:
-    """A rank's part: its device, its place among those that share the data, the model, and how a step is taken."""
+    """A rank's part of the job: its device, its rank among those that share a batch, the model, and the training
+    step."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -85,7 +86,7 @@ class Job:
         width, layers, heads, kv_heads, hidden = SIZES[settings.size]
         self.config = Config(width, layers, heads, kv_heads, hidden, bias=settings.model == "qwen2")
         self._check()
-        #: Layers of each stage of a pipeline, and what each rank takes of a batch.
+        #: Number of layers of each pipeline stage; this rank's part of a batch.
         self.cuts: list[tuple[int, int]] = []
         self.share = self._share()
         self.schedule: Any = None
@@ -94,7 +95,7 @@ class Job:
         self.optimizer = self._optimizer()
 
     def _check(self) -> None:
-        """``ValueError`` for settings that these ranks cannot run."""
+        """Raise ``ValueError`` for settings that these ranks cannot run."""
         s, parts = self.settings, self._data_ranks()
         if s.replicas < 1 or self.size % s.replicas:
             raise ValueError(f"--replicas {s.replicas} does not divide the {self.size} ranks")
@@ -114,7 +115,7 @@ class Job:
             raise ValueError("--balanced cuts one stage for each rank; --schedule interleaved has more")
 
     def _data_ranks(self) -> int:
-        """How many ranks share a batch."""
+        """Number of ranks that share a batch."""
         way = self.settings.parallel
         return {"tp": self.settings.replicas, "cp": 1, "pp": self.settings.replicas}.get(way, self.size)
 
@@ -217,12 +218,12 @@ class Job:
             pipelining.PipelineStage(model, i, count, self.device, group=pipeline)
             for i, model in zip(mine, models, strict=True)
         ]
-        # The most microbatches up to two per stage that the sequences can be cut into evenly.
+        # The largest number of microbatches, up to two per stage, that divides the sequences evenly.
         parts = math.gcd(self.share.count, 2 * count)
         schedule = getattr(pipelining, kind)
         self.schedule = schedule(stages if each > 1 else stages[0], n_microbatches=parts, loss_fn=self.loss)
         self.first, self.last = place == 0, place == ranks - 1
-        #: A rank of the last stage, which knows the loss.
+        #: A rank of the last stage, which has the loss.
         self.knows = self.size - 1
         return nn.ModuleList(models) if each > 1 else models[0]
 
@@ -234,7 +235,8 @@ class Job:
             return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, **more)
         from torch.distributed.tensor import DTensor
 
-        # Tensor parallelism leaves some parameters plain, and one kernel call takes either these or DTensors.
+        # With tensor parallelism some parameters are plain tensors, and one kernel call accepts only plain ones or only
+        # DTensors.
         kinds = [[p for p in self.model.parameters() if isinstance(p, DTensor) is kind] for kind in (False, True)]
         return torch.optim.AdamW([{"params": parameters} for parameters in kinds if parameters], **more)
 
@@ -306,7 +308,7 @@ class Job:
         else:
             self.schedule.step(*arguments)
         if self.replicas_group is not None and isinstance(self.model, nn.ModuleList):
-            # DDP loses count of several stages that take turns.
+            # DDP miscounts if several stages of a rank alternate.
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             works = [dist.all_reduce(g, dist.ReduceOp.AVG, self.replicas_group, async_op=True) for g in gradients]
             for work in works:
@@ -327,13 +329,13 @@ class Job:
         return float(6 * self.parameters() + attention) * s.batch * s.length
 
     def communication(self) -> float:
-        """Seconds that this rank's groups have had calls under way, as far as the backend is ours."""
+        """Seconds in which this rank's groups had calls in progress, if the backend is ucch."""
         return sum(group.communicator.stats()["seconds"] for group in ucc_hetero.torch.groups())
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Contents of a checkpoint, as torch.distributed.checkpoint wants it."""
+        """Contents of a checkpoint, for torch.distributed.checkpoint."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
         inner = getattr(self.optimizer, "optim", self.optimizer)
@@ -343,7 +345,7 @@ class Job:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state that was read."""
+        """Restore the job from a state that was read."""
         from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
         inner = getattr(self.optimizer, "optim", self.optimizer)
@@ -351,14 +353,15 @@ class Job:
         set_optimizer_state_dict(self.model, inner, state[self._own("optimizer", zero=True)])
 
     def _own(self, name: str, *, zero: bool = False) -> str:
-        """A name of its own for what only some ranks hold and torch does not know to be parts of one whole."""
+        """Return a unique name for an entry that only some ranks have, and that torch does not know to be part of a
+        whole."""
         if self.settings.parallel == "pp":
             return f"{name} of stage {self.rank // self.settings.replicas}"
         return f"{name} of rank {self.rank}" if zero and self.settings.parallel == "zero" else name
 
 
 def batches(text: torch.Tensor, settings: Settings, draw: torch.Generator) -> torch.Tensor:
-    """The next batch [batch, length + 1] of token numbers, whatever the number of ranks."""
+    """The next batch [batch, length + 1] of token numbers, the same for any number of ranks."""
     length = settings.length
     starts: Sequence[int] = torch.randint(0, len(text) - length - 1, (settings.batch,), generator=draw).tolist()
     return torch.stack([text[start : start + length + 1] for start in starts]).long()

@@ -47,17 +47,17 @@ class Norm(nn.Module):
 
 
 class Sequences:
-    """Attention over sequences of which each of a group's ranks has a part, in rank order.
+    """Attention over sequences that are split over the ranks of a group, in rank order.
 
-    Before it the ranks exchange their parts of all heads for whole sequences of some heads, and after it the other way
-    round: DeepSpeed-Ulysses (Jacobs et al., 2023, arXiv:2309.14509). Gradients take the same ways back.
+    Before attention the ranks exchange their parts of all heads for whole sequences of some heads, and exchange back
+    after it: DeepSpeed-Ulysses (Jacobs et al., 2023, arXiv:2309.14509). Gradients are exchanged the same way.
     """
 
     def __init__(self, group: Any) -> None:
         self._group, self._ranks = group, group.size()
 
     def _swap(self, x: torch.Tensor, split: int, join: int) -> torch.Tensor:
-        """Deal out dimension ``split``, one part to each rank, and string together what comes along ``join``."""
+        """Split dimension ``split``, send one part to each rank, and concatenate the received parts along ``join``."""
         parts = torch.stack(x.chunk(self._ranks, split))
         came = functional.all_to_all_single_autograd(parts.reshape(-1), None, None, self._group).view(parts.shape)
         return torch.cat(came.unbind(), join)
@@ -76,7 +76,7 @@ class Attention(nn.Module):
 
     def __init__(self, c: Config) -> None:
         super().__init__()
-        #: Set where other ranks have the rest of each sequence.
+        #: Set if other ranks have the rest of each sequence.
         self.shared: Sequences | None = None
         self.head = c.width // c.heads
         self.q = nn.Linear(c.width, c.heads * self.head, bias=c.bias)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # How many heads there are is read off the projections: with tensor parallelism each rank has some of them.
+        # The number of heads is read from the projections: with tensor parallelism each rank has only some of them.
         q, k, v = (p(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for p in (self.q, self.k, self.v))
         if self.shared is not None:
             q, k, v = map(self.shared.whole, (q, k, v))
@@ -133,10 +133,10 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The layers ``first`` to ``last`` of a model, with the embedding and the head where they belong.
+    """The layers ``first`` to ``last`` of a model; the first stage has the embedding, the last one the head.
 
-    Takes token numbers [batch, length], or where an earlier stage has begun its output [batch, length, width]; returns
-    logits [batch, length, vocabulary], or what the next stage takes.
+    Input: token numbers [batch, length], or the previous stage's output [batch, length, width]. Output: logits [batch,
+    length, vocabulary], or the next stage's input.
     """
 
     def __init__(self, c: Config, first: int = 0, last: int | None = None) -> None:
@@ -148,8 +148,8 @@ class Decoder(nn.Module):
         self.head = nn.Linear(c.width, c.vocabulary, bias=False) if last == c.layers else None
 
     def initialise(self, c: Config, first: int, seed: int, device: torch.device) -> None:
-        """Random weights that do not depend on how the model is cut into stages; made on the host they are alike
-        anywhere, and made on a device sooner there."""
+        """Initialise random weights that do not depend on how the model is cut into stages. Weights made on the host
+        are equal on all vendors; weights made on a device take less time."""
         parts = [(0, self.embedding), *((1 + first + i, layer) for i, layer in enumerate(self.layers))]
         for number, part in [*parts, (1 + c.layers, self.head)]:
             generator = torch.Generator(device).manual_seed(seed * 100003 + number)
@@ -161,7 +161,7 @@ class Decoder(nn.Module):
                     parameter.data.zero_()  # a bias
 
     def share_sequences(self, shared: Sequences) -> None:
-        """Take and give only this rank's part of each sequence from now on."""
+        """From now on take and return only this rank's part of each sequence."""
         for layer in self.layers:
             layer.attention.shared = shared
 

@@ -1,9 +1,9 @@
-"""An algorithm of one's own: an allreduce in two stages, reduced to rank 0 and broadcast from it.
+"""A user-defined algorithm: an allreduce in two stages, a reduction to rank 0 and a broadcast from it.
 
     mpirun -np 4 python examples/own_algorithm.py
     python examples/own_algorithm.py --plan
 
-It is registered before the first communicator, on every rank, and runs where it says that it suits a call best, or
+Every rank registers it before the first communicator. It runs where its ``suits`` is the highest, or
 where a rule asks for it (UCCH_TUNE=allreduce:@by_rank_0). docs/extending.md explains each part.
 """
 
@@ -24,13 +24,13 @@ LIMIT = 256  # bytes
 
 
 def suits(case: Case) -> int:
-    """Very short calls: better than all that the package has."""
+    """Prefer this algorithm for very short calls to all algorithms of the package."""
     return ranking.ALONE + 1 if case.nbytes <= LIMIT else 0
 
 
 @algorithm("allreduce", "by_rank_0", suits=suits)
 def by_rank_0(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Reduce to rank 0, broadcast from it: two steps over all ranks, one after the other."""
+    """Reduce to rank 0, then broadcast from it: two steps over all ranks, one after the other."""
     at, n = piece.vector(call), call.ranks
     everybody, send, recv = tuple(range(n)), region("send", at), region("recv", at)
     reduce = Step("reduce", everybody, (send,) * n, only(0, n, recv), 0)

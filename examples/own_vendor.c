@@ -1,10 +1,9 @@
-/* A vendor's adapter outside the package: a device that is software, with memory and streams of its own
- * (own_vendor.py).
+/* A vendor's adapter outside the package, for a software device with its own memory and streams (own_vendor.py).
  *
  *   cc -std=gnu11 -shared -fPIC -Icffi_build examples/own_vendor.c -o libsim.so -lpthread
  *
- * Its memory is the host's and its streams are threads. Memory that is not in use is garbage, and a copy destroys its
- * destination before it reads its source: an order that is not enforced gives wrong data. */
+ * Its memory is host memory and its streams are threads. Unused memory is garbage, and a copy destroys its destination
+ * before it reads its source: a missing synchronisation gives wrong data. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -110,7 +109,7 @@ static int sim_flag(void **word) {
 
 /* ---- streams and events ---- */
 
-/* A point in a stream; an event names its latest, and may be recorded anew while a stream waits for it. */
+/* A point in a stream. An event refers to its latest one, and may be recorded again while a stream waits for it. */
 typedef struct point {
     atomic_int users, reached;
 } point;
@@ -333,7 +332,7 @@ static int sim_use(int device) {
     return device < DEVICES ? OK : NO_DEVICE;
 }
 
-/* It has no compiler: the host does its arithmetic. */
+/* Without a compiler: the host does its arithmetic. */
 static int sim_kernel(const void *image, void **function) { return NOT_SUPPORTED; }
 
 static int sim_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {

@@ -1,9 +1,9 @@
-"""A vendor of your own, outside the package: an adapter in C (own_vendor.c), and this row.
+"""A user-defined vendor outside the package: an adapter in C (own_vendor.c), and a row in Python.
 
     cc -std=gnu11 -shared -fPIC -Icffi_build examples/own_vendor.c -o libsim.so -lpthread
     UCCH_SIM_LIB=$PWD/libsim.so UCCH_EMULATE=sim:2,nvidia:2 ucch-run -np 4 python examples/own_vendor.py
 
-Its ranks send, receive, sum and exchange what lies in their devices' memory with ranks of other vendors.
+Its ranks send, receive, reduce and exchange data in their devices' memory with ranks of other vendors.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ device.register(
 
 
 class Stream:
-    """A stream as a library of the vendor's would hand it out."""
+    """A stream as a library of the vendor would return it."""
 
     def __init__(self, stream: device.Stream) -> None:
         self.sim_stream = stream.handle
 
 
 def check(comm: Communicator, n: int) -> None:
-    """Random numbers of each rank through every kind of call; what is received has garbage in it before."""
+    """Make every kind of call with random numbers of each rank; receive buffers contain garbage before the call."""
     p, r = comm.size, comm.rank
     runtime = device.runtime_of(comm.topology.vendor(r))
     mine = np.random.default_rng().integers(0, 1 << 20, n * p).astype(np.float32)
@@ -46,7 +46,7 @@ def check(comm: Communicator, n: int) -> None:
     comm.Sendrecv(send.buffer, (r + 1) % p, 1, recv.buffer, (r - 1) % p, 1)
     assert (recv.get() == everyone[r - 1]).all(), ("message", n)
     if runtime is not None:
-        with runtime.stream() as stream:  # two calls, one behind the other in a stream
+        with runtime.stream() as stream:  # two calls, one after the other in a stream
             handle = Stream(stream) if runtime.vendor == "sim" else stream.handle
             requests = [comm.Iallreduce(send.buffer, recv.buffer, stream=handle)]
             requests.append(comm.Ialltoall(recv.buffer, send.buffer, stream=handle))

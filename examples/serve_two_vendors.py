@@ -1,16 +1,16 @@
-"""A small Llama served by two processes: one computes prompts on one vendor, the other decodes on another.
+"""Serve a small Llama with two processes: one computes prompts on one vendor, the other decodes on another.
 
-    python examples/serve_two_vendors.py --cache float8              # both processes, on this machine
+    python examples/serve_two_vendors.py --cache float8              # both processes on this machine
 
     export SERVE_SECRET=$(openssl rand -hex 32)                      # the same on both machines
     python examples/serve_two_vendors.py --role prefill --address tcp://0.0.0.0:7000
     python examples/serve_two_vendors.py --role decode --address tcp://first-machine:7000
 
-They find each other by ``rma.Agent``. Each has a paged KV cache as its vendor's engines have it: NHD and float8_e4m3fn
-on NVIDIA, HND and float8_e4m3fnuz on AMD. A layer's pages go to the decoder's when that layer has been computed, and
-become what its cache has on the way. Prints the time to the first token with that conversion, and without it, from a
-cache of the decoder's form, and whether the tokens are those of one process. Weights are random; without a GPU the
-vendors are names.
+The processes connect by ``rma.Agent``. Each has a paged KV cache in the format of its vendor's engines: NHD and
+float8_e4m3fn on NVIDIA, HND and float8_e4m3fnuz on AMD. When a layer has been computed, its pages go to the decoder's
+cache and are converted to its format during the transfer. Prints the time to the first token with this conversion and,
+from a cache of the decoder's format, without it, and whether the tokens are those of a single process. Weights are
+random; without a GPU the vendors are only names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCALE = 2.0**-5
 
 
 class Form(NamedTuple):
-    """How a vendor's cache is."""
+    """Format of a vendor's cache."""
 
     turned: bool
     dtype: str
@@ -66,16 +66,16 @@ class Cache:
         raw = [
             torch.zeros(*shape, config.width // config.heads, dtype=stored, device=device) for _ in range(config.layers)
         ]
-        #: As engines have them: [2, pages, PAGE, heads, elements], whatever lies where.
+        #: As in engines: [2, pages, PAGE, heads, elements], with any strides.
         self.layers = [each.transpose(2, 3) if form.turned else each for each in raw]
         self.free = list(range(pages))
 
     def table(self, worker: rma.Worker) -> rma.PageTable:
-        """The cache as peers reach it."""
+        """Register the cache, so that peers can access it."""
         return rma.PageTable(worker, self.layers, "KBNHD", dtype=self.form.dtype)
 
     def take(self, tokens: int) -> list[int]:
-        """Pages for so many tokens, from here and there, as after many requests."""
+        """Allocate pages for so many tokens, scattered as after many requests."""
         taken = sorted(self.free, key=lambda page: page * 37 % 101)[: -(-tokens // PAGE)]
         if len(taken) * PAGE < tokens:
             raise SystemExit(f"--pages: {tokens} tokens find no room in {len(self.free)} pages")
@@ -83,22 +83,22 @@ class Cache:
         return taken
 
     def give(self, pages: list[int]) -> None:
-        """Have pages back."""
+        """Free pages."""
         self.free += pages
 
     def write(self, layer: int, pages: torch.Tensor, places: torch.Tensor, both: torch.Tensor) -> None:
-        """Keep [2, tokens, heads, elements] at these places of a sequence."""
+        """Store [2, tokens, heads, elements] at these positions of a sequence."""
         both = (both / self.form.scale).to(self.dtype)
         self.layers[layer][:, pages[places // PAGE], places % PAGE] = both.view(torch.uint8) if self.short else both
 
     def read(self, layer: int, pages: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Keys and values of a sequence's first tokens, as float32."""
+        """Return keys and values of a sequence's first tokens as float32."""
         found = self.layers[layer][:, pages].flatten(1, 2)[:, :tokens]
         return (found.contiguous().view(self.dtype) if self.short else found).float() * self.form.scale
 
 
 class Engine:
-    """The model and a cache: runs tokens of one sequence."""
+    """The model and a cache; computes the tokens of one sequence."""
 
     def __init__(self, config: Config, cache: Cache, device: torch.device) -> None:
         self.config, self.cache, self.device = config, cache, device
@@ -128,7 +128,8 @@ class Engine:
     def run(
         self, tokens: list[int], first: int, pages: list[int], ready: Callable[[int], None] = lambda layer: None
     ) -> int:
-        """The token that follows these, which begin at place ``first``; ``ready`` is told of each layer's end."""
+        """Return the token that follows these, which begin at position ``first``; ``ready`` is called after each
+        layer."""
         model, where = self.model, torch.tensor(pages, device=self.device)
         assert model.embedding is not None and model.head is not None and model.norm is not None
         places = torch.arange(first, first + len(tokens), device=self.device)
@@ -140,7 +141,8 @@ class Engine:
         return int(model.head(model.norm(x[-1])).argmax())
 
     def decode(self, prompt: list[int], pages: list[int], tokens: int) -> tuple[list[int], float]:
-        """Tokens behind a prompt whose cache, but for its last token's, is in these pages; and when the first came."""
+        """Decode after a prompt whose cache (without its last token) is in these pages; return tokens and the first's
+        time."""
         out = [self.run(prompt[-1:], len(prompt) - 1, pages)]
         came = time.perf_counter()
         while len(out) < tokens:
@@ -153,7 +155,7 @@ def device_here() -> torch.device:
 
 
 def answer(engine: Engine, target: rma.PageTarget, prompt: list[int], ticket: bytes) -> None:
-    """Compute a prompt, and send each layer's pages when it has been computed."""
+    """Compute a prompt, and send each layer's pages as soon as it has been computed."""
     pages, sent = engine.cache.take(len(prompt)), []
     stream = torch.cuda.current_stream() if engine.device.type == "cuda" else None
 
@@ -167,7 +169,7 @@ def answer(engine: Engine, target: rma.PageTarget, prompt: list[int], ticket: by
 
 
 def prefill(options: argparse.Namespace, config: Config, secret: bytes) -> None:
-    """Compute prompts for the decode engines, until they leave."""
+    """Compute prompts for decoding engines until they disconnect."""
     device = device_here()
     caches = [Cache(config, form, options.pages, device) for form in forms(options.cache)]
     engine = Engine(config, caches[0], device)
@@ -191,13 +193,13 @@ def prefill(options: argparse.Namespace, config: Config, secret: bytes) -> None:
 
 
 def prompts(options: argparse.Namespace) -> list[list[int]]:
-    """Questions of users, all of one length."""
+    """Random prompts of equal length."""
     generator = torch.Generator().manual_seed(options.seed)
     return torch.randint(0, 256, (options.requests, options.prompt), generator=generator).tolist()
 
 
 def alone(options: argparse.Namespace, config: Config) -> list[list[int]]:
-    """The tokens of one process that does both, with the cache of the first vendor."""
+    """Return the tokens of a single process with the cache format of the first vendor."""
     engine = Engine(config, Cache(config, forms(options.cache)[0], options.pages, device_here()), device_here())
     found = []
     for prompt in prompts(options):
@@ -209,7 +211,7 @@ def alone(options: argparse.Namespace, config: Config) -> list[list[int]]:
 
 
 def decode(options: argparse.Namespace, config: Config, secret: bytes) -> int:
-    """Ask for prompts' pages, decode, and compare: 0 when the tokens are those of one process."""
+    """Request prompts' pages, decode, and compare: 0 if the tokens are those of a single process."""
     device = device_here()
     cache = Cache(config, forms(options.cache)[1], options.pages, device)
     engine = Engine(config, cache, device)
@@ -245,7 +247,7 @@ def decode(options: argparse.Namespace, config: Config, secret: bytes) -> int:
 
 
 def both(options: argparse.Namespace, words: list[str]) -> int:
-    """Start the two processes, which know of each other only an address and a secret."""
+    """Start the two processes, which share only an address and a secret."""
     env = os.environ | {"SERVE_SECRET": os.urandom(32).hex()}
     command = [sys.executable, __file__, *words]
     with subprocess.Popen([*command, "--role", "prefill"], env=env, stdout=subprocess.PIPE, text=True) as one:
@@ -261,7 +263,7 @@ def both(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def main() -> int:
-    """One of the processes, or both."""
+    """Run one of the processes, or start both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--role", choices=("prefill", "decode", "both"), default="both")
     parser.add_argument("--address", default="tcp://127.0.0.1:0", help="of the process that computes prompts")

@@ -3,9 +3,9 @@
     ucch-run -np 4 python examples/train_cnn.py
     UCCH_EMULATE=nvidia:2,amd:2 ucch-run -np 4 python examples/train_cnn.py --check
 
-Everything but the name of the backend is what any script for torchrun does. The digits are scikit-learn's, which the
-extra demo installs. --check also trains alone on the same batches and compares. The exit status is 0 only if all ranks
-end with the same weights and, with --check, the same loss.
+Except for the name of the backend this is a usual script for torchrun. The digits are scikit-learn's, which the
+extra ``demo`` installs. --check also trains in a single process on the same batches and compares. The exit status is 0
+only if all ranks end with the same weights and, with --check, the same loss.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from sklearn.datasets import load_digits
 from ucc_hetero import IN_PLACE, Communicator
 
 LAYERS = (64, 128, 10)  # 8 x 8 pixels, hidden units, digits
-# Partial sums are added in another order than a single process adds them, so a result differs in its last bits: by 2 to
-# 6 units of the type's rounding error, relative to the largest weight, with the default settings and 2 to 5 ranks.
-# Training that is unstable in itself (a large rate, tiny batches) amplifies this without bound.
-TOLERANCE = 100  # in those units
+# Partial sums are added in another order than in a single process, so results differ in their last bits: by 2 to 6
+# units of the type's rounding error, relative to the largest weight, with the default settings and 2 to 5 ranks.
+# Unstable training (a high rate, tiny batches) amplifies the difference without bound.
+TOLERANCE = 100  # in these units
 
 
 class Alone:
-    """The communicator of the reference run: one rank, nothing to communicate."""
+    """The communicator of the reference run: a single rank without communication."""
 
     rank, size = 0, 1
 
@@ -48,7 +48,7 @@ class Perceptron:
     def __init__(self, dtype: str, seed: int) -> None:
         count = sum((rows + 1) * columns for rows, columns in pairwise(LAYERS))
         self.weights = np.zeros(count, dtype)
-        # One more element for the loss: it rides along with the gradients instead of needing an Allreduce of its own.
+        # One more element for the loss: it is summed with the gradients and needs no separate Allreduce.
         self.bucket = np.zeros(count + 1, dtype)
         self.gradients = self.bucket[:-1]
         self.velocity = np.zeros(count, dtype)
@@ -141,7 +141,7 @@ def identical(comm: Any, weights: np.ndarray, losses: np.ndarray) -> bool:
 
 
 def compare(weights: np.ndarray, losses: np.ndarray, options: argparse.Namespace) -> bool:
-    """True if a single process, given the same batches, comes to the same result within rounding."""
+    """True if a single process, given the same batches, gets the same result within rounding."""
     alone, alone_losses = train(Alone(), options, verbose=False)
     error = max(
         float(np.abs(weights - alone).max() / np.abs(alone).max()),

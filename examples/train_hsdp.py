@@ -1,11 +1,11 @@
-"""Train on a mixed cluster the way that suits it: parameters sharded inside each vendor, replicated across.
+"""Train on a mixed cluster: parameters sharded inside each vendor, replicated across vendors.
 
     ucch-run -c cluster.yaml python examples/train_hsdp.py
     UCCH_EMULATE=nvidia:2,amd:2 mpirun -np 4 python examples/train_hsdp.py --check
 
-Hybrid sharding (HSDP) gathers parameters and reduces gradients inside groups of one vendor, which the vendor's own
-library serves, and sums over vendors only what one rank holds of the gradients. --check also trains alone, on the same
-batches, and compares; it verifies that the replicas of all shards are equal, too. The exit status is 0 only if
+Hybrid sharding (HSDP) gathers parameters and reduces gradients inside groups of one vendor, with the vendor's own
+library, and sums only each rank's shard of the gradients across vendors. --check also trains in a single process on the
+same batches and compares, and verifies that the replicas of all shards are equal. The exit status is 0 only if
 everything agrees.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 import ucc_hetero.torch
 
-#: Relative difference of losses from those of a single process, which adds gradients up in another order.
+#: Allowed relative difference from the losses of a single process, which adds gradients in another order.
 TOLERANCE = 1e-4
 
 
@@ -34,14 +34,14 @@ def model_of(width: int, depth: int) -> nn.Sequential:
 
 
 def batch_of(step: int, samples: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole batch of a step, made on the host: devices' generators differ between vendors."""
+    """The whole batch of a step, made on the host, because the devices' generators differ between vendors."""
     draw = torch.Generator().manual_seed(1 + step)
     x = torch.randn(samples, width, generator=draw)
     return x, torch.sin(3 * x)
 
 
 def train(model: nn.Module, options: argparse.Namespace, rank: int, size: int, device: torch.device) -> list[float]:
-    """Losses of all steps, each the mean over the whole batch."""
+    """Train; return the losses of all steps, each the mean over the whole batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(options.steps):
@@ -72,7 +72,7 @@ def replicas_agree(model: nn.Module, mesh: Any) -> bool:
 
 
 def main() -> int:
-    """Train; the status is 1 when a check failed."""
+    """Train; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=64, help="(default: 64)")
     parser.add_argument("--depth", type=int, default=4, help="(default: 4)")

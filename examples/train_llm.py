@@ -1,15 +1,15 @@
-"""Train a Llama or Qwen2 model on text, in parallel the way --parallel says, with the backend ucch.
+"""Train a Llama or Qwen2 model on text with the backend ucch, parallelised as --parallel says.
 
     mpirun -np 4 python examples/train_llm.py
     UCCH_EMULATE=nvidia:2,amd:2 mpirun -np 4 python examples/train_llm.py --parallel fsdp2 --size 1m --steps 50
     mpirun -np 8 python examples/train_llm.py --size 1b --dtype bf16 --parallel ddp --length 2048 --batch 64
 
-The corpus is made of the text that comes with Python (its help topics and its library), as bytes: nothing is fetched.
-Data and weights do not depend on the number of ranks or on how they share the work, so the losses of any two runs with
-the same --seed, --batch and --length can be laid on top of each other. --plot draws them.
+The corpus is the text that comes with Python (its help topics and its library), as bytes: nothing is downloaded.
+Data and weights do not depend on the number of ranks or on the parallelism, so the losses of any two runs with
+the same --seed, --batch and --length can be compared. --plot draws them.
 
-A line of progress has the loss, tokens/s of all ranks, the part of the time in which collectives were under way, beside
-computing where they can be, and on GPUs MFU: the part of the bfloat16 FLOP/s on their data sheet that the model needs.
+A progress line has the loss, tokens/s of all ranks, the share of the time in which collectives were in progress
+(overlapping computation where possible), and on GPUs MFU: the share of the data sheet's bfloat16 FLOP/s that is used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _listed(what: dict[str, str]) -> str:
 
 
 def corpus() -> torch.Tensor:
-    """The text as bytes, the same on every rank. Python versions differ in it, so rank 0's is what all use."""
+    """The text as bytes, the same on every rank: all use rank 0's, as it differs between Python versions."""
     text = torch.empty(0, dtype=torch.uint8)
     if dist.get_rank() == 0:
         import pydoc_data.topics
@@ -82,7 +82,7 @@ def corpus() -> torch.Tensor:
 
 
 class Progress:
-    """The lines of progress of rank 0. ``peak``: TFLOP/s of one device, 0 where it is not known."""
+    """Prints rank 0's progress lines. ``peak``: TFLOP/s of one device, 0 if unknown."""
 
     def __init__(self, job: Job, every: int, steps: int, peak: float) -> None:
         self._job, self._every, self._steps, self._peak = job, every, steps, peak
@@ -95,7 +95,7 @@ class Progress:
                 print(f"layers of the stages: {job.cuts}" if job.cuts else f"sequences: {job.share.counts}", flush=True)
 
     def step(self, step: int, loss: float) -> None:
-        """After a step, which the host has waited for."""
+        """Call this after a step that the host has waited for."""
         self._since += 1
         if step % self._every and step != self._steps:
             return
@@ -112,9 +112,9 @@ class Progress:
 
 
 def train(job: Job, text: torch.Tensor, options: argparse.Namespace) -> list[float]:
-    """All steps, with lines of progress, looks at the replicas, and checkpoints; returns the losses."""
+    """Train all steps, with progress lines, replica checks and checkpoints; return the losses."""
     losses: list[float] = []
-    draw = torch.Generator().manual_seed(job.settings.seed + 1)  # the same on every rank, whatever their number
+    draw = torch.Generator().manual_seed(job.settings.seed + 1)  # the same on every rank, for any number of ranks
     begun = load(job, options.resume, draw) if options.resume else 0
     progress = Progress(
         job, options.every, options.steps, peak_of(job.device) if options.peak is None else options.peak
@@ -134,14 +134,14 @@ def train(job: Job, text: torch.Tensor, options: argparse.Namespace) -> list[flo
 
 
 def save(job: Job, folder: Path, step: int, draw: torch.Generator) -> None:
-    """Write a checkpoint: all ranks together."""
+    """Write a checkpoint; collective over all ranks."""
     import torch.distributed.checkpoint as checkpoint
 
     checkpoint.save({**job.state(), "step": torch.tensor(step), "draw": draw.get_state()}, checkpoint_id=folder)
 
 
 def load(job: Job, folder: Path, draw: torch.Generator) -> int:
-    """Go on from a checkpoint; returns how many steps have been taken."""
+    """Restore a checkpoint; return the number of steps done."""
     import torch.distributed.checkpoint as checkpoint
 
     state: dict[str, Any] = {**job.state(), "step": torch.tensor(0), "draw": draw.get_state()}
@@ -152,7 +152,7 @@ def load(job: Job, folder: Path, draw: torch.Generator) -> int:
 
 
 def plot(curves: dict[str, list[float]], path: Path) -> None:
-    """Draw losses over steps into a file."""
+    """Plot losses over steps into a file."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -171,7 +171,7 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
 
 
 def main() -> int:
-    """Train; the losses go where the options say."""
+    """Train; write the losses where the options say."""
     options = arguments()
     dist.init_process_group(options.backend)
     if torch.cuda.is_available():

@@ -1,10 +1,11 @@
-"""Train a mixture of experts whose experts are spread over the ranks, of whatever vendors these are.
+"""Train a mixture of experts whose experts are distributed over ranks of any vendors.
 
     UCCH_EMULATE=nvidia:2,amd:2 mpirun -np 4 python examples/train_moe.py --check
 
-Each rank has a share of the experts and of each batch; a router, which all have, chooses experts for each token. They
-learn what another such mixture does. --fixed takes calls of fixed size: no host learns how many tokens go where.
---check trains alone as well, with all experts and whole batches, and compares; the exit status is 0 if losses agree.
+Each rank has a part of the experts and of each batch, and all ranks have the router, which chooses experts for each
+token. The model learns to imitate another mixture. --fixed uses calls of fixed size, in which the host does not learn
+how many tokens go where. --check also trains in a single process, with all experts and whole batches, and compares; the
+exit status is 0 if the losses agree.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ucc_hetero.torch.experts import Experts
 
 
 class Mixture(nn.Module):
-    """``top_k`` of ``experts`` for each token, weighted by a router; this process has those in ``own``."""
+    """``top_k`` of ``experts`` for each token, weighted by a router; this process has the experts in ``own``."""
 
     def __init__(self, options: argparse.Namespace, spread: Experts | None, seed: int) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Mixture(nn.Module):
         return self.spread.combine(self.apply_experts(rows, index, factors), handle)[0]
 
     def apply_experts(self, rows: torch.Tensor, index: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Weighted sums, for each row, of what its experts of this process make of it."""
+        """Return for each row the weighted sum of the outputs of this process's experts."""
         out = torch.zeros_like(rows)
         for e in range(len(self.up)):
             at, k = (index == e).nonzero(as_tuple=True)
@@ -58,7 +59,7 @@ class Mixture(nn.Module):
         return out
 
     def at_fixed_size(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Results of all experts by one product."""
+        """Return the outputs of all experts by one batched matrix product."""
         assert self.spread is not None
         most = -(-self.options.batch // self.spread.size)
         rows, _, handle, _, _ = self.spread.low_latency_dispatch(x, chosen, most, self.options.experts)
@@ -67,7 +68,7 @@ class Mixture(nn.Module):
 
 
 def train(model: Mixture, options: argparse.Namespace, device: Any, rank: int, size: int) -> list[float]:
-    """Train on this rank's part of each batch; returns this part's share of each step's loss."""
+    """Train on this rank's part of each batch; return this part's share of each step's loss."""
     teacher = Mixture(options, None, seed=1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)
     draw, losses = torch.Generator().manual_seed(2), []
@@ -75,12 +76,11 @@ def train(model: Mixture, options: argparse.Namespace, device: Any, rank: int, s
         x = torch.randn(options.batch, options.width, generator=draw).tensor_split(size)[rank].to(device)
         with torch.no_grad():
             wanted = teacher(x)
-        # Sums over tokens, so that an expert's gradients are those of the whole batch, from whichever rank its tokens
-        # come.
+        # Sums over tokens, so that an expert's gradients cover the whole batch, whichever ranks the tokens come from.
         loss = (model(x) - wanted).square().sum() / (options.batch * options.width)
         optimizer.zero_grad()
         loss.backward()
-        if model.spread is not None:  # the experts are here alone
+        if model.spread is not None:  # experts have no replicas: only the router's gradient is summed
             dist.all_reduce(model.router.grad, group=model.spread.group)
         optimizer.step()
         losses.append(loss.item())

@@ -1,14 +1,15 @@
-"""Train through the death of ranks: a whole vendor's island is killed, and the others go on from memory.
+"""Train through the death of ranks: a whole vendor's island is killed, and the survivors continue from memory.
 
     UCCH_EMULATE=nvidia:2,amd:2 mpirun --with-ft ulfm -np 4 python examples/train_through.py --kill 2,3 --check
 
-With a store (`python -m ucc_hetero store tcp://0.0.0.0:7000 FILE`) it grows back: --store tcp://HOST:7000
---secret FILE. The first rank that is left starts as many processes as have died, as a job's supervisor would,
-and every ten steps the ranks let them in once all have come; at the step --whole-by they wait for them.
+With a store (`python -m ucc_hetero store tcp://0.0.0.0:7000 FILE`) the job grows back: --store tcp://HOST:7000
+--secret FILE. The first surviving rank starts as many processes as have died, as a job's supervisor would.
+Every ten steps the ranks admit them if all have arrived; at the step --whole-by they wait for them.
 
-The model and the batches are those of train_digits.py. After a failed call the ranks that live shrink the communicator,
-agree on the last step that all of them have taken, and share the batch of the next one anew: each batch stays whole, so
-that the losses are those of a run in which no rank died. --check trains alone as well, and compares.
+The model and the batches are those of train_digits.py. After a failed call the surviving ranks shrink the
+communicator, agree on the last step that all of them have completed, and divide the next batch among themselves. Each
+batch stays whole, so the losses are those of a run without deaths. --check also trains in a single process and
+compares.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ucc_hetero.errors import CollectiveError
 
 
 class Training:
-    """One rank's part: the model, the step to come, and the model as it was before the last step."""
+    """One rank's part: the model, the next step, and the model before the last step."""
 
     def __init__(self, options: argparse.Namespace, comm: Communicator, store: Store | None) -> None:
         self.options, self.comm, self.store, self.step = options, comm, store, 0
@@ -44,7 +45,7 @@ class Training:
         self.share()
 
     def share(self) -> None:
-        """Have on all ranks what the first one has: it has been there all the time."""
+        """Copy the state of the first rank, which has been in the job from the start, to all ranks."""
         step = np.array([self.step])
         for array in (step, self.model.weights, self.model.velocity, self.losses):
             self.comm.Bcast(array, root=0)
@@ -52,9 +53,9 @@ class Training:
         self.before: tuple[np.ndarray, np.ndarray] | None = None
 
     def advance(self) -> None:
-        """Take a step together with the others; nothing has changed if that fails."""
+        """Take a step with the other ranks; if it fails, nothing has changed."""
         batch, model = self.batches[self.step], self.model
-        mine = batch[self.comm.rank :: self.comm.size]  # shared among those that live
+        mine = batch[self.comm.rank :: self.comm.size]  # divided among the surviving ranks
         model.backward(self.images[mine], self.labels[mine])
         self.comm.Allreduce(IN_PLACE, model.bucket)
         self.before = model.weights.copy(), model.velocity.copy()
@@ -62,7 +63,8 @@ class Training:
         self.step += 1
 
     def go_on(self) -> None:
-        """Leave the dead behind, and go back to the step that all have taken: a rank that is ahead is so by one."""
+        """Drop the dead ranks, and go back to the last step that all survivors completed: a rank is at most one step
+        ahead."""
         began = time.perf_counter()
         dead, self.comm = self.comm, self.comm.Shrink()
         dead.Free()
@@ -78,13 +80,13 @@ class Training:
                 self.start(self.whole - self.comm.size)
 
     def start(self, count: int) -> None:
-        """Start processes in the place of those that have died; they are no ranks of MPI's job."""
+        """Start processes to replace those that have died; they are not ranks of the MPI job."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_"))}
         words = [sys.executable, *sys.argv, "--enter"]
         self.started += [subprocess.Popen(words, env=ours) for _ in range(count)]
 
     def grow(self) -> None:
-        """Let in who has been started, if they have come."""
+        """Admit the started processes if they have arrived."""
         while True:
             began, grown = time.perf_counter(), self.comm.Grow(self.store, self.whole - self.comm.size)
             if grown is not None or self.step != self.options.whole_by:
@@ -147,7 +149,7 @@ def main() -> int:
         verdict[0] = same and compare(weights, losses, options)
     comm.Bcast(verdict, root=0)
     for process in training.started if comm.size < training.whole else ():
-        process.terminate()  # it has come too late
+        process.terminate()  # it has arrived too late
     return 0 if verdict[0] else 1
 
 

@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if "--mpi-args: expected" in message:
-            message += ", after an equals sign where it begins with a dash: --mpi-args='--x y'"
+            message += "; use an equals sign if the value begins with a dash: --mpi-args='--x y'"
         if "unrecognized arguments" in message:
             message += "; those of mpirun or srun go into --mpi-args='--x y', ucch-run --help lists its own"
         super().error(message)

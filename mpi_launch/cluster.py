@@ -117,7 +117,7 @@ def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise _fail(f"{where}.{name}" if where else str(name), f"is no field; {hint}")
+            raise _fail(f"{where}.{name}" if where else str(name), f"is not a field; {hint}")
     return value
 
 

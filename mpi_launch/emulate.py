@@ -64,7 +64,7 @@ def unavailable() -> str | None:
     found = subprocess.run([*emulated_host.UNSHARE, "sh", "-c", trial], capture_output=True, text=True, check=False)
     if found.returncode:
         needed = "CAP_SYS_ADMIN, CAP_NET_ADMIN and the modules veth, bridge and sch_tbf"
-        return f"the kernel or the container refuses what emulated hosts need ({needed}): {found.stderr.strip()}"
+        return f"the kernel or the container refuses a requirement of emulated hosts ({needed}): {found.stderr.strip()}"
     return None
 
 
@@ -347,7 +347,7 @@ def _send(peer: socket.socket, nbytes: int) -> None:
 
 
 def _receive(peer: socket.socket, nbytes: int, warm: int) -> float:
-    """Bytes per second of what comes after the first ``warm``, which empty the bucket and let TCP find its window."""
+    """Bytes per second of the data after the first ``warm``, which empty the bucket and let TCP find its window."""
     buffer = bytearray(_CHUNK)
     got, mark, began = 0, 0, 0.0
     while got < nbytes:

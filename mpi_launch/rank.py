@@ -214,7 +214,7 @@ class Parent:
 
 
 def report(rank: int, **event: object) -> bool:
-    """Report to ucch-run in one write, so that lines of several ranks do not mix. False if nobody reads any more."""
+    """Report to ucch-run in one write, so that lines of several ranks do not mix. False if the pipe is closed."""
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
     try:
         os.write(2, MARK + text.encode() + b"\n")
@@ -325,7 +325,7 @@ def relay(
 
 
 def tell(data: bytes) -> None:
-    """Write all data to the error stream. A closed pipe is not an error of the rank."""
+    """Write all data to stderr. A closed pipe is not an error of the rank."""
     with contextlib.suppress(BrokenPipeError):
         while data:
             data = data[os.write(2, data) :]

@@ -228,7 +228,7 @@ def _names(hosts: Collection[str]) -> str:
 def _tell_failure(failure: Mapping[str, Any]) -> int:
     status = int(failure["status"])
     how = f"was killed by {_signal_name(status)}" if status > 128 else f"ended with status {status}"
-    hint = ": dmesg says if memory had run out there" if status == 128 + signal.SIGKILL else ""
+    hint = ": dmesg there says if memory ran out" if status == 128 + signal.SIGKILL else ""
     _say(f"rank {failure['rank']} on {failure['host']} {how}, the first to fail{hint}")
     lines = str(failure.get("lines", "")).splitlines()
     if lines:

@@ -1,8 +1,8 @@
-"""``python tools/bench_cluster.py``: collectives on emulated clusters against what their links can carry.
+"""``python tools/bench_cluster.py``: collectives on emulated clusters, compared with the limit of their links.
 
-For every case a cluster is built, plain TCP sockets show what its links carry (before and after the jobs, the best
-counts), and ``ucch-bench compare`` times ours, flat UCC and Open MPI in turn. ``limit`` is the least time in which any
-plan can move what has to leave and enter the hosts, at the sockets' rate. Needs root.
+Every case builds a cluster, measures its links with plain TCP sockets (before and after the jobs; the best value
+counts), and times this package, plain UCC and Open MPI in turn with ``ucch-bench compare``. ``limit`` is the least time
+in which any plan can move the data that must leave and enter the hosts, at the sockets' rate. Needs root.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
 
 _MIB = 1 << 20
-#: Starts of a job that hangs before it is given up, and seconds that one may take.
+#: How often a hanging job is started, and the seconds that a job may take.
 _ATTEMPTS, _PATIENCE = 3, 180.0
-#: Most that links are slowed down by: on slower ones a job takes minutes to start.
+#: Largest factor by which links are slowed down: on slower links a job takes minutes to start.
 _SLOWEST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A collective of so many bytes: of the vector, of what all ranks have together, or for alltoall of each pair.
+    """A collective and its bytes: of the vector, of all ranks' blocks together, or for alltoall of each pair.
 
-    ``target`` is the ratio to the limit that is to be reached; 0 where the peers are the yardstick.
+    ``target`` is the ratio to the limit that is to be reached; 0 if the peers are the reference.
     """
 
     collective: str
@@ -49,14 +49,14 @@ class Test:
     target: float = 0.0
 
     def count(self, ranks: int) -> int:
-        """Float32 elements as the table of benchmarks counts them."""
+        """Return the number of float32 elements, counted as in the table of benchmarks."""
         per_rank = COLLECTIVES[self.collective].kind in ("gather_all", "gather_root", "scatter_root")
         return self.nbytes // 4 // (ranks if per_rank else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterCase:
-    """One shape of cluster and what runs on it. ``slots`` and ``rate`` as for ``Cluster``, one per host or for all."""
+    """A shape of cluster and its tests. ``slots`` and ``rate`` as for ``Cluster``: one per host, or one for all."""
 
     name: str
     slots: tuple[int, ...]
@@ -66,15 +66,15 @@ class ClusterCase:
     interleaved: bool = False
 
     def cluster(self) -> Cluster:
-        """The cluster, not yet started."""
+        """Make the cluster; it is not started."""
         plain = Cluster(len(self.slots), self.slots, self.rate, self.links)
-        # The kernel says 10 Gbit/s of every emulated port; a real one would know better.
+        # The kernel reports 10 Gbit/s for every emulated port; a real port reports its speed.
         speeds = [sum(link.rate for link in host.links) // 10**6 for host in plain.layout]
         env = [{"UCCH_LINK_SPEED": str(speed)} for speed in speeds]
         return Cluster(len(self.slots), self.slots, self.rate, self.links, env=env)
 
     def slower(self, factor: float) -> ClusterCase:
-        """The case with every link's rate divided by ``factor``: where cores, not links, set the pace of the rates."""
+        """Return the case with every link's rate divided by ``factor``, for cores that are slower than the links."""
         if factor == 1:
             return self
         rates = parse_rates(self.rate, len(self.slots), self.links)
@@ -102,7 +102,7 @@ _OTHERS = (
 )
 _SMALL = tuple(Test("allreduce", n) for n in (8, 64, 512, 4096))
 
-#: The shapes of cluster that the hierarchical layer is held to.
+#: Shapes of cluster for which the hierarchical plans have targets.
 CASES = (
     ClusterCase("2x2", (2, 2), _large(1.05)),
     ClusterCase("2x2 interleaved", (2, 2), _large(1.05), interleaved=True),
@@ -119,7 +119,7 @@ CASES = (
 
 
 def limit(test: Test, hosts: Sequence[int], rates: Sequence[float]) -> float:
-    """Seconds that any plan needs to move what has to leave and enter the hosts.
+    """Return the seconds that any plan needs to move the data that must leave and enter the hosts.
 
     ``hosts`` has the host of each rank, ``rates`` the bytes per second of each host's link in either direction.
     """
@@ -142,7 +142,7 @@ def _sockets(cluster: Cluster) -> dict[int, float]:
 
 
 def _rates(cluster: Cluster, *found: Mapping[int, float]) -> list[float]:
-    """Bytes per second of each host's links: the best that was seen at their nominal rate, or in proportion to it."""
+    """Return bytes per second of each host's links: the best measured at their nominal rate, or in proportion to it."""
     best: dict[int, float] = {}
     for seen in found:
         best |= {rate: max(value, best.get(rate, 0.0)) for rate, value in seen.items()}
@@ -154,13 +154,13 @@ def _rates(cluster: Cluster, *found: Mapping[int, float]) -> list[float]:
 def _job(
     case: ClusterCase, test: Test, cluster: Cluster, arguments: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
-    """Run one test in a job of its own; the seconds of each peer's rounds."""
+    """Run one test in a separate job; return the seconds of each peer's rounds."""
     size, out = 4 * test.count(sum(case.slots)), folder / "out.json"
     words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds), "--no-start-up"]
     words += ["--peers", ",".join(arguments.peers), "--json", str(out)]
-    # Without Open MPI's own use of UCX, so that both sides of the comparison are what their names say.
+    # Open MPI must not use UCX, so that the comparison is between UCX and Open MPI's own transports.
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
-    options += ["--map-by", "node" if case.interleaved else "slot"]  # whatever the environment prefers
+    options += ["--map-by", "node" if case.interleaved else "slot"]  # regardless of the environment
     environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), "OMP_NUM_THREADS": "1"}
     for setting in arguments.x:
         name, _, value = setting.partition("=")
@@ -179,7 +179,7 @@ def _job(
 def _started(
     cluster: Cluster, command: Sequence[str], env: Mapping[str, str], options: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job. On a busy machine Open MPI 5's daemons now and then fail to find each other: then once more."""
+    """Run a job, twice if necessary: on a busy machine Open MPI 5's daemons occasionally fail to connect."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(subprocess.TimeoutExpired):
             return cluster.mpirun(command, env=env, options=options, timeout=_PATIENCE)
@@ -187,7 +187,7 @@ def _started(
 
 
 def measure(case: ClusterCase, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Build the cluster, measure links and collectives, and return the rows of the case."""
+    """Build the cluster, measure links and collectives, and return the case's rows."""
     with case.cluster() as cluster, tempfile.TemporaryDirectory(prefix="ucch-cluster-") as folder:
         before = _sockets(cluster)
         rows = [_job(case, test, cluster, arguments, Path(folder)) for test in case.tests]

@@ -1,14 +1,14 @@
-"""Cost of calls: ours beside NCCL, Gloo and mpi4py, in one job and in turns.
+"""Cost of calls: this package, NCCL, Gloo and mpi4py, measured alternately in one job.
 
     python tools/call_cost.py                               # host memory: Gloo and mpi4py
     python tools/call_cost.py --ranks 2                     # with GPUs: NCCL, through torch
     python tools/call_cost.py --amd 1 --hip libamdhip64-over-cuda.so     # two vendors; tests/hipcuda
     python tools/call_cost.py --sizes 8,65536,16777216 --only stream,batch,graph --gloo
 
-``issue`` is how long a call keeps its caller, and ``time`` how long one takes of many in a row, to the last one's data:
-microseconds, medians of rounds, of the slowest rank. Where a ratio is below 100 % ours is the cheaper one. What calls
-give is compared first. Ranks that share a GPU (MPS) get host names of their own, without which NCCL refuses them. On
-several hosts start it by mpirun with ``--child FILE``.
+``issue`` is the time until a call returns, and ``time`` the time per call of many back to back, until the last one's
+data is complete: microseconds, medians of rounds, of the slowest rank. Ratios below 100 % mean that this package is
+faster. Results of calls are compared first. Ranks that share a GPU (MPS) get separate host names, as NCCL refuses them
+otherwise. On several hosts start it by mpirun with ``--child FILE``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 from torch_calls import IN_PLACE, KINDS, Data, call_of, exchange, settle, turns
 from torch_job import RANK, about, join, one_job, parser, ratio, write
 
-#: torch's collective -> a Communicator's.
+#: torch's collective -> the Communicator's method.
 OURS = {
     "all_reduce": "Allreduce", "broadcast": "Bcast", "all_gather_into_tensor": "Allgather",
     "reduce_scatter_tensor": "Reduce_scatter_block", "all_to_all_single": "Alltoall",
 }  # fmt: skip
 
-#: Calls of a CUDA graph that is replayed.
+#: Calls captured in a CUDA graph and replayed.
 MANY = 20
-#: Calls that Gloo has for device memory, of which it makes copies.
+#: Calls that Gloo has for device memory, by copies.
 GLOO = ("all_reduce", "broadcast", "all_gather_into_tensor")
 
-#: What is called, the call of each side, and the data that it works on, or None where there is nothing to compare.
+#: Name, the call of each side, and its data, or None if there is nothing to compare.
 Row = tuple[str, dict[str, Callable[[], Any]], Data | None]
 
 
@@ -49,14 +49,14 @@ def arguments() -> argparse.Namespace:
 
 
 def coalesced(dist: Any, group: Any, tensors: list[Any], device: Any) -> None:
-    """Four reductions as one call."""
+    """Make four reductions as one call."""
     with dist._coalescing_manager(group=group, device=device):
         for tensor in tensors:
             dist.all_reduce(tensor, group=group)
 
 
 def by_torch(torch: Any, data: Data, groups: Mapping[str, Any], **how: Any) -> dict[str, Callable[[], Any]]:
-    """The call of ``data`` through torch, in each group that has it."""
+    """Return the call of ``data`` through torch, for each group that has it."""
     has = {name: g for name, g in groups.items() if name != "gloo" or data.x.is_cpu or data.kind in GLOO}
     if data.kind == "exchange":
         return {name: partial(exchange, torch.distributed, group, data.x, data.y) for name, group in has.items()}
@@ -64,7 +64,7 @@ def by_torch(torch: Any, data: Data, groups: Mapping[str, Any], **how: Any) -> d
 
 
 def of_torch(torch: Any, size: int, groups: Mapping[str, Any]) -> Iterator[Row]:
-    """Calls through torch, of one size."""
+    """Yield the calls through torch of one size."""
     dist, device = torch.distributed, "cuda" if torch.cuda.is_available() else "cpu"
     for kind in KINDS:
         data = Data(torch, kind, size, device)
@@ -80,14 +80,14 @@ def of_torch(torch: Any, size: int, groups: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def captured(torch: Any, data: Data, call: Callable[[], Any]) -> Any:
-    """The replay of a graph of many such calls."""
+    """Capture a graph of many such calls; return its replay."""
 
     def once() -> None:
         if data.kind in IN_PLACE:
             data.y.copy_(data.x)
         call()
 
-    once()  # loads what it needs
+    once()  # loads kernels and libraries
     settle(torch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -97,7 +97,7 @@ def captured(torch: Any, data: Data, call: Callable[[], Any]) -> Any:
 
 
 def of_graphs(torch: Any, size: int, groups: Mapping[str, Any], wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """Calls through torch that are captured in graphs; NCCL has these end before its groups."""
+    """Yield calls through torch that are captured in graphs; NCCL needs these destroyed before its groups."""
     names = {**{kind: kind for kind in KINDS}, "exchange": "batch_isend_irecv"}
     has = {name: group for name, group in groups.items() if name != "gloo"}
     for kind, name in [each for each in names.items() if wanted(f"{each[1]} in a graph")]:
@@ -107,11 +107,11 @@ def of_graphs(torch: Any, size: int, groups: Mapping[str, Any], wanted: Callable
 
 
 def of_devices(comm: Any, torch: Any, size: int, peers: Mapping[str, Any]) -> Iterator[Row]:
-    """A communicator's calls on device memory: in a stream, and by MPI's rules."""
+    """Yield a communicator's calls on device memory: in a stream, and by MPI's rules."""
     stream = torch.cuda.current_stream()
 
     def in_stream(name: str, *given: Any) -> None:
-        getattr(comm, name)(*given, stream=stream)  # the request need not be waited for
+        getattr(comm, name)(*given, stream=stream)  # nobody needs to wait for the request
 
     for kind, name in OURS.items():
         data = Data(torch, kind, size, "cuda")
@@ -124,7 +124,7 @@ def of_devices(comm: Any, torch: Any, size: int, peers: Mapping[str, Any]) -> It
 
 
 def of_hosts(comm: Any, world: Any, size: int) -> Iterator[Row]:
-    """A communicator's calls on host memory, beside mpi4py's."""
+    """Yield a communicator's calls on host memory, and mpi4py's."""
     import numpy as np
 
     x, y = np.zeros(max(size // 4, 1), np.float32), np.zeros(max(size // 4, 1), np.float32)
@@ -144,7 +144,7 @@ def of_hosts(comm: Any, world: Any, size: int) -> Iterator[Row]:
 def cost(
     torch: Any, name: str, calls: Mapping[str, Callable[[], Any]], data: Data | None, many: int, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Compare what each side's call gives, and time it."""
+    """Compare the results of each side's call, and time the calls."""
     graph = name.endswith("in a graph")
     for side, call in calls.items():
         if data is not None:
@@ -154,7 +154,7 @@ def cost(
 
 
 def child(options: argparse.Namespace) -> int:
-    """All costs, in one job."""
+    """Measure all costs in one job."""
     torch = join(options, 60)
     from mpi4py import MPI
 
@@ -188,7 +188,7 @@ def child(options: argparse.Namespace) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The costs as text."""
+    """Format the costs as text."""
     columns = f"{'issue':>10}{'theirs':>10}{'ratio':>9}{'time':>11}{'theirs':>11}{'ratio':>9}"
     lines = [f"{'call':40}{'bytes':>10}{'beside':>8}{columns}"]
     for row in rows:
@@ -203,7 +203,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run the job and print its table; the status is 1 when it failed."""
+    """Run the job and print its table; return 1 if it failed."""
     options = arguments()
     return child(options) if options.child else one_job(__file__, options, "sizes calls rounds only gloo", table)
 

@@ -1,15 +1,15 @@
-"""Put and get of host memory beside ucx_perftest, between two processes of one host or of two, in turns.
+"""Put and get of host memory compared with ucx_perftest, alternately, between two processes of one host or of two.
 
     mpirun -np 2 python tools/rma_cost.py                                # one host
     python -m ucc_hetero.launch.emulate --hosts 2 --slots 1 --rate none -- mpirun -np 2 python tools/rma_cost.py
 
-Both sides do as many pieces in a row, all at one place: ours as one transfer of a list, ucx_perftest one call a piece.
-Microseconds a piece, the least of all rounds; of one piece ours is a call that is waited for, and ucx_perftest's the
-median of its latencies. Memory of both sides is any of two processes, between which the kernel copies on one host:
-ucx_perftest would take shared memory otherwise, where a short put is a store. Its memory is written when it is
-allocated (MALLOC_PERTURB_): of pages that were never written all that is read is one page of zeros, in the cache. Ours
-is mapped: numpy asks for huge pages, which ucx_perftest's has not, and of which the kernel copies 1 MiB in half the
-time.
+Both sides transfer the same number of pieces, back to back, at one address: this package as one list, ucx_perftest
+with one call for each piece. Results are microseconds per piece, the least of all rounds; for a single piece a call
+that is waited for, and ucx_perftest's median latency. Both use private memory of two processes, between which the
+kernel copies on one host: by default ucx_perftest would use shared memory, where a short put is a store. ucx_perftest's
+memory is written when it is allocated (MALLOC_PERTURB_), as all reads of pages that were never written hit one cached
+page of zeros. This package's memory is mapped without huge pages, which numpy would request and ucx_perftest does not
+have, and with which the kernel copies 1 MiB in half the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES = (8, 1), (8, 4096), (4096, 1024), (65536, 256), (1 << 20, 64), (64 << 20,
 
 
 def perftest(comm: Any, what: str, size: int, count: int) -> float:
-    """Microseconds a piece; rank 1 serves."""
+    """Return ucx_perftest's microseconds per piece; rank 1 serves."""
     port = comm.bcast(14000 + os.getpid() % 20000 if comm.rank == 0 else None)
     host = comm.bcast(MPI.Get_processor_name(), root=1)
     env = os.environ | {
@@ -64,14 +64,14 @@ def perftest(comm: Any, what: str, size: int, count: int) -> float:
 
 
 def meet(comm: Any) -> None:
-    """Wait for the other rank, and leave the cores to it."""
+    """Wait for the other rank without using the core."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(0.001)
 
 
 class Ours:
-    """Both memories, and the peer."""
+    """This package's side: both memories, and the peer."""
 
     def __init__(self, comm: Any) -> None:
         most = max(size for size, _ in SIZES)
@@ -85,7 +85,7 @@ class Ours:
         self.theirs = self.peer.open(told[1 - comm.rank])
 
     def __call__(self, what: str, size: int, count: int) -> float:
-        """Microseconds a piece."""
+        """Return microseconds per piece."""
         call = self.peer.put if what == "put" else self.peer.get
         at: Any = np.zeros(count, np.uint64) if count > 1 else 0
         times = []
@@ -97,7 +97,7 @@ class Ours:
 
 
 def main() -> None:
-    """All sizes, both ways."""
+    """Measure all sizes, both directions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="write the results here")

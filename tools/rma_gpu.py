@@ -1,13 +1,14 @@
-"""Put and get of device memory between two ranks: beside host memory, beside a copy by way of the host, and the limits.
+"""Put and get of device memory between two ranks, compared with host memory, with copies by way of the host, and
+limits.
 
     mpirun -np 2 python tools/rma_gpu.py                                          # two GPUs, one vendor
     mpirun -np 2 python tools/rma_gpu.py --amd 1 --hip libamdhip64-over-cuda.so   # two vendors; tests/hipcuda
 
-On two hosts the same under their mpirun. A round moves 256 MiB: so many puts, gets or lists of pages of rank 0's at a
-time; ``host`` puts from host memory to host memory; ``naive`` copies to pinned memory, sends that by MPI and copies it
-in, one behind the other; ``bcast`` is a collective of rank 0's, which between hosts goes by the same wires. ``copies``
-are those of rank 0's device to pinned memory, and from it. GB/s, medians of rounds in turns, each behind one that is
-not counted; what has come is compared first.
+On two hosts use their mpirun. A round moves 256 MiB: rank 0's puts, gets or lists of pages of one size;
+``host`` puts from host memory to host memory; ``naive`` copies to pinned memory, sends by MPI and copies to the device,
+one after the other; ``bcast`` is a collective with root 0, which between hosts uses the same wires. ``copies``
+are rank 0's copies between the device and pinned memory. Results are GB/s, medians of alternating rounds, each after
+an untimed one; received data is compared first.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ PAGE, PAGES = 65536, 4096
 
 
 class Pair:
-    """Buffers of both ranks, on the device and in host memory, and the ways to move rank 0's to rank 1's."""
+    """Buffers of both ranks on the device and in host memory, and the transfers from rank 0 to rank 1."""
 
     def __init__(self, torch: Any, world: Any) -> None:
         import numpy as np
 
         from ucc_hetero import Communicator, rma
 
-        self.comm = Communicator()  # binds this rank's device, also where HIP over CUDA stands for it
+        self.comm = Communicator()  # selects this rank's device, also with HIP over CUDA
         self.torch, self.world = torch, world
         self.worker = rma.Worker()
         self.peer = rma.connect_all(self.worker, world)[1 - RANK]
@@ -51,7 +52,7 @@ class Pair:
         }
 
     def move(self, what: str, size: int, kind: str = "device") -> None:
-        """Rank 0: put, get, or put pages in another order there, all that a round moves."""
+        """Rank 0: put, get, or put pages in another order, until a round's data is moved."""
         region, target = self.regions[kind], self.targets[kind]
         if what == "pages":
             self.peer.put(region, target, *self.pages).Wait()
@@ -61,7 +62,7 @@ class Pair:
             each.Wait()
 
     def naive(self, size: int) -> None:
-        """Both ranks: to pinned memory, by MPI, and to the device, a piece at a time."""
+        """Both ranks: copy to pinned memory, send by MPI, and copy to the device, one piece at a time."""
         for at in range(0, ROUND, size):
             piece = slice(at, at + size)
             if RANK == 0:
@@ -72,13 +73,13 @@ class Pair:
                 self.device[piece].copy_(self.pinned[piece])
 
     def bcast(self, size: int) -> None:
-        """Both ranks: what a round moves, by collectives in a stream."""
+        """Both ranks: move a round's data by collectives in a stream."""
         stream = self.torch.cuda.current_stream()
         for at in range(0, ROUND, size):
             self.comm.Ibcast(self.device[at : at + size], root=0, stream=stream)
 
     def copies(self) -> dict[str, float]:
-        """GB/s of a device's copies to pinned memory, and from it."""
+        """Return GB/s of copies from the device to pinned memory, and back."""
         found = {}
         for name, to, source in (("out", self.pinned, self.device), ("in", self.device, self.pinned)):
             to.copy_(source)
@@ -90,7 +91,7 @@ class Pair:
         return found
 
     def check(self, what: str, size: int) -> None:
-        """Raise where the other rank's memory is not what it must be."""
+        """Raise if the other rank's memory has wrong data."""
         self.torch.cuda.synchronize()
         self.world.Barrier()
         if RANK == 0:
@@ -111,7 +112,7 @@ class Pair:
 
 
 def rate(pair: Pair, call: Callable[[], None], both: bool) -> float:
-    """GB/s of a round that rank 0 makes, or both ranks; the one before it wakes links and threads."""
+    """Return GB/s of a round made by rank 0, or by both ranks; an untimed round before it wakes links and threads."""
     for _ in range(2):
         pair.world.Barrier()
         start = time.perf_counter()

@@ -1,12 +1,12 @@
-"""Resources of a rank over many calls, communicators and failures: memory, descriptors, threads, shared segments.
+"""Measure a rank's resources over many calls, communicators and failures: memory, descriptors, threads, shared
+segments.
 
     mpirun -n 2 python tools/soak.py --collectives 1000000 --communicators 10000 --failures 1000
 
-Each kind of work first runs for a tenth of its rounds, in which caches fill; what the other nine tenths leave behind is
-its growth, a line each. The job ends with status 1 where descriptors, threads or shared segments have grown, or memory
-by more than ``--most`` KiB. Calls that came to nothing stay in libucc, which cannot take them back: a refused one may
-leave 20 KiB, and one that failed 100 KiB, and either a page of shared memory, with the communicator that it made
-unusable.
+Each kind of work first runs for a tenth of its rounds, to fill caches; its growth over the other nine tenths is
+printed, one line each. The job ends with status 1 if descriptors, threads or shared segments have grown, or memory
+by more than ``--most`` KiB. libucc cannot cancel a posted call: a refused call may leave 20 KiB, and a failed one
+100 KiB, and each a page of shared memory with its communicator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ucc_hetero.errors import CollectiveError
 
 
 class Holdings(NamedTuple):
-    """Resources that this process has."""
+    """Resources that this process holds."""
 
     kib: int
     descriptors: int
@@ -54,11 +54,11 @@ class Holdings(NamedTuple):
         return Holdings(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-#: Kinds of work, and rounds of each.
+#: Kinds of work, and the rounds of each.
 KINDS = {
     "collectives": 100_000, "communicators": 300, "transfers": 100, "groups": 100, "refusals": 100, "failures": 50,
 }  # fmt: skip
-#: KiB that stay in libucc of a call that has come to nothing.
+#: KiB that stay in libucc after a call that did not complete.
 LOST = {"refusals": 20, "failures": 100}
 
 
@@ -71,7 +71,7 @@ class Work:
         self.starts = [self.comm.Allreduce_init(x, y) for x, y in self.arrays]
 
     def collectives(self, number: int) -> None:
-        """Blocking, non-blocking, persistent ones, and messages, in turn."""
+        """Blocking, non-blocking and persistent calls and messages, in turn."""
         x, y = self.arrays[number % 3]
         kind = number % 10
         if kind < 6:
@@ -89,12 +89,12 @@ class Work:
                 self.comm.Sendrecv(x, peer, 0, y, peer, 0)
 
     def communicators(self, number: int) -> None:
-        """Made, used and freed."""
+        """Create, use and free a communicator."""
         with Communicator() as comm:
             comm.Allreduce(IN_PLACE, self.arrays[number % 3][1])
 
     def refusals(self, number: int) -> None:
-        """Arguments that one rank cannot call with, after which the communicator is given back."""
+        """Make calls whose arguments one rank refuses, then free the communicator."""
         comm = Communicator()
         x, y = self.arrays[1]
         with suppress(CollectiveError, ValueError):
@@ -103,7 +103,7 @@ class Work:
         MPI.COMM_WORLD.Barrier()
 
     def failures(self, number: int) -> None:
-        """Calls that differ, after which the communicator is given back."""
+        """Make calls that differ between ranks, then free the communicator."""
         comm = Communicator()
         x, y = self.arrays[1]
         with suppress(CollectiveError):
@@ -113,7 +113,7 @@ class Work:
         MPI.COMM_WORLD.Barrier()
 
     def transfers(self, number: int) -> None:
-        """A worker's put with a notification to the next rank."""
+        """Put with a notification to the next rank, by a worker."""
         comm, worker = MPI.COMM_WORLD, rma.Worker()
         peers, room = rma.connect_all(worker, comm), np.zeros(10_000)
         mine, theirs = worker.register(np.full(10_000, float(number))), worker.register(room)
@@ -126,7 +126,7 @@ class Work:
         worker.close()
 
     def groups(self, number: int) -> None:
-        """A group of torch's, where that is installed."""
+        """Create and destroy a torch group, if torch is installed."""
         try:
             import torch
             import torch.distributed as dist
@@ -144,7 +144,7 @@ class Work:
 
 
 def run(name: str, round_: Callable[[int], Any], count: int) -> Holdings:
-    """Growth of this rank's holdings over nine tenths of the rounds."""
+    """Return the growth of this rank's resources over nine tenths of the rounds."""
     first = max(count // 10, 1)
     for number in range(first):
         round_(number)

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed that the torch benchmarks make, and their times in turns."""
+"""Calls of torch.distributed that the torch benchmarks make; times of several calls measured alternately."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-#: Collective -> True where a rank sends, and where it receives, a part for each rank; one part otherwise.
+#: Collective -> True if a rank sends, and if it receives, one part for each rank; otherwise it has one part.
 KINDS = {
     "all_reduce": (False, False), "broadcast": (False, False), "all_gather_into_tensor": (False, True),
     "reduce_scatter_tensor": (True, False), "all_to_all_single": (True, True),
 }  # fmt: skip
-#: Those that work in the tensor that they give.
+#: Collectives that work in place, in the result's tensor.
 IN_PLACE = ("all_reduce", "broadcast")
-#: Rounds that are not counted.
+#: Untimed rounds.
 _WARM = 2
 
 
 class Cost(NamedTuple):
-    """Microseconds of a call: until its caller may go on, and until its data is there."""
+    """Microseconds of a call: until it returns, and until its data is complete."""
 
     issue: float
     time: float
 
 
 class Data:
-    """Tensors of a collective of one size, or of the kind ``exchange``, and what it is to give."""
+    """Tensors of a collective of one size, or of the kind ``exchange``, and the expected result."""
 
     def __init__(self, torch: Any, kind: str, nbytes: int, device: Any) -> None:
         self.torch, self.kind = torch, kind
@@ -39,17 +39,17 @@ class Data:
         self._seed = 0
 
     def data(self, seed: int, rank: int) -> Any:
-        """Data of a rank: whole numbers, whose sums are exact."""
+        """Return a rank's data: whole numbers, whose sums are exact."""
         draw = self.torch.Generator().manual_seed(1000 * seed + rank)
         return self.torch.randint(-40, 40, (self.sent,), generator=draw).float()
 
     def load(self, seed: int) -> None:
-        """Bring new data."""
+        """Fill the tensors with new data."""
         self.x.copy_(self.data(seed, self.rank))
         self.y.fill_(-77)
 
     def wanted(self, seed: int, root: int = 0) -> Any:
-        """Data that y is to hold."""
+        """Return the expected data of y."""
         if self.kind in ("broadcast", "exchange"):
             return self.data(seed, root if self.kind == "broadcast" else (self.rank - 1) % self.n)
         every = [self.data(seed, rank) for rank in range(self.n)]
@@ -60,7 +60,7 @@ class Data:
         return self.torch.cat([each[mine] for each in every] if self.kind == "all_to_all_single" else every)
 
     def check(self, call: Callable[[], Any], what: str, from_x: bool = False) -> None:
-        """Raise AssertionError where a call on new data gives something else; ``from_x``: also all_reduce reads x."""
+        """Raise AssertionError if a call on new data gives another result; ``from_x``: all_reduce reads x, too."""
         self._seed += 1
         self.load(self._seed)
         if self.kind == "broadcast" or (self.kind == "all_reduce" and not from_x):
@@ -94,7 +94,7 @@ def call_of(dist: Any, kind: str, x: Any, y: Any, root: int = 0, **how: Any) -> 
 
 
 def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
-    """Send to the next rank, and receive from the one before."""
+    """Send to the next rank, and receive from the previous one."""
     rank, size = dist.get_rank(), dist.get_world_size()
     pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
     for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
@@ -102,20 +102,21 @@ def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
 
 
 def settle(torch: Any) -> None:
-    """Wait until the device has done all it was given."""
+    """Wait until the device has completed all work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def of_all(dist: Any, value: Any) -> list[Any]:
-    """The values of all ranks, in their order, on every rank."""
+    """Return the values of all ranks, in rank order, on every rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
 def once(torch: Any, call: Callable[[], Any], many: int) -> tuple[float, float]:
-    """Seconds of ``many`` calls in a row, after a barrier: until the caller may go on, and until the data is there."""
+    """Return the seconds of ``many`` calls back to back, after a barrier: until they return, and until data is
+    complete."""
     settle(torch)
     torch.distributed.barrier()
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Jobs of the torch benchmarks: mpiruns of their own, and ranks that take their GPU another way.
+"""Jobs of the torch benchmarks: starts mpirun, and prepares ranks that use their GPU through HIP.
 
-A benchmark's script starts itself as every job; ``--child`` names the file that rank 0 leaves its results in.
+A benchmark's script is also the program of its jobs; ``--child`` names the file into which rank 0 writes its results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
 
-#: As root, on few cores, and not bound to single ones: torch's, autograd's and our threads need room. Open MPI's names.
+#: Runs as root, on few cores, without binding: threads of torch, autograd and this package need cores. Open MPI's
+#: names.
 _MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -32,12 +33,12 @@ _MPI = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
-#: Beginnings of the variables that results are noted with.
+#: Prefixes of the variables that are recorded with results.
 _SETTINGS = ("UCC", "UCX_", "NCCL_", "CUDA_MOD", "CUDA_DEV")
 
 
 def mpirun() -> str:
-    """The program that starts jobs."""
+    """Return the program that starts jobs."""
     beside = Path(sys.executable).parent / "mpirun"
     found = os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
     if found is None:
@@ -48,7 +49,7 @@ def mpirun() -> str:
 def job(
     script: str, ranks: int, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
 ) -> dict[str, Any]:
-    """Run a script as a job of its own; returns what rank 0 left, with ``error`` where it came to a bad end."""
+    """Run a script as a separate job; return what rank 0 wrote, with ``error`` if the job failed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [mpirun(), "-n", str(ranks), sys.executable, script, "--child", str(out), *arguments]
@@ -76,7 +77,7 @@ def job(
 
 
 def parser(about: str | None, ranks: int, limit: int, backends: str = "") -> argparse.ArgumentParser:
-    """The command line that these programs share; ``ranks`` is 0 where mpirun starts them, ``backends`` are jobs."""
+    """Command line that these programs share; ``ranks`` is 0 if mpirun starts them, ``backends`` are the jobs."""
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if ranks:
         found.add_argument("--ranks", type=int, default=ranks, help=f"(default: {ranks})")
@@ -93,7 +94,7 @@ def parser(about: str | None, ranks: int, limit: int, backends: str = "") -> arg
 
 
 def one_job(script: str, options: argparse.Namespace, names: str, table: Callable[[list[dict[str, Any]]], str]) -> int:
-    """Run a script as one job, print ``table`` of its rows, and write ``--json``; 1 where it failed.
+    """Run a script as one job, print ``table`` of its rows, and write ``--json``; return 1 if it failed.
 
     Args:
         script: the file.
@@ -110,7 +111,7 @@ def one_job(script: str, options: argparse.Namespace, names: str, table: Callabl
 
 
 def every_backend(script: str, options: argparse.Namespace, usual: Sequence[str], names: str) -> dict[str, Any]:
-    """Results of a job for each backend asked for, written after each; ``names`` are of options that jobs get."""
+    """Run one job for each requested backend, and write results after each; ``names`` are options passed to jobs."""
     words = words_of(options, f"ranks amd hip limit {names}")
     found: dict[str, Any] = {}
     for backend in options.backends.split(",") if options.backends else usual:
@@ -123,7 +124,7 @@ def every_backend(script: str, options: argparse.Namespace, usual: Sequence[str]
 
 
 def status(found: Mapping[str, Any]) -> int:
-    """Say which backends failed; 1 where one of ours did."""
+    """Print which backends failed; return 1 if a ucch job did."""
     for name, each in found.items():
         if "error" in each:
             print(f"{name}: {each['error']}")
@@ -131,18 +132,19 @@ def status(found: Mapping[str, Any]) -> int:
 
 
 def words_of(options: argparse.Namespace, names: str) -> list[str]:
-    """The options of these names, as words of a command line."""
+    """Return the options of these names as words of a command line."""
     return [word for name in names.split() for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
 
 def mixed_environment(ranks: int, amd: str) -> dict[str, str]:
-    """Environment of a job of two vendors: on GPUs :func:`begin` does, on the host two vendors are emulated."""
+    """Return the environment of a job of two vendors: :func:`begin` prepares GPUs; without GPUs vendors are
+    emulated."""
     half = ranks // 2
     return {} if amd else {"UCCH_EMULATE": f"nvidia:{ranks - half},amd:{half}"}
 
 
 def find_examples() -> None:
-    """Make the modules of examples/, and of this package where it is not installed, importable."""
+    """Make the modules of examples/ importable, and this package if it is not installed."""
     examples = ROOT / "examples"
     if not examples.exists():
         sys.exit(f"{sys.argv[0]} trains the models of examples/ and needs a clone of the repository")
@@ -150,25 +152,25 @@ def find_examples() -> None:
 
 
 def begin(amd: str, hip: str, seconds: float) -> Any:
-    """A rank's first steps, before anything of ours is loaded; returns torch.
+    """Prepare a rank before this package is loaded; returns torch.
 
-    ``amd``: the ranks, such as "2,3", that take their GPU through the HIP runtime library ``hip`` (tests/hipcuda).
-    After ``seconds`` the rank says where it is and ends.
+    ``amd``: the ranks, such as "2,3", that use their GPU through the HIP runtime library ``hip`` (tests/hipcuda).
+    After ``seconds`` the rank prints its stacks and ends.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     find_examples()
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # torch begins with CUDA before the backend can set these
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # torch initialises CUDA before the backend can set these
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     sides = {int(rank) for rank in amd.split(",") if rank}
     if sides:
         os.environ["UCCH_CUDA_LIB" if RANK in sides else "UCCH_HIP_LIB"] = "none"
         if RANK in sides:
             os.environ["UCCH_HIP_LIB"] = hip
-            os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")  # it sees several devices,
-            os.environ.setdefault("UCCH_HOLD", "y")  # and its streams are CUDA's (docs/gpu.md)
+            os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")  # the rank sees several devices
+            os.environ.setdefault("UCCH_HOLD", "y")  # its streams are CUDA streams (docs/gpu.md)
     from ucc_hetero.native.libraries import load
 
-    load()  # before MPI and torch: each brings libraries of its own
+    load()  # before MPI and torch, which load their own libraries
     import torch
 
     torch.set_num_threads(1)
@@ -178,19 +180,19 @@ def begin(amd: str, hip: str, seconds: float) -> Any:
 
 
 def join(options: argparse.Namespace, seconds: float = 30) -> Any:
-    """Begin as a rank of its backend's job, in a process group whose calls may take so long; returns torch."""
+    """Initialise a rank of its backend's job, in a process group with this timeout; return torch."""
     torch = begin(options.amd if options.backend == "mixed" else "", options.hip, options.limit - 5)
     import ucc_hetero.torch  # noqa: F401  registers
 
     if torch.cuda.is_available() and torch.cuda.device_count() < options.ranks:
-        os.environ["NCCL_HOSTID"] = f"host-of-{RANK}"  # NCCL lets no two ranks of a host have one device
+        os.environ["NCCL_HOSTID"] = f"host-of-{RANK}"  # NCCL refuses two ranks of a host on one device
     ours = options.backend in ("ucch", "mixed")
     torch.distributed.init_process_group("ucch" if ours else options.backend, timeout=timedelta(seconds=seconds))
     return torch
 
 
 def about(torch: Any, ranks: int) -> dict[str, Any]:
-    """Where results come from."""
+    """Return where results come from: machine, versions, settings."""
     out: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"), "ranks": ranks, "processors": os.cpu_count(),
         "torch": torch.__version__, "python": platform.python_version(),
@@ -202,12 +204,12 @@ def about(torch: Any, ranks: int) -> dict[str, Any]:
 
 
 def ratio(one: float | None, two: float | None) -> str:
-    """``one`` as a share of ``two``, for a table."""
+    """Format ``one`` as a share of ``two`` for a table."""
     return f"{one / two:8.1%}" if one and two else "       -"
 
 
 def write(path: str, data: Mapping[str, Any]) -> None:
-    """Leave results in a file, whole or not at all."""
+    """Write results into a file atomically."""
     part = Path(f"{path}.part")
     part.write_text(json.dumps(data, indent=1) + "\n")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""Parity of training: the same losses on one vendor, on two, and in a single process, in every way to train.
+"""Parity of training: equal losses on one vendor, on two, and in a single process, for every way to train.
 
     python tools/torch_parity.py --json out.json                                           # the host, emulated
     python tools/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
@@ -43,12 +43,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "interleaved x dp": {"parallel": "pp", "schedule": "interleaved", "replicas": 2},
 }
 
-#: Jobs, in the order in which they are compared, and the backends of those that are not ours.
+#: Jobs, in the order of comparison; the backends of jobs that do not use ucch.
 JOBS = {"single": "", "homogeneous": "", "mixed": "", "nccl": "nccl", "gloo": "gloo", "control": ""}
 
 
 class Rule(NamedTuple):
-    """Largest relative differences that are allowed, and how much further away another seed must be."""
+    """Largest allowed relative differences, and how much further away another seed must be."""
 
     first: float
     every: float
@@ -72,9 +72,9 @@ class Distance(NamedTuple):
 
 
 def distance(one: list[float], two: list[float], tail: int = 20) -> Distance:
-    """At the first step, at the worst one, and between the means of the last ``tail``.
+    """Return the distance at the first step, at the worst one, and between the means of the last ``tail`` steps.
 
-    ``ValueError`` for curves of different lengths, or with losses that are no numbers.
+    Raises ``ValueError`` for curves of different lengths, or with losses that are not finite.
     """
     if len(one) != len(two) or not one or any(x != x or y != y for x, y in zip(one, two, strict=True)):
         raise ValueError(f"curves of {len(one)} and {len(two)} losses cannot be compared, or hold NaN")
@@ -84,7 +84,7 @@ def distance(one: list[float], two: list[float], tail: int = 20) -> Distance:
 
 
 def holds(found: Distance, rule: Rule) -> bool:
-    """True if two curves count as the same."""
+    """True if two curves count as equal."""
     return found.first <= rule.first and found.worst <= rule.every and found.tail <= rule.tail
 
 
@@ -107,7 +107,7 @@ def arguments() -> argparse.Namespace:
 
 
 def child(options: argparse.Namespace) -> int:
-    """Train in every way, one after the other; rank 0 writes the losses after each."""
+    """Train in every way, one after the other; rank 0 writes the losses after each way."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch = begin(options.amd, options.hip, options.limit - 5)
     from llm_job import Job, Settings, batches
@@ -136,7 +136,7 @@ def child(options: argparse.Namespace) -> int:
 
 
 def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[str], dict[str, Any], bool]:
-    """Lines of a report on the jobs' losses, the distances, and True if the rule holds everywhere."""
+    """Return lines of a report on the jobs' losses, the distances, and True if the rule always holds."""
     rule, good = RULES[dtype], True
     lines: list[str] = []
     table: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[s
 
 
 def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict[str, str]]]:
-    """Name of each job -> its ranks, what its command line has of its own, and its environment."""
+    """Name of each job -> its ranks, its additional command-line words, and its environment."""
     seed = ["--ways", options.ways, "--seed", str(options.seed)]
     sides = ["--amd", options.amd, "--hip", options.hip]
     jobs: dict[str, tuple[int, list[str], dict[str, str]]] = {
@@ -178,7 +178,7 @@ def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Results that each job left."""
+    """Run all jobs; return their results."""
     common = words_of(options, "ranks model size dtype steps batch length rate limit")
 
     found = {}

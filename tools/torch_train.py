@@ -1,19 +1,19 @@
-"""Training steps through torch, over ucch on one vendor and on two, over NCCL and over Gloo: tokens/s, in one run.
+"""Training steps through torch with ucch on one vendor and on two, with NCCL and with Gloo: tokens/s, in one run.
 
     python tools/torch_train.py --amd 2,3 --hip libamdhip64-over-cuda.so --json out.json   # 4 GPUs; tests/hipcuda
     python tools/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
     python tools/torch_train.py --ranks 2 --ways calls,alone,beside --seconds 15           # collectives and products
 
-Every backend is a job of its own, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
-stages times data parallel, one after the other; under HSDP and two replicas of tensor parallel ranks, too, if
-``--ways`` says so. ``mixed``: the last half of the ranks is another vendor's, so that the
-boundary lies inside the groups of DDP and FSDP2 and between the pipeline's stages; ``--amd`` ranks take their GPU
-through the HIP runtime that ``--hip`` names, and without GPUs the vendors are emulated. Times are medians over rounds,
-of the slowest rank. A backend that fails, or takes too long, costs its own figures only.
+Every backend is a separate job, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
+stages times data parallel, one after the other, and with ``--ways`` also under HSDP and two replicas of tensor parallel
+ranks. ``mixed``: the last half of the ranks is of another vendor, so that the boundary between vendors lies inside the
+groups of DDP and FSDP2 and between the pipeline's stages. ``--amd`` ranks use their GPU through the HIP runtime
+``--hip``; without GPUs the vendors are emulated. Times are medians over rounds, of the slowest rank. If a backend
+fails, or takes too long, only its own figures are missing.
 
 ``calls``: asynchronous collectives of all kinds and sizes (8 B to 16 MiB, of the same seed for every backend) in two
-groups of all ranks, matrix products between them, waited for and compared sixteen at a time; how many a second.
-``alone``, ``beside``: TFLOP/s of a rank's products, alone and while all_reduces of 128 MiB follow each other.
+groups of all ranks, with matrix products between them, waited for and compared sixteen at a time; calls per second.
+``alone``, ``beside``: TFLOP/s of a rank's products, alone and during a series of all_reduces of 128 MiB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from torch_calls import KINDS, call_of, of_all, settle
 from torch_job import RANK, about, every_backend, join, parser, ratio, status, write
 
-#: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
+#: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that mixed and homogeneous jobs should reach)
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
     "ddp": ({"parallel": "ddp"}, 0.98, 0.99),
     "fsdp2": ({"parallel": "fsdp2"}, 0.97, 0.99),
@@ -38,9 +38,9 @@ WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
     "tp x dp2": ({"parallel": "tp", "replicas": 2}, 0.98, 0.99),
 }
 USUAL = ("ddp", "fsdp2", "pp2 x dp")
-#: Ways that train nothing, and what is counted of them.
+#: Ways without training, and the unit of each result.
 BUSY = {"calls": "calls/s", "alone": "TFLOP/s", "beside": "TFLOP/s"}
-#: Calls under way at a time in ``calls``.
+#: Calls in flight at a time in ``calls``.
 BATCH = 16
 BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s and losses of one way to train, equal on every rank."""
+    """Return tokens/s and losses of one way to train, equal on every rank."""
     from llm_job import Job, Settings, device_of_rank
 
     dist, device = torch.distributed, device_of_rank()
@@ -105,7 +105,7 @@ def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 class Busy:
-    """Collectives and matrix products at once: a rank's groups and matrices."""
+    """Concurrent collectives and matrix products: a rank's groups and matrices."""
 
     def __init__(self, torch: Any) -> None:
         self.torch, self.dist = torch, torch.distributed
@@ -119,7 +119,8 @@ class Busy:
         self.bad = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def call(self, kind: str, count: int, group: Any, value: int) -> tuple[Any, Any, int]:
-        """One asynchronous collective of ``count`` elements a rank: its work, its output, and what that is to hold."""
+        """Start a collective of ``count`` elements a rank; return its work, its output, and the output's expected
+        value."""
         sends, receives = (count * (self.n if spread else 1) for spread in KINDS[kind])
         x = self.torch.full((sends,), float(value), device=self.device)
         y = x if kind in ("all_reduce", "broadcast") else self.torch.full((receives,), -1.0, device=self.device)
@@ -127,7 +128,7 @@ class Busy:
         return work, y, value * self.n if "reduce" in kind else value
 
     def calls(self, seconds: float) -> float:
-        """Calls a second, all compared with what they are to give."""
+        """Return calls per second; all results are compared."""
         draw, done = random.Random(5), 0
         end = time.perf_counter() + seconds
         start = time.perf_counter()
@@ -143,7 +144,7 @@ class Busy:
                 self.bad += (out != value).sum()
             done += BATCH
             if done % (8 * BATCH) == 0 and not all(of_all(self.dist, time.perf_counter() < end)):
-                break  # all ranks after the same batch
+                break  # all ranks stop after the same batch
         settle(self.torch)
         rate = done / (time.perf_counter() - start)
         if int(self.bad):
@@ -151,7 +152,7 @@ class Busy:
         return float(min(of_all(self.dist, rate)))
 
     def products(self, beside: bool) -> float:
-        """TFLOP/s of a rank's products, alone or beside a row of long all_reduces."""
+        """Return TFLOP/s of a rank's products, alone or during a series of long all_reduces."""
         long = self.torch.zeros((32 if self.gpu else 1) << 20, device=self.device)
         rates = []
         for _ in range(5):
@@ -170,18 +171,18 @@ class Busy:
 
 
 def busy(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A figure of collectives and products at once."""
+    """Return a figure for concurrent collectives and products."""
     bench = Busy(torch)
     return {BUSY[way]: bench.calls(options.seconds) if way == "calls" else bench.products(way == "beside")}
 
 
 def child(options: argparse.Namespace) -> int:
-    """All ways over one backend; rank 0 writes what there is after each."""
+    """Run all ways with one backend; rank 0 writes the results after each way."""
     torch, ours = join(options, options.step_limit), options.backend in ("ucch", "mixed")
     found: dict[str, Any] = {"about": about(torch, options.ranks), "ways": {}}
     for way in options.ways.split(","):
         if options.backend == "gloo" and way.startswith("pp") and torch.cuda.is_available():
-            continue  # Gloo's messages read device memory as if it were the host's, and die
+            continue  # Gloo's messages access device memory as host memory, and crash
         found["ways"][way] = (busy if way in BUSY else measure)(torch, way, options)
         if RANK == 0:
             if ours:
@@ -200,7 +201,7 @@ def child(options: argparse.Namespace) -> int:
 
 
 def table(found: dict[str, Any], options: argparse.Namespace) -> str:
-    """Figures of all backends, and what share of NCCL's (on the host: how many times Gloo's) they are."""
+    """Format the figures of all backends, and their share of NCCL's (on the host: the factor over Gloo's)."""
     lines = [f"{'':10}{'':8}" + "".join(f"{name:>12}" for name in found)]
     for way in options.ways.split(","):
         unit = BUSY.get(way, "tokens/s")
@@ -216,7 +217,7 @@ def table(found: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def main() -> int:
-    """Run the jobs; the status is 1 when any of ours failed."""
+    """Run the jobs; return 1 if a ucch job failed."""
     options = arguments()
     if options.child:
         return child(options)

@@ -13,7 +13,7 @@ from .cli.commands import add as add_commands
 from .closed_pipe import ends_with_its_reader
 from .errors import UCCHError
 
-_DESCRIPTION = "Print what is installed, settings, plans and topology, and tune the choice of plans."
+_DESCRIPTION = "Print installed libraries, settings, plans and topology; tune the choice of plans."
 
 
 def _info(args: argparse.Namespace) -> int:

@@ -158,7 +158,7 @@ class Variable:
 
 
 def library(row: Vendor) -> Variable:
-    doc = f"Library of the devices of {row.name} to load ({row.library.name}), or none: use none of them."
+    doc = f"Runtime library of {row.name} devices to load ({row.library.name}), or none: do not use them."
     return Variable(row.setting, str, "", doc, "path|none")
 
 
@@ -166,25 +166,25 @@ _LEVELS = ("error", "warn", "info", "debug", "trace")
 _SUBSYSTEMS = tuple("all init lib topo plan coll p2p mem net device stream tune live torch".split())
 
 _VARIABLES = (
-    Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),
+    Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Lowest severity that is logged.", "|".join(_LEVELS)),
     Variable("LOG_SUBSYS", _words(*_SUBSYSTEMS), ("all",), "Parts of the package that log.", ",".join(_SUBSYSTEMS)),
     Variable("LOG_FILE", str, "", "Log to this file, not to stderr; %h is the host, %p the process, %r the rank.",
         "path"),
     Variable("TUNE", str, "", "Choice of algorithms, in the grammar of UCC's TUNE.", "coll:0-64k:@flat#…"),
     Variable("TUNE_FILE", str, "", "Table of measured choices, written by `python -m ucc_hetero tune`.", "path"),
     Variable("LINK_SPEED", _mbit, 0,
-        "Mbit/s that this host's links to other hosts carry together; what the kernel says if unset.", "Mbit/s"),
+        "Total Mbit/s of this host's links to other hosts; the kernel's values if unset.", "Mbit/s"),
     Variable("GROUP", str, "",
-        "Place of this host in the network, outermost first: hosts whose places begin alike exchange data among each "
-        "other before they do with other hosts.", "site/rack"),
+        "Place of this host in the network, outermost first: hosts whose places have a common beginning exchange data "
+        "among themselves before they do with other hosts.", "site/rack"),
     Variable("FABRIC", _choice(*fabric.WORDS), "auto",
         "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with RDMA that it "
         "will use; host: on each host; all: on all hosts.", "auto|host|all"),
-    Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
+    Variable("EMULATE", str, "", "Emulate these vendors, assigned to the ranks in order.", "nvidia:2,amd:2"),
     Variable("CHECK", _check, False,
-        "y: compare the arguments of every collective between the ranks before it starts; slow. data: verify what "
-        "one collective in 100 (in N) has moved and reduced (docs/native.md).", "y|n|data|data:N"),
-    Variable("TIMEOUT", _seconds, 300.0, "Seconds after which a collective or message that is not done fails.",
+        "y: compare the arguments of every collective between the ranks before it starts; slow. data: verify the "
+        "results of one collective in 100 (data:N: one in N) (docs/native.md).", "y|n|data|data:N"),
+    Variable("TIMEOUT", _seconds, 300.0, "Seconds after which an unfinished collective or message fails.",
         "seconds|inf"),
     Variable("HEARTBEAT", _silence, 1.5,
         "Seconds of silence after which another host counts as dead; a process of a host that answers counts as dead "
@@ -193,34 +193,35 @@ _VARIABLES = (
         "Folder for records of a rank's last calls, written when a call fails and by signal (ucch-flight-UID in the "
         "temporary folder if unset; none: no files).", "folder|none"),
     Variable("FLIGHT_SIGNAL", _signal, _signal("RTMIN+9"),
-        "Signal that makes a rank write these records, unless it is handled already.", "name|number|none"),
+        "Signal that makes a rank write these records, unless the program handles it.", "name|number|none"),
     Variable("STAGING", _choice("auto", "direct", "staged"), "auto",
-        "How messages on device memory go. direct: by UCX itself; staged: through pinned host buffers; auto: direct "
+        "Path of messages on device memory. direct: by UCX itself; staged: through pinned host buffers; auto: direct "
         "where UCX can, but long ones to other hosts by rings.", "auto|direct|staged"),
     Variable("CHANNELS", parse_flag, True,
-        "Queue calls and messages among devices of several islands in streams whole; n: by way of the host.", "y|n"),
+        "y: queue calls and messages among devices of several islands in streams; n: run them by way of the host.",
+        "y|n"),
     Variable("WIRES", _wires, "auto",
         "Network threads of a rank between devices of several hosts, in pairs, one that sends and one that receives; "
-        "short calls take three quarters of them, 6 at most. auto: 4; for a rank that has a host for itself one for "
-        "each 4 cores, up to 12 (8 where a cloud limits connections, 2 with RDMA); fewer where cores are lacking. 0: "
-        "such calls go by way of the host.", "auto|0..16"),
+        "short calls take three quarters of them, 6 at most. auto: 4; for a rank alone on its host one for "
+        "each 4 cores, up to 12 (8 where a cloud limits connections, 2 with RDMA); fewer if cores are "
+        "lacking. 0: such calls go by way of the host.", "auto|0..16"),
     Variable("WIRE_SLOT", _slot, "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: 2M, or a little more that all "
-        "wires carry as much of); twice as many on one host and for the longest messages.", "auto|bytes"),
+        "Largest slot in bytes of the rings between devices of several hosts (auto: 2M, or slightly more so that all "
+        "wires carry equal parts); twice as large on one host and for the longest messages.", "auto|bytes"),
     Variable("HOLD", _choice("auto", "y", "n"), "auto",
-        "y: streams wait for what other ranks have not begun; n: the host waits; auto: y where streams share no "
+        "y: streams may wait for work that other ranks have not begun; n: the host waits; auto: y if streams share no "
         "hardware queues (docs/gpu-inside.md), else n.", "auto|y|n"),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
     *(library(row) for row in VENDORS.values() if row.setting),
-    Variable("RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.",
+    Variable("RTC_LIB", str, "", "The libnvrtc or libhiprtc that compiles kernels, or none: compute on the host.",
         "path|none"),
     Variable("TORCH_REPLACE", _words("nccl", "gloo", "mpi", "ucc", "xccl"), (),
-        "Backends in whose place torch scripts get ours (`ucch`).", "nccl,gloo"),
+        "Backends that `ucch` replaces in torch scripts.", "nccl,gloo"),
     Variable("TORCH_VENDOR", parse_flag, True,
-        "y: torch groups of one vendor's devices on one fabric are NCCL's or RCCL's; n: ours.", "y|n"),
-    Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),
-    Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
+        "y: torch groups of one vendor's devices on one fabric use NCCL or RCCL; n: ucch.", "y|n"),
+    Variable("TRACE", str, "", "Record the phases of every collective into this Chrome trace.", "path"),
+    Variable("TRACE_EVENTS", _count, 1 << 18, "Number of latest events of each rank that the trace keeps.", "number"),
 )  # fmt: skip
 
 #: Variables by name without prefix.
@@ -269,7 +270,9 @@ def check() -> None:
         ValueError: Names all removed variables, and all with invalid values and what the values may be.
     """
     mistakes = [
-        f"{PREFIX}{name} is no more: {do}" for name, do in GONE.items() if os.environ.get(PREFIX + name, "").strip()
+        f"{PREFIX}{name} no longer exists: {do}"
+        for name, do in GONE.items()
+        if os.environ.get(PREFIX + name, "").strip()
     ]
     for name in TABLE:
         try:

@@ -22,9 +22,9 @@ SECONDS = 100.0
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ucch-doctor",
-        description="Say what would go wrong, and what cures it.",
-        epilog="ucch-doctor hang: say why a job hangs, by the last calls of its ranks (ucch-doctor hang --help). "
-        "ucch-doctor amd: try on an AMD GPU what only hardware can tell (ucch-doctor amd --help).",
+        description="Check this host or job for problems, and print their cures.",
+        epilog="ucch-doctor hang: find why a job hangs from its ranks' last calls (ucch-doctor hang --help). "
+        "ucch-doctor amd: test on an AMD GPU what only hardware can show (ucch-doctor amd --help).",
     )
     parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")

@@ -39,17 +39,17 @@ class Question:
 
 QUESTIONS: tuple[Question, ...] = (
     Question("devices", "found", "which HIP and devices are here", seconds=90),
-    Question("host", "host", "what this host has and the ordinary doctor says of it", False, seconds=90),
-    Question("memory", "memory", "HIP tells kinds of memory apart, also freed and ordinary memory"),
-    Question("copies", "copies", "copies carry what they should, also from shared pages and between two devices"),
-    Question("compiler", "compiler", "hipRTC compiles the kernels for this device, and they compute right", seconds=90),
-    Question("kernel-waits", "kernel_waits", "running kernels and the host see each other's words", seconds=60),
+    Question("host", "host", "this host's settings, and the ordinary doctor's findings", False, seconds=90),
+    Question("memory", "memory", "HIP distinguishes kinds of memory, also freed and ordinary memory"),
+    Question("copies", "copies", "copies are correct, also from shared pages and between two devices"),
+    Question("compiler", "compiler", "hipRTC compiles the kernels for this device, with correct results", seconds=90),
+    Question("kernel-waits", "kernel_waits", "running kernels and the host see each other's writes", seconds=60),
     Question("stream-waits", "stream_waits", "streams wait for signal memory that the host writes"),
-    Question("stream-waits-cp", "stream_waits", "the same where the command processor waits, not a kernel", False,
+    Question("stream-waits-cp", "stream_waits", "the same if the command processor waits, not a kernel", False,
              {"GPU_STREAMOPS_CP_WAIT": "1"}),
-    Question("queues", "queues", "ten streams may wait while another gets through (UCCH_HOLD=y)", False, seconds=60),
-    Question("engines", "engines", "copies of other streams pass one that waits (UCCH_HOLD=y)", False),
-    Question("calls", "calls", "no call but freeing waits for a stream that waits", seconds=60),
+    Question("queues", "queues", "another stream progresses while ten wait (UCCH_HOLD=y)", False, seconds=60),
+    Question("engines", "engines", "copies of other streams overtake one that waits (UCCH_HOLD=y)", False),
+    Question("calls", "calls", "only freeing memory waits for a waiting stream", seconds=60),
     Question("calls-early", "calls", "the same with all kernels loaded early", False,
              {"HIP_ENABLE_DEFERRED_LOADING": "0"}, 60),
 )  # fmt: skip
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _examined(options, environ)
     except KeyboardInterrupt:
-        print(f"ended: {options.output} has what was answered by then, if anything was")
+        print(f"ended: {options.output} has all answers so far, if there are any")
         return 128 + signal.SIGINT
 
 

@@ -220,7 +220,7 @@ def queues() -> Answer:
             hip.posts(free, post.device, 1)
             through = post.reaches(1)
         if not all(hip.finishes(stream) for stream in streams):
-            return answer(False, f"{n} streams are let go and do not go on", most=most)
+            return answer(False, f"{n} streams were released and do not continue", most=most)
         if not through:
             break
         most = n
@@ -240,7 +240,9 @@ def engines() -> Answer:
             hip.runtime.copy(dst + MIB, src + MIB, MIB, free)
             through[name] = hip.finishes(free)
     stopped = [name for name, passed in through.items() if not passed]
-    words = f"copies {' and '.join(stopped)} stop behind one that waits" if stopped else "copies pass one that waits"
+    words = (
+        f"copies {' and '.join(stopped)} stop behind one that waits" if stopped else "copies overtake one that waits"
+    )
     return answer(not stopped, words, through=through)
 
 

@@ -35,7 +35,7 @@ def mpi(facts: Facts) -> Iterator[Finding]:
     elif libs.mpirun != libs.mpi and libs.mpirun != "srun" and libs.mpi != "other":
         yield finding(
             "mpi-mismatch",
-            f"mpirun is {libs.mpirun_text}, but mpi4py uses {libs.mpi_text}: every rank would think it is alone",
+            f"mpirun is {libs.mpirun_text}, but mpi4py uses {libs.mpi_text}: every rank would be a job of its own",
         )
     else:
         yield ok("mpi", f"{libs.mpi_text}; started by {libs.mpirun_text}")
@@ -80,7 +80,7 @@ def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
     elif libs.components and library and library not in libs.components:
         yield finding(
             "ucc-lacks-library",
-            f"UCC {libs.ucc} has no {library}: collectives inside an island do without the vendor's library",
+            f"UCC {libs.ucc} has no {library}: collectives inside an island cannot use the vendor's library",
             library,
         )
 
@@ -219,7 +219,7 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
     ("iommu", lambda f: f.usable and f.iommu_translates
-     and "the IOMMU translates what GPUs and network cards send each other"),
+     and "the IOMMU translates traffic between GPUs and network cards"),
     ("rdma-down", lambda f: (down := [port.name for port in f.ports if port.state != "ACTIVE"])
      and f"{', '.join(down)} is not active"),
     ("gpudirect", lambda f: f.usable and any(port.state == "ACTIVE" for port in f.ports) and not _gpudirect(f)
@@ -292,7 +292,8 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
             )
     if not words & WIRE_UP:
         yield finding(
-            "tls-no-wireup", f"UCX_TLS={','.join(sorted(words))} has nothing to begin a connection between hosts with"
+            "tls-no-wireup",
+            f"UCX_TLS={','.join(sorted(words))} has no transport that can set up a connection between hosts",
         )
 
 

@@ -50,7 +50,7 @@ CODES = {
                   "file"),
     "rdma-idle": ("warning", CURE),
     "fabric-idle": ("warning", "give the container /dev/infiniband and rdma-core, EFA its plugin (aws-ofi-nccl), and "
-                    "unset what switches them off; UCCH_FABRIC=host says that it is meant"),
+                    "unset the settings that disable them; if it is intended, set UCCH_FABRIC=host"),
     "roce-gid": ("error", "give the network interface of {} an IP address"),
     "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
     "flow-limit": ("warning", "one placement group for all hosts (10 Gbit/s), ENA Express (25) or EFA; two cores a "
@@ -65,7 +65,7 @@ CODES = {
     "nofile": ("warning", "ulimit -n 65536"),
     "shm-denied": ("error", "mount -o remount,rw,mode=1777 /dev/shm"),
     "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g; or delete "
-                  "what dead jobs have left there"),
+                  "files of dead jobs there"),
     "ptrace": ("warning", "sysctl kernel.yama.ptrace_scope=0; docker run --cap-add=SYS_PTRACE"),
     "cores-few": ("warning", "start no more ranks than cores; otherwise ranks wait for each other's turn on a core"),
     "sched-groups": ("warning", "sysctl kernel.sched_autogroup_enabled=0"),
@@ -79,7 +79,7 @@ CODES = {
     "env-vendor": ("warning", ""),
     "dmabuf": ("warning", "docker run --volume /boot:/boot:ro, and leave {} as ucc_hetero sets it (try)"),
     # Between ranks
-    "job-size": ("error", "the mpirun and the MPI of mpi4py do not belong together: see mpi-mismatch"),
+    "job-size": ("error", "mpirun and mpi4py's MPI do not match: see mpi-mismatch"),
     "job-disagrees": ("error", ""),
     "job-namespaces": ("error", "docker run --ipc=host --pid=host (ucch-run does), or one container per host"),
     "job-device-shared": ("warning", "start no more ranks than devices on a host (slots: in the cluster file)"),
@@ -95,12 +95,12 @@ CODES = {
     "hang-file": ("warning", "give the files of all ranks: UCCH_FLIGHT=FOLDER says where they write them"),
     "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
                      "depend on the rank or on its data"),
-    "hang-missing": ("error", "see what it does there: its stack is above; UCCH_TIMEOUT is how long others wait"),
+    "hang-missing": ("error", "its stack above shows what it does; UCCH_TIMEOUT is how long other ranks wait"),
     "hang-stuck": ("error", "ucch-run … --check tries links and libraries; UCCH_TRACE shows the step that hangs"),
     "hang-message": ("error", "send and receive with the same tag, and in an order in which no rank waits for itself"),
     "hang-transfer": ("error", "check that process, and the link to its host; its Python is not needed"),
     "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
-    "hang-dead": ("error", "the kernel's log (dmesg), the launcher's output and core files tell of dead processes"),
+    "hang-dead": ("error", "look at the kernel's log (dmesg), the launcher's output and core files for dead processes"),
     "hang-failed": ("warning", ""),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }  # fmt: skip

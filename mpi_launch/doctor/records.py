@@ -63,7 +63,9 @@ def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
     found, bad = [], []
     asked = {pid: files for pid in pids if (files := _files(pid))}
     for pid in sorted(set(pids) - set(asked)):
-        bad.append(finding("hang-file", f"process {pid}: there is none, it is not ours, or it has no communicator"))
+        bad.append(
+            finding("hang-file", f"process {pid}: does not exist, belongs to another user, or has no communicator")
+        )
     before = {pid: _ask(pid, files) for pid, files in asked.items()}
     for pid, files in asked.items():
         try:
@@ -106,7 +108,7 @@ def _memory(pid: int, files: dict[str, Path], before: int) -> bytes:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ucch-doctor hang",
-        description="Say which rank of a job went apart from the others first, and where, by the ranks' last calls.",
+        description="Find the rank of a job that was the first to differ, and where, from the ranks' last calls.",
         epilog="Under mpirun (one rank a host: mpirun -H a,b --map-by ppr:1:node ucch-doctor hang) the processes of "
         "all these hosts. Without arguments the processes of this host that run, else the files in UCCH_FLIGHT.",
     )

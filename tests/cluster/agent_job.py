@@ -1,6 +1,7 @@
-"""Agent that others put to (serve), or that puts to two others until it has lost the first (use FOLDER); and a worker
-whose address others get (be FOLDER), or one that connects once the host of that is gone (meet FOLDER); and one that
-loses agents of its own host within long puts (outlive FOLDER), which are processes of another (hold FOLDER)."""
+"""An agent that other agents put to (serve), or that puts to two others until the first is lost (use FOLDER); a worker
+whose address others get (be FOLDER), or that connects once the address's host is gone (meet FOLDER); an agent that
+loses agents of its own host during long puts (outlive FOLDER); these agents are processes of another one (hold
+FOLDER)."""
 
 import contextlib
 import os
@@ -18,7 +19,7 @@ from ucc_hetero.errors import CollectiveError, PeerError
 
 SECRET = b"a secret of tests"
 BYTES = 1 << 20
-#: Of a put that is long enough to die in, and how many die.
+#: Bytes of a put that takes long enough to die in, and the number of agents that die.
 LONG, DEATHS = 1 << 26, 12
 
 
@@ -39,7 +40,7 @@ def found(agent, host):
 
 
 def use(folder):
-    """Put to both peers; to the second one also when the first is lost."""
+    """Put to both peers, and to the second one also after the first is lost."""
     agent = rma.Agent("tcp://0.0.0.0:7000", SECRET)
     dead, other = found(agent, "node1"), found(agent, "node2")
     source, back = np.zeros(BYTES, np.uint8), np.zeros(BYTES, np.uint8)
@@ -73,7 +74,7 @@ def use(folder):
 
 
 def be(folder):
-    """Have a room for others, whom nobody answers."""
+    """Register memory for peers, and answer none of them."""
     worker = rma.Worker()
     region = worker.register(np.zeros(64, np.uint8))
     (folder / "room").write_bytes(region.descriptor)
@@ -83,7 +84,7 @@ def be(folder):
 
 
 def meet(folder):
-    """Connect once the fault has happened."""
+    """Connect after the fault has happened."""
     worker = rma.Worker(timeout=3)
     mine = worker.register(np.ones(64, np.uint8))
     (folder / "ready").touch()
@@ -97,7 +98,7 @@ def meet(folder):
 
 
 def hold(folder):
-    """Have several agents with a long room, each a process that says its number and address."""
+    """Start several agents with much registered memory, each a process that prints its process id and address."""
     for _ in range(DEATHS):
         if not os.fork():
             agent = rma.Agent(f"unix://{folder}/{os.getpid()}", SECRET)
@@ -110,7 +111,7 @@ def hold(folder):
 
 
 def outlive(folder):
-    """Kill one after the other at a random moment of a put, and end as the put has."""
+    """Kill one agent after the other at a random moment of a put, and end as the put has ended."""
     command = [sys.executable, __file__, "hold", str(folder)]
     source = np.ones(LONG, np.uint8)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:

@@ -1,6 +1,6 @@
-/* A peer that cannot be read any more, if loaded first (LD_PRELOAD): the n-th long read that this process makes of
- * another one's memory after `broken_read(n, 0)` fails, as if that had died, and that of a TCP socket after
- * `broken_read(n, 1)`, whose connection ends. */
+/* Simulates a peer that can no longer be read, if loaded first (LD_PRELOAD): after `broken_read(n, 0)` this process's
+ * n-th long read of another process's memory fails, as if that process had died; after `broken_read(n, 1)` the n-th
+ * read of a TCP socket fails, and its connection ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 
 #define LONG 65536
 
-/* Until one fails, of memory and of sockets. */
+/* Number of reads until one fails, of memory and of sockets. */
 static int reads[2];
 
 void broken_read(int nth, int tcp) { __atomic_store_n(&reads[tcp], nth, __ATOMIC_RELEASE); }

@@ -1,6 +1,6 @@
-"""A rank of a job that goes on after a read of one rank has failed in the middle: LIBRARY SEED COUNT ROUNDS SECONDS.
+"""A rank of a job that continues after a read of one rank failed in the middle: LIBRARY SEED COUNT ROUNDS SECONDS.
 
-The seconds are the time limit of the call in which it fails.
+SECONDS is the timeout of the failing call.
 """
 
 import ctypes
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-import ucc_hetero as u  # before MPI, whose libucp ends the process
+import ucc_hetero as u  # before MPI, whose libucp would end the process
 
 from mpi4py import MPI  # isort: skip
 
@@ -17,12 +17,12 @@ seed, count, rounds = map(int, sys.argv[2:5])
 world, draw = MPI.COMM_WORLD, np.random.default_rng(seed)
 comm, failed = u.Communicator(world), 0
 rank, size, far = comm.rank, comm.size, len({*comm.topology.hosts}) > 1
-#: Whose read it is, and below which one.
+#: The rank whose read fails, and the rank above it.
 reader, most = (1, 5) if far else (2, size)
 for _ in range(rounds):
     data, nth = draw.random((size, count)), int(draw.integers(1, most))
     for _ in range(2):
-        comm.Allgather(data[rank], np.empty(size * count))  # connections, and peers' memory, are known from here on
+        comm.Allgather(data[rank], np.empty(size * count))  # makes connections and registers peers' memory
     got = np.full((size, count), np.nan)
     world.Barrier()
     comm._runner.timeout, usual = float(sys.argv[5]), comm._runner.timeout

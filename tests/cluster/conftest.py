@@ -19,7 +19,7 @@ from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
 from ucc_hetero.native.libraries import load
 
-#: Variables of tests/sanitize that its ranks need.
+#: Variables of tests/sanitize that ranks need.
 SANITIZED = (
     *("SANITIZER", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS", "ASAN_OPTIONS", "TSAN_OPTIONS"),
     *("PYTHONMALLOC", "PMIX_MCA_gds"),
@@ -27,16 +27,16 @@ SANITIZED = (
 
 
 class Patient(Cluster):
-    """A cluster whose commands may take longer, as those of the fixture ``mpirun``; set by `emulate`."""
+    """A cluster with the longer command timeout of the fixture ``mpirun``; set by `emulate`."""
 
     room = 1
-    #: Words that start Python for ranks with these variables.
+    #: Words that start Python for ranks, by these variables.
     python: Callable[[Mapping[str, str]], list[str]]
     folder: Path
 
     @classmethod
     def warm(cls, argv, env):
-        """The words of a program of Python's, for one that is forked where its modules are: see `Pythons`."""
+        """Return words for a Python program that is forked from a process with its modules: see `Pythons`."""
         if list(argv[:2]) == [sys.executable, "-c"]:
             path = cls.folder / "program.py"
             path.write_text(argv[2])
@@ -51,7 +51,7 @@ class Patient(Cluster):
         return super().mpirun(self.warm(argv, env or {}), env=self._sanitized(env or {}), **options)
 
     def command(self, argv, env):
-        """Words and environment by which the first host starts a job on all of them."""
+        """Return words and environment with which the first host starts a job on all hosts."""
         words, own = self.warm(argv, env), self._sanitized(env)
         return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
@@ -70,13 +70,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def hosts(monkeypatch, room, pythons, request, tmp_path):
-    """This process as it has to be where clusters are started; without what they need the test is skipped."""
+    """Prepare this process for starting clusters; skip the test if something is missing."""
     monkeypatch.setattr(Patient, "python", functools.partial(pythons.of, request.path), raising=False)
     monkeypatch.setattr(Patient, "folder", tmp_path, raising=False)
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)
-    # A cluster has slots enough, and mpirun must keep to them: whoever runs the tests may have asked for the contrary.
+    # A cluster has enough slots, and mpirun must respect them, whatever the environment of the tests says.
     monkeypatch.delenv("PRTE_MCA_rmaps_default_mapping_policy", raising=False)
     monkeypatch.delenv("OMPI_MCA_rmaps_base_oversubscribe", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -85,13 +85,13 @@ def hosts(monkeypatch, room, pythons, request, tmp_path):
 
 @pytest.fixture
 def emulate(hosts):
-    """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
+    """Start a cluster with the arguments of `Cluster`; it ends with the test."""
     with ExitStack() as running:
         yield lambda *args, **options: running.enter_context(Patient(*args, **options))
 
 
 def crew_on_hosts(slots, env, limit):
-    """A crew on emulated hosts of its own, which end with it."""
+    """Return a crew on its own emulated hosts, which end with it."""
     cluster = Patient(hosts=len(slots), slots=slots, rate="none").start()
 
     def start(words, env, **options):
@@ -101,7 +101,7 @@ def crew_on_hosts(slots, env, limit):
     return Crew(start, [sys.executable], cluster.slots, env, limit, lambda _: cluster.kill_all(), cluster.close)
 
 
-#: Ranks of the crews that take cases of all layouts, by host: without devices, and with fake ones.
+#: Ranks by host of the crews for cases of all layouts: without devices, and with fake ones.
 PLAIN = (2, 2, 2)
 FAKE = ("nvidia:2,amd:2,host:1", "nvidia:2,amd:2,host:1", "nvidia:1,amd:1", "nvidia:1")
 
@@ -113,10 +113,10 @@ def places(slots, layout):
 
 @pytest.fixture
 def host_crew(hosts, crews, tmp_path, room):
-    """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult; a script that ends well.
+    """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult, for a script that succeeds.
 
-    Its ranks, on hosts of so many slots each, have run other scripts before, of which some variables may have been
-    others. ``devices``: variables of ranks with fake GPUs.
+    Its ranks, on hosts with these slots, have run other scripts before, some with other variables.
+    ``devices``: variables of ranks with fake GPUs.
     """
 
     def run(script, slots, args=(), devices=None, **env):
@@ -142,8 +142,8 @@ def host_crew(hosts, crews, tmp_path, room):
 
 @pytest.fixture
 def on_crew(host_crew, fake_environment):
-    """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, **env)``; it ends
-    without a complaint of UCX's."""
+    """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, **env)``. UCX must
+    not print warnings."""
 
     def run(script, layout, hosts, slots, **env):
         done = host_crew(script, [slots] * hosts, devices=fake_environment(layout), **USUAL | env)
@@ -155,7 +155,7 @@ def on_crew(host_crew, fake_environment):
 
 @pytest.fixture
 def alone(emulate, fake_environment, tmp_path):
-    """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
+    """The same in a separate job: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
     beside=None, **env)``; a thread calls ``beside(cluster)``."""
 
     def run(script, layout, hosts, slots, *, links=1, rate="none", options=(), check=True, beside=None, **env):
@@ -175,9 +175,9 @@ def alone(emulate, fake_environment, tmp_path):
 
 @pytest.fixture
 def launch(emulate):
-    """Call as ``launch(cluster, host, words, env=None)``: a process on a host, with what it prints on its ``stdout``.
+    """Call as ``launch(cluster, host, words, env=None)``: starts a process on a host, with its output on ``stdout``.
 
-    With the test all of them end, and whatever they have started; what they printed is shown where it has failed.
+    At the test's end all of them and their children are killed; their output is shown if the test failed.
     """
     started = []
 
@@ -198,7 +198,7 @@ def launch(emulate):
 
 @pytest.fixture
 def appear(room):
-    """Call as ``appear(files, processes)``: wait for files of processes of which none may end meanwhile."""
+    """Call as ``appear(files, processes)``: wait for files that processes write, none of which may end meanwhile."""
 
     def wait(files, processes, seconds=60):
         until = time.monotonic() + seconds * room
@@ -245,7 +245,7 @@ Host *
   ConnectTimeout 5
 """
 
-#: sshd wants this folder; a host has a /run of its own, as real ones do.
+#: sshd needs this folder; each host has its own /run, like real hosts.
 START_SSHD = "mount -t tmpfs tmpfs /run && mkdir /run/sshd && exec {sshd} -D -e -f {config}"
 
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 22), 1)"
@@ -253,7 +253,7 @@ KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], 22), 1)"
 
 @pytest.fixture
 def ssh_cluster(emulate, tmp_path):
-    """Two hosts of two slots that are reached through OpenSSH, with keys of their own in ``tmp_path/keys``."""
+    """Two hosts of two slots that OpenSSH reaches, with separate keys in ``tmp_path/keys``."""
     sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if sshd is None or shutil.which("ssh") is None:
         pytest.skip("no sshd: install openssh-server")
@@ -275,7 +275,7 @@ def ssh_cluster(emulate, tmp_path):
             start = ["sh", "-c", START_SSHD.format(sshd=sshd, config=config)]
             log = servers.enter_context((keys / f"{host.name}.log").open("w"))
             servers.enter_context(host.popen(start, stderr=log))
-        # Before the servers' own, which wait for them.
+        # Before the servers' end, which waits for them.
         servers.callback(cluster.close)
         for host in cluster.hosts:
             deadline = time.monotonic() + 60

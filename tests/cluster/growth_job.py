@@ -16,7 +16,7 @@ from ucc_hetero.native.libraries import load
 
 
 def call(comm):
-    """Sums of few and of many elements, what each rank says, and objects, from all hosts."""
+    """Sums of few and of many elements, a value of each rank, and objects, from all hosts."""
     every = np.arange(comm.size) + 1
     for n in (3, 1 << 18):
         x, y = np.random.default_rng(comm.rank).integers(-9, 9, n), np.full(n, -1)
@@ -53,7 +53,7 @@ def main():
         print(f"{comm.rank} of {comm.size}, with topology {comm.topology.describe()}", flush=True)
         (folder / f"called{comm.rank}").touch()
         if comm.rank == 3:
-            while not all((folder / f"called{rank}").exists() for rank in range(4)):  # else calls of theirs fail
+            while not all((folder / f"called{rank}").exists() for rank in range(4)):  # otherwise their calls fail
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         try:

@@ -1,10 +1,10 @@
-/* Libucs without memory for what libucp is to keep until it is received, while it is told so; loaded before it. */
+/* Makes libucs fail, on request, to allocate memory for libucp's unexpected messages; loaded before libucs. */
 #include <dlfcn.h>
 #include <string.h>
 
 static int out, refused;
 
-/* Have it run out of memory, or not; how many messages had no room before. */
+/* Switch failures on or off; return the number of messages that had no memory so far. */
 int run_out(int now) {
     __atomic_store_n(&out, now, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&refused, __ATOMIC_SEQ_CST);

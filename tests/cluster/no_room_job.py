@@ -1,4 +1,4 @@
-"""A rank that has no memory for a message which it does not yet receive: LIBRARY WHAT, a message or a collective."""
+"""A rank that has no memory for an unexpected message: LIBRARY WHAT, a message or a collective."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from mpi4py import MPI  # noqa: E402
 from ucc_hetero import Communicator  # noqa: E402
 from ucc_hetero.errors import CollectiveError  # noqa: E402
 
-COUNT = 1000  # libucp keeps longer ones than any before in a pool of their own, which is empty
+COUNT = 1000  # libucp keeps messages longer than all previous ones in a separate pool, which is empty
 comm, world = Communicator(), MPI.COMM_WORLD
 seed = world.bcast(np.random.SeedSequence().entropy)
 first, second = np.random.default_rng(seed).integers(1, 1 << 20, (2, COUNT))
@@ -20,7 +20,7 @@ said = []
 
 
 def attempt(call, got, due):
-    """Note how a call ends that may fail; ``due`` is what it may have received, and nothing else."""
+    """Record how a call that may fail ends; ``due`` is the only data that it may have received."""
     try:
         call()
         said.append("right" if np.array_equal(got, due) else f"WRONG {got[:3]}, not {due[:3]}")
@@ -29,7 +29,7 @@ def attempt(call, got, due):
 
 
 def receive():
-    """The first of two messages of one tag comes before it is received."""
+    """The first of two messages with one tag arrives before it is received."""
     got = np.full(COUNT, -1)
     if comm.rank == 0:
         comm.Send(first, 1, 1)
@@ -43,10 +43,10 @@ def receive():
 
 
 def reduce():
-    """A part of a collective comes before this rank calls it."""
+    """A part of a collective arrives before this rank makes the call."""
     got = np.full(COUNT, -1)
     if comm.rank == 0:
-        request = comm.Iallreduce(first, got)  # which may never end: the other rank's fails, before it sends or after
+        request = comm.Iallreduce(first, got)  # may never end: the other rank's fails, before it sends or afterwards
         while not world.Iprobe():
             request.Test()
         world.recv()
@@ -57,7 +57,7 @@ def reduce():
 
 
 def run_out():
-    """Look for messages until one has come in that has no room, and is not there."""
+    """Probe until a message has arrived for which there is no memory, and which is dropped."""
     room.run_out(1)
     while not room.run_out(1):
         comm.Iprobe(0, 9)

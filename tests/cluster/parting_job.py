@@ -1,11 +1,11 @@
-"""A rank of a job over a store whose last rank ends, one way or another, while teams are made: FOLDER RANK SIZE HOW.
+"""A rank of a job over a store whose last rank ends while teams are created: FOLDER RANK SIZE HOW.
 
-``dead``: it has ended when the others make theirs, and libraries fail before these look. By an ``interrupt`` it does so
-as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks have some seconds; ``late``: it
-gives up, and lives on, when the others have what it has not; ``after`` all have abandoned what they made. ``cut``: it
-is out of reach, and never comes to its end, when all have freed that; ``storeless``: its store alone is out of reach
-then, and it ends; ``failed``: the same by an error, while the others agree on something. ``revoked``: it does not end,
-but revokes a communicator while the others wait in another one.
+``dead``: it has ended when the others create their teams, and libraries fail before the engine notices. ``interrupt``:
+the same, while all ranks end. ``early``: while contexts are created. ``stop``: it is stopped there, and ranks have some
+seconds. ``late``: it gives up, and stays alive, when the others have what it lacks; ``after``: when all have abandoned
+what they created. ``cut``: it is unreachable, and does not finish, when all have freed that. ``storeless``: only its
+store is unreachable then, and it ends. ``failed``: the same by an error, while the others agree on something.
+``revoked``: it does not end, but revokes a communicator while the others wait in another one.
 """
 
 import os
@@ -47,7 +47,7 @@ def end(how):
 
 
 def revoked(comm, folder):
-    """Calls of another communicator go on: whoever waits between hosts looks for what concerns any communicator."""
+    """Calls of another communicator continue: a rank that waits between hosts checks news of all communicators."""
     other, found, rank, size = comm.Dup(), np.full(5, -1), comm.rank, comm.size
 
     def await_all(what):

@@ -1,4 +1,5 @@
-"""Ranks of several hosts that refuse calls, or make different ones: all are told, and none has another call's data."""
+"""Ranks of several hosts that refuse calls, or make different ones: all ranks get errors, and none gets another call's
+data."""
 
 import random
 from pathlib import Path
@@ -15,7 +16,7 @@ def bad_input(case):
 
 @pytest.mark.parametrize("islands", ["one", "three"])
 def test_unlike_calls(host_crew, islands):
-    # As on hosts with RDMA: calls of one island over several hosts are compared, too.
+    # As on hosts with RDMA, so that calls of one island over several hosts are compared, too.
     one = random.choice([((1, 2), ""), ((1, 1, 1), "nvidia:3")])
     slots, vendors = one if islands == "one" else ((2, 2), "nvidia:1,amd:2,nvidia:1")
     script, env = bad_input("mismatches(long_blocks=False)"), {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}

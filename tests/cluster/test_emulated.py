@@ -1,4 +1,4 @@
-"""The emulated cluster is one: hosts are apart, links have their rate, mpirun works, and nothing is left behind."""
+"""The emulated cluster: hosts are isolated, links have their rate, mpirun works, and nothing is left behind."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def inhabitants(wanted):
             if wanted & {os.readlink(process / "ns" / kind) for kind in KINDS}:
                 found.append((process / "cmdline").read_text().replace("\0", " "))
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
     return found
 
 
@@ -72,9 +72,10 @@ def test_hosts_are_apart(cluster):
 
 
 def rates(cluster, host, link=0):
-    """Bits per second that the kernel gives both ends of a link, the host's and the switch's; inf: as many as it can.
+    """Return the bits per second that the kernel allows at both ends of a link, the host's and the switch's; inf if
+    unlimited.
 
-    How fast bytes go then depends on what else the machine is doing: ``goodput`` measures that.
+    The actual speed depends on the load of the machine: ``goodput`` measures it.
     """
     ends = cluster.layout[host].links[link]
     found = []
@@ -101,7 +102,7 @@ def test_links_have_their_rate(emulate):
 
 
 def test_uneven_hosts(emulate, flavour):
-    """Each of which has a folder of its own for what mpirun's daemon keeps there."""
+    """Each host has its own folder for the files of mpirun's daemon."""
     cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
     program = [sys.executable, "-c", ALLREDUCE]
     assert cluster.mpirun(program, check=True).stdout.split() == ["node0", "node0", "node1", "node2"]

@@ -1,12 +1,12 @@
-"""One vendor on several hosts: islands by fabric, and calls between hosts that no fabric joins; on fake GPUs."""
+"""One vendor on several hosts: islands by fabric, and calls between hosts without a common fabric; on fake GPUs."""
 
 import pytest
 from channel_jobs import JOBS, judge
 from device_scripts import LATE_KERNELS
 
-#: Fakes have no library of collectives for the ranks of a host: with several there, vendors stay whole unless told.
+#: Fake GPUs have no collective library for several ranks on a host: by default vendors then stay one island.
 HOST = {"UCCH_FABRIC": "host"}
-#: Islands, teams by link, rings, fabric; of the job and of communicators inside hosts and across.
+#: Islands, teams by link, rings, fabric; of the job and of communicators inside and across hosts.
 STRUCTURE = """
 from arrays import Array
 from ucc_hetero import Communicator
@@ -62,7 +62,8 @@ FOUR = ("nvidia:4", 2, 2)
     ),
 ], ids=["host", "four hosts", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
 def test_islands_are_said(on_crew, where, env, told, across):
-    """Communicators of some ranks have the job's islands, and no team of one vendor's library spans hosts apart."""
+    """Sub-communicators have the job's islands, and no team of a vendor's library spans hosts without a common
+    fabric."""
     out = on_crew(STRUCTURE, *where, **env).output
     lines = [line for line in out.splitlines() if line.startswith("all ")]
     assert len(lines) == 4 and all(line.startswith(f"all {told} ") for line in lines), out

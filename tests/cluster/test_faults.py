@@ -1,4 +1,4 @@
-"""Ranks, islands and hosts that die in jobs of several hosts, and survivors that go on."""
+"""Ranks, islands and hosts that die in jobs of several hosts, and survivors that continue."""
 
 import random
 import sys
@@ -9,14 +9,14 @@ import pytest
 from tests.faults import judge
 from tests.faults.menu import Trial
 
-#: Deadline of calls by which no death is noticed: before that the job is killed.
+#: Timeout of calls that no death should reach: the job is killed before.
 NEVER = 1000.0
-#: Ranks of each host, vendors, True for fake GPUs, and who dies: at a time, or the second as the others shrink, or each
-#: after the others have gone on without the one before.
+#: Ranks of each host, vendors, True for fake GPUs, and the ranks that die: at a time, or the second while the others
+#: shrink, or each after the others have continued without the previous one.
 LOST = {
     "a host": ((2, 2), "nvidia:2,amd:2", False, "collective", (2, 3)),
     "one of each": ((2, 2), "nvidia:2,amd:2", False, "shrink", (0, 2)),
-    "with devices": ((1, 1, 1), "nvidia:1,amd:2", True, "collective", (1,)),  # whose calls network threads carry
+    "with devices": ((1, 1, 1), "nvidia:1,amd:2", True, "collective", (1,)),  # its calls are carried by network threads
     "with devices of a host": ((4,), "nvidia:2,amd:2", True, "collective", (0,)),
     "one after the other": ((5,), "nvidia:2,amd:3", False, "after", (1, 4, 0)),
 }
@@ -35,7 +35,8 @@ def test_survivors_go_on(pythons, fakegpu, request, room, who):
 
 @pytest.mark.parametrize("what", ["message", "collective"])
 def test_a_message_that_libucp_throws_away(emulate, libraries, compiled, tmp_path, what):
-    """For want of memory: the next one with its tag is not taken for it, and nobody waits for it until the deadline."""
+    """For lack of memory: the next message with its tag is not received instead, and no rank waits until the
+    deadline."""
     here, room, level = Path(__file__).parent, tmp_path / "no_room.so", random.choice(["warn", "fatal"])
     compiled(room, "-shared", "-fPIC", here / "no_room.c", "-ldl")
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "UCCH_TIMEOUT": str(NEVER), "UCX_LOG_LEVEL": level, "OMPI_MCA_pml": "ob1"}
@@ -49,9 +50,9 @@ def test_a_message_that_libucp_throws_away(emulate, libraries, compiled, tmp_pat
 
 
 def test_a_connection_that_breaks_in_the_middle(emulate, libraries, ulfm, compiled, tmp_path):
-    """What rank 1 has not received is not passed on: whose call ends well has every rank's data.
+    """Data that rank 1 has not received is not forwarded: a call that succeeds has every rank's data.
 
-    libucp drops a broken connection in silence where its sender has nothing more to send: calls then end at their time.
+    libucp silently drops a broken connection if its sender has nothing more to send: calls then end at their timeout.
     """
     here, library, seed = Path(__file__).parent, tmp_path / "broken.so", random.randrange(10**6)
     compiled(library, "-O1", "-shared", "-fPIC", here / "broken_read.c", "-ldl")

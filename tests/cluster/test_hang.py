@@ -1,4 +1,4 @@
-"""``ucch-doctor hang`` under mpirun: processes of all hosts are asked, also of a host on which nobody waits."""
+"""``ucch-doctor hang`` under mpirun: processes of all hosts are asked, also on a host where no rank waits."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ JOB = Path(__file__).parents[1] / "mpi" / "hang_job.py"
 
 @pytest.mark.usefixtures("libraries")
 def test_a_rank_that_is_alone_on_its_host(emulate, tmp_path, capsys):
-    """Nobody there waits for it; it writes what it does when the ranks of the other host fail and end the job."""
+    """No rank there waits for it; it writes its record when the ranks of the other host fail and end the job."""
     cluster, folder = emulate(hosts=2, slots=[2, 1]), tmp_path / "records"
     done = cluster.mpirun([sys.executable, str(JOB), "gil", "1"], env={"UCCH_FLIGHT": str(folder)})
     assert "CollectiveTimeout" in done.stderr
@@ -28,7 +28,7 @@ def test_a_rank_that_is_alone_on_its_host(emulate, tmp_path, capsys):
 
 @pytest.mark.usefixtures("libraries")
 def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
-    """Processes are asked, and go on. One that is stopped cannot answer, and its memory is read all the same."""
+    """Processes answer, and continue. A stopped process cannot answer, and its memory is read instead."""
     cluster, stays = emulate(hosts=2, slots=[2, 1]), tmp_path / "stays"
 
     def job():
@@ -56,5 +56,5 @@ def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
     cluster.run(["kill", "-STOP", stopped], host=1, check=True)
     ask("its process is stopped by a signal; it is in user code")
     said = cluster.run([*doctor, stopped, "99999"], host=1).stdout
-    assert f"1 rank(s) on {cluster.hosts[1].name}" in said and "process 99999: there is none" in said
+    assert f"1 rank(s) on {cluster.hosts[1].name}" in said and "process 99999: does not exist" in said
     cluster.kill_all()

@@ -1,4 +1,4 @@
-"""Jobs of several emulated hosts: who uses which port, devices, and clocks."""
+"""Jobs of several emulated hosts: which rank uses which port, devices, and clocks."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_ranks_use_all_ports_of_a_host(emulate):
     assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
 
 
-#: An interface inside each host, for its containers or its management: with one address on all hosts.
+#: An interface inside each host, for containers or management: with the same address on all hosts.
 INSIDE = """link add inside0 type veth peer name inside1
 link set inside1 up
 address add 172.17.0.1/16 dev inside0
@@ -60,7 +60,8 @@ link set inside0 up
     (1, "eth0,inside0", "172.17.0.1", "eth0"),
 ])  # fmt: skip
 def test_networks_inside_hosts_are_left_out(emulate, links, named, other, kept):
-    """libucp took one for a network between the hosts, and all calls failed: with one address, and with others."""
+    """libucp used such an interface between hosts, and all calls failed: with equal addresses, and with different
+    ones."""
     cluster = emulate(hosts=2, slots=1, links=links, rate="none")
     for host, address in zip(cluster.hosts, ("172.17.0.1", other), strict=True):
         emulated_host.configure(host.pid, INSIDE.replace("172.17.0.1", address), "")
@@ -95,7 +96,7 @@ def test_devices_of_two_hosts(on_crew, script, layout, env):
 
 
 def test_clocks_of_two_hosts(cluster, tmp_path):
-    """One file of all ranks shows the phases of calls, and the rank that was late, as one clock has it."""
+    """One file of all ranks shows the phases of calls, and the late rank, by a common clock."""
     path = tmp_path / "new" / "t.json"
     env = test_timeline.FOUR | {"UCCH_TRACE": str(path)}
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]

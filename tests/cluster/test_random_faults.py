@@ -1,4 +1,4 @@
-"""A sample of the random faults of tests/faults, which has a command of its own for many (docs/faults.md)."""
+"""A sample of the random faults of tests/faults, which can run many (docs/faults.md)."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +13,8 @@ from tests.faults.menu import draw
 
 @pytest.mark.usefixtures("libraries", "hosts", "ulfm")
 def test_all_who_live_have_an_answer(room, pythons, fakegpu, request):
-    """Right or an error in time, in four jobs of other shapes, faults and moments each; others in every run."""
-    seed = random.randrange(10**6)  # by TESTS_DRAW, as all that a test draws
+    """Correct, or an error in time: four jobs with different shapes, faults and moments, new ones in every run."""
+    seed = random.randrange(10**6)  # follows TESTS_DRAW, like all random choices of tests
     trial = partial(run, fakes=fakegpu, room=room, python=pythons.of(request.path, {}))
     with ThreadPoolExecutor(3) as pool:
         verdicts = list(pool.map(trial, map(draw, range(seed, seed + 4))))

@@ -1,4 +1,4 @@
-"""Put, get and notify between hosts: of ranks, and of agents one of which is lost."""
+"""Put, get and notify between hosts: between ranks, and between agents one of which is lost."""
 
 import random
 import subprocess
@@ -38,7 +38,7 @@ def test_pages_between_hosts(on_crew, script, layout):
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("fault", ["kill", "outside"])
 def test_an_agent_is_lost(emulate, launch, appear, tmp_path, room, fault):
-    """Transfers with it fail, and no others do. See `test_hosts_lost` for faults from outside."""
+    """Only transfers with it fail. `test_hosts_lost` tests external faults."""
     fault = random.choice([*OUTSIDE]) if fault == "outside" else fault
     cluster = emulate(hosts=3, slots=1, rate="none")
     dead, _ = (launch(cluster, host, [*JOB, "serve"]) for host in (1, 2))
@@ -64,7 +64,7 @@ def test_a_host_that_is_gone_does_not_stop_who_connects(emulate, launch, appear,
 
 @pytest.mark.usefixtures("libraries")
 def test_agents_of_one_host_are_lost_in_puts(tmp_path, room):
-    """One that closes its worker just then goes on: what libucp had still to send ended it, in one death of twenty."""
+    """An agent that closes its worker just then continues: unsent data of libucp ended it in one death of twenty."""
     done = subprocess.run(
         [*JOB, "outlive", str(tmp_path)], capture_output=True, text=True, timeout=100 * room, check=False
     )

@@ -1,4 +1,4 @@
-"""Jobs of several hosts through ucch-run, and what it says when hosts, keys, interfaces or libraries are wrong."""
+"""Jobs of several hosts through ucch-run, and its messages when hosts, keys, interfaces or libraries are wrong."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_first_failure_over_hosts(cluster, ucch_run, flavour):
     )
 
 
-#: A rank that kills what has started it: mpirun on the first host, its daemon on the other one. All would stay.
+#: A rank that kills its parent: mpirun on the first host, its daemon on the other one. All ranks would stay.
 KILLS = """
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -103,7 +103,7 @@ time.sleep(200)
 
 @pytest.mark.parametrize("by", "03")
 def test_a_launcher_is_killed(cluster, ucch_run, flavour, tmp_path, by):
-    """No rank stays, on any host."""
+    """No rank survives on any host."""
     locked, document = tmp_path / "locked", {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
     done = ucch_run(cluster, document, sys.executable, "-c", KILLS, str(locked), by)
     assert done.returncode != 0 and "ucch-run: " in done.stderr.splitlines()[-1], done.stderr
@@ -167,7 +167,7 @@ def different_ucx():
 
 @pytest.mark.usefixtures("libraries")
 def test_different_ucx_builds_are_refused(emulate, ucch_run):
-    """The distribution's UCX is too old for the wheel's UCC: every rank learns which rank cannot take part, and why."""
+    """The distribution's UCX is too old for the wheel's UCC: every rank learns which rank cannot join, and why."""
     done = ucch_run(emulate(hosts=2, slots=1), different_ucx(), "--emulate", sys.executable, "-c", ALLREDUCE)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "AgreementError" in done.stderr
@@ -194,7 +194,7 @@ def test_doctor_finds_a_slow_link(emulate, ucch_run):
 
 @pytest.mark.usefixtures("libraries")
 def test_doctor_finds_ranks_that_differ(emulate, ucch_run):
-    """By a setting that steers libucc: with the value of each rank, and the cure."""
+    """A variable that affects libucc differs: the message has each rank's value, and the cure."""
     hosts = [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}]
     document = {"hosts": hosts, "interfaces": ["eth0"], "vendors": {"amd": {"env": {"UCC_TLS": "ucp"}}}}
     status, found = check(emulate(hosts=2, slots=1), ucch_run, document)
@@ -207,6 +207,6 @@ def test_doctor_finds_ranks_that_differ(emulate, ucch_run):
 def test_doctor_finds_different_ucx_builds(emulate, ucch_run):
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())
     assert status == 1
-    # The distribution's UCX is too old for the wheel's UCC: with one that is not, its version is what differs.
+    # The distribution's UCX is too old for the wheel's UCC; with a newer UCX only its version differs.
     assert found.keys() & {"libraries-missing", "job-disagrees"}
     assert "rank 1 on node1" in found["libraries-missing"]["where"] if "libraries-missing" in found else True

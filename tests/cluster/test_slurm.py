@@ -54,7 +54,7 @@ with ucc_hetero.Communicator() as comm:
         print(f"{comm.size} ranks: {told}; sum {data[-1]:g}")
 """
 
-#: A job of two components, with what the cluster file of one gets.
+#: A job of two components, with the cluster file's settings for one of them.
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --partition=h200
 #SBATCH hetjob
@@ -74,7 +74,7 @@ def script(folder, *words):
 
 
 def program(name):
-    """A program of Slurm's, under the name that Debian or anybody else gives it."""
+    """Find a program of Slurm under Debian's or the usual name."""
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
     found = shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path)
     if found is None:
@@ -127,7 +127,7 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def test_heterogeneous_job(sbatch, tmp_path):
-    # Slurm's PMIx plugin need not be there, and this program needs none.
+    # Slurm may lack its PMIx plugin, which this program does not need.
     text = script(tmp_path, "--emulate", "--mpi-args=--mpi=none", sys.executable, "-I", "-S", "-c", SHOW)
     tried = sbatch(text, "--test-only")
     assert tried.returncode == 0, tried.stderr

@@ -1,4 +1,4 @@
-"""Messages of a torch group between devices of two hosts that repeat; their ranks are forked where torch is."""
+"""Messages of a torch group between devices of two hosts, repeated; ranks are forked from a process with torch."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The connector for vLLM between two hosts: one of one vendor computes prompts, and one of the other decodes."""
+"""The connector for vLLM between two hosts: one vendor computes prompts, the other decodes."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ VENDORS = "nvidia", "amd"
 
 
 class Pair:
-    """Two hosts on which engines are started: ``start(host, role, **what it is told)``; the first has prompts."""
+    """Two hosts for engines: ``start(host, role, **settings)``; the first host computes prompts."""
 
     def __init__(self, cluster, folder, environment):
         self.cluster, self.folder, self._environment = cluster, folder, environment
@@ -51,7 +51,7 @@ class Pair:
 
 
 def until_received(cluster, host, least):
-    """Wait until so many bytes have come to a host by its first link."""
+    """Wait until a host has received so many bytes by its first link."""
     until, counts = time.monotonic() + PATIENCE, Path(f"/proc/{cluster.hosts[host].pid}/net/dev")
     while int(re.search(r"eth0: *(\d+)", counts.read_text())[1]) < least:
         assert time.monotonic() < until
@@ -82,9 +82,9 @@ def computed_by(engine, asked, tokens):
 
 
 def test_tokens_are_those_of_one_engine(pair):
-    """Several requests at once, in chunks, into a cache that lies otherwise and is too small for all of them; hosts
-    with several interfaces, of which the engine that is called names one."""
-    # 15 to 18 blocks of the 19 that there are hold them all, and 27 to 36 would with what is generated.
+    """Several requests at once, in chunks, into a cache with another layout that is too small for all of them; hosts
+    have several interfaces, of which the producer names one."""
+    # The prompts take 15 to 18 blocks of 19, and 27 to 36 with the generated tokens.
     two, asked = pair(rate="4gbit", links=2), prompts(random.randint(60, 110), *[16] * 6)
     link, env = two.cluster.layout[0].links[-1], {"UCX_NET_DEVICES": "all"}
     for host in two.cluster.hosts:
@@ -109,8 +109,8 @@ def test_tokens_are_those_of_one_engine(pair):
 
 
 def test_prefill_that_is_lost_on_the_way_is_computed_again(pair):
-    """Long before the deadline of loads; and one whose host comes back is asked again. Of one that is killed meanwhile,
-    the test of blocks below, and of one that is killed before, tests/native/test_vllm.py.
+    """Long before the timeout of loads; a prefill engine whose host comes back is asked again. The test of blocks below
+    kills one during a transfer, tests/native/test_vllm.py before it.
     """
     two = pair(rate="100mbit")
     asked = {f"r{i}": [random.randrange(256) for _ in range(240)] for i in range(3)}
@@ -128,10 +128,10 @@ def test_prefill_that_is_lost_on_the_way_is_computed_again(pair):
     assert {name: said["tokens"] for name, said in found.items()} == right
     assert any(said["computed"] > 4 for said in found.values()), "all has come"
     decode.free(before[1])
-    # A link that was cut and comes back has ended the prefill engine in libucp (docs/vllm.md): this was a hole.
+    # A link that was cut and comes back has crashed the prefill engine in libucp (docs/vllm.md): so this drops packets.
     heal(two.cluster, 0)
     prefill.free(before[0])
-    # An error of the connection of before the cut may still be on its way to either side.
+    # An error of the connection from before the cut may still be under way to either side.
     for number in range(5):
         decode.add(f"again{number}", asked["r0"], 4, prefill.prefilled(f"again{number}", asked["r0"]))
         said = decode.done(f"again{number}")
@@ -142,7 +142,7 @@ def test_prefill_that_is_lost_on_the_way_is_computed_again(pair):
 
 
 def test_prefill_that_cannot_be_asked_is_computed(pair):
-    """With another secret, where nobody listens, and where there is no host: each in words, and soon."""
+    """With a wrong secret, without a listening engine, and without a host: each time with a message, and soon."""
     two, asked = pair(), prompts(40)
     place = f"{two.cluster.hosts[0].address}:{PORT}"
     prefill = two.start(0)
@@ -173,7 +173,7 @@ JOB = [sys.executable, str(Path(__file__).with_name("vllm_job.py"))]
 def test_nothing_is_written_to_blocks_that_have_been_given_back(
     emulate, launch, appear, fake_environment, tmp_path, room, fault, memory
 ):
-    """Nor by data that is still on its way, in a device's queue, the kernel's buffers of both hosts, or the network."""
+    """Nor by data in flight: in a device's queue, the kernel's buffers of both hosts, or the network."""
     cluster = emulate(hosts=2, slots=1, rate="100mbit")
     (tmp_path / "secret").write_bytes(os.urandom(32))
     ends = []
@@ -188,7 +188,7 @@ def test_nothing_is_written_to_blocks_that_have_been_given_back(
     appear([tmp_path / "failed"], ends[1:])
     if fault == "hole":
         heal(cluster, 0)
-    time.sleep(2)  # data that is still on its way has time to do harm; with less time the test finds less, and passes
+    time.sleep(2)  # time for data in flight to arrive; with less time the test finds less, and passes
     (tmp_path / "over").touch()
     out = ends[1].communicate(timeout=60 * room)[0]
     assert "right" in out, out

@@ -1,4 +1,4 @@
-"""Calls between devices of several hosts, queued in streams whole and carried by network threads; on fake GPUs."""
+"""Calls between devices of several hosts, queued in streams completely and carried by network threads; on fake GPUs."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
 
-# Rings that hold little, so that streams wait for credits all the time.
+# Small rings, so that streams wait for free slots all the time.
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
 CASES = [
     ("every collective in every form", THREE, {}), ("every collective in every form", MIXED, {}),
@@ -40,18 +40,18 @@ def test_on_several_hosts(request, name, where, env):
     judge(name, out)
 
 
-@pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
+@pytest.mark.parametrize("slot", ["16K", "auto"])  # messages by copies, and by a kernel
 def test_a_rank_that_dies(alone, recovery, slot):
     job, after = JOBS["a rank that dies"], random.choice([0, random.uniform(0, 0.1)])
     env = {**job.env, "UCCH_WIRE_SLOT": slot, "AFTER": str(after)}
-    if random.randrange(2):  # the receiver fetches, and what libucp has still to finish is more
+    if random.randrange(2):  # the receiver fetches, and libucp has more to finish
         env["UCX_RNDV_THRESH"] = "1K"
     judge_death(recovery, alone(job.script, *THREE, **env, options=recovery, check=False).stdout)
 
 
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "cut"])
 def test_a_rank_is_lost_while_graphs_are_replayed(alone, appear, recovery, tmp_path, way):
-    """The other one knows, long before its deadline, and its stream goes on."""
+    """The other rank notices long before its deadline, and its stream continues."""
 
     def cut(cluster):
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
@@ -69,7 +69,7 @@ def test_a_rank_is_lost_while_graphs_are_replayed(alone, appear, recovery, tmp_p
 
 
 def test_what_stands_in_the_way_is_said(alone, on_crew):
-    """Ranks need not have the same settings: one without wires is enough for all to do without."""
+    """Ranks may have different settings: if one rank has no wires, none uses them."""
     script = """
 from arrays import Array
 from mpi4py import MPI
@@ -92,7 +92,7 @@ with Communicator() as comm:
     assert "UCCH WARN" not in unwanted.stderr
     small = on_crew(script, *PAIR, WITHOUT="-1", UCCH_WIRE_SLOT="16K")
     assert small.stdout.count("queued rings: rank") == 2 and "8 x 16 KiB" in small.stdout
-    straight = on_crew(script, *PAIR, WITHOUT="-1", UCCH_STAGING="direct")  # which is about messages alone
+    straight = on_crew(script, *PAIR, WITHOUT="-1", UCCH_STAGING="direct")  # tests messages only
     assert straight.stdout.count("queued rings: rank") == 2, straight.output
     late = alone(script, *MIXED, WITHOUT="-1", UCCH_FABRIC="all", **LATE_KERNELS)
     assert late.stdout.count("by hosts rings: none (ranks 0, 1, 2, 3: load kernels at their first launch") == 4
@@ -118,8 +118,8 @@ def test_messages_by_rules_of_mpi(on_crew, env):
 
 
 def test_a_part_is_used_again_for_other_hosts(on_crew):
-    """Ranks 0 and 1 are on one host, 0 and 2 on two: the ring to rank 1 of a communicator is pinned in another length
-    where both see it than where wires carry it."""
+    """Ranks 0 and 1 are on one host, 0 and 2 on two: a communicator's ring to rank 1 has another pinned length if both
+    ranks map it than if wires carry it."""
     script = (
         channel_scripts.COMMON
         + """
@@ -138,7 +138,7 @@ with Communicator() as comm:
 
 
 def test_wires_share_the_ports_of_their_hosts(alone, tmp_path):
-    """And are rows of the timeline. The next communicator has the rings of the last one."""
+    """Wires are rows of the timeline. The next communicator reuses the rings of the previous one."""
     script = """
 from pathlib import Path
 from arrays import Array
@@ -163,7 +163,7 @@ with Communicator() as comm:
     assert lib.ucch_channels_pinned() == pinned
 """
     path = tmp_path / "trace.json"
-    # UCX is told to use one port for each transfer: only wires share them out.
+    # UCX uses one port for each transfer: only wires share the ports.
     alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1", UCCH_TRACE=str(path))
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X" and "wire" in e["args"]]
     for rank in (0, 1):
@@ -177,7 +177,7 @@ with Communicator() as comm:
 
 @pytest.mark.parametrize("env", [{}, {"UCX_RNDV_THRESH": "1K"}], ids=["at once", "by rendezvous"])
 def test_a_slower_link_carries_less(alone, env):
-    """A ninth of what the other does, and as much as is on its way at the end. The next communicator has its rings."""
+    """A ninth of the other link's data, and what is in flight at the end. The next communicator reuses the rings."""
     script = """
 from pathlib import Path
 from arrays import Array
@@ -206,7 +206,7 @@ assert len(pinned) == 1, pinned
 
 @pytest.mark.parametrize("wires", [{"UCCH_WIRES": "2"}, {"UCCH_WIRES": "1", "UCX_NET_DEVICES": "eth1"}], ids=["2", "1"])
 def test_one_of_two_links_is_cut(alone, appear, tmp_path, wires):
-    """Not that of the heartbeats. Both ranks name it, long before their deadline, and use it again once it is back."""
+    """Not the heartbeats' link. Both ranks name it, long before their deadline, and use it again once it is back."""
 
     def cut(cluster):
         appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
@@ -223,7 +223,7 @@ def test_one_of_two_links_is_cut(alone, appear, tmp_path, wires):
 
 
 def test_ports_of_different_speed(alone, tmp_path):
-    """Short calls go by the faster one, long ones by both; either way."""
+    """Short calls use the faster port, long ones both, in either direction."""
     script = """
 from pathlib import Path
 from subprocess import run
@@ -260,11 +260,11 @@ with Communicator() as comm:
 
 
 def test_rings_come_with_calls(alone):
-    """Those within hosts and those between; of ranks that have pinned nothing yet."""
+    """Those within and between hosts; ranks have pinned nothing before."""
     out = alone(JOBS["rings come with calls"].script, *MIXED).stdout
     assert out.count("right rings: ") == 4 and "wire" in out and "shared" in out, out
 
 
 def test_random_mistakes(on_crew):
-    """Of one rank: those of other hosts say who has refused what, too."""
+    """One rank makes the mistake: ranks of other hosts name the rank that refused the call, too."""
     assert "mistakes told" in on_crew(MISTAKES, *MIXED, UCCH_TIMEOUT="300", **OWN_QUEUES).stdout

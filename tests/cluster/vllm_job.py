@@ -1,5 +1,5 @@
-"""A worker of an engine that sends a cache (send FOLDER ADDRESS), or one that gets it and loses the first on its way
-(load FOLDER ADDRESS): whose blocks, once they are said to have failed, belong to others."""
+"""A worker of an engine that sends a cache (send FOLDER ADDRESS), or one that receives it and loses the sender during
+the transfer (load FOLDER ADDRESS). Once its blocks are reported as failed, they belong to other requests."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ SENT, NEXT = 1, 2
 
 
 def worker(role, folder, address):
-    """(a connector as a worker has it, its cache: on the device, if there is one)."""
+    """Return a connector as a worker has it, and its cache, on the device if there is one."""
     extra = {"secret_file": f"{folder}/secret", "host": address, "timeout": 600, "lease": 600}
     device, layers = os.environ.get("FAKEGPU_LAYOUT", ""), []
     for _ in range(LAYERS):
@@ -32,7 +32,7 @@ def worker(role, folder, address):
 
 
 def step(connector, said):
-    """A step of the engine: requests that have been sent, that have come, and blocks that have not."""
+    """A step of the engine: returns requests that were sent, requests that were received, and failed blocks."""
     connector.bind_connector_metadata(said)
     connector.start_load_kv(None)
     sent, come = connector.get_finished(set())

@@ -1,7 +1,7 @@
-"""Arrays in the fake GPU's memory, for the scripts that ranks run. The memory is the host's, so a test can look at it.
+"""Arrays in the fake GPU's memory, for the ranks' scripts. It is host memory, so that tests can read it.
 
 ``FAKEGPU_LAYOUT``, such as ``nvidia:2,amd:2``, gives each rank the fake library of its vendor (``FAKEGPU_NVIDIA``,
-``FAKEGPU_AMD``) and keeps the others from it: import this module before a Communicator is made. Arrays of ``host``
+``FAKEGPU_AMD``) and hides the others: import this module before a Communicator is created. Arrays of ``host``
 ranks are numpy's.
 """
 
@@ -29,7 +29,7 @@ def _choose():
         if row.setting:
             library = os.environ[f"FAKEGPU_{row.name.upper()}"] if row.name == mine else "none"
             os.environ[f"UCCH_{row.setting}"] = library
-            if row.name == mine:  # and not the compiler that a torch for GPUs brings
+            if row.name == mine:  # and not the compiler of a torch for GPUs
                 os.environ.setdefault("UCCH_RTC_LIB", library)
 
 
@@ -45,7 +45,7 @@ _dropped = []
 
 
 def begin_case():
-    """Have settings of devices read anew, as a case of a crew has other ones; give back what earlier cases had."""
+    """Read settings of devices again, as each case of a crew has its own; free the memory of earlier cases."""
     for each in device.available():
         library = ctypes.CDLL(each.path)
         while _dropped:
@@ -60,7 +60,7 @@ def kernel(name, stream, memory, n, value):
 
 
 class Array:
-    """``n`` elements on the current device, with the protocol that both vendors' libraries export."""
+    """``n`` elements on the current device, with the protocol of both vendors' libraries."""
 
     def __init__(self, n, dtype=np.float32):
         self.dtype, self.size = np.dtype(dtype), n
@@ -68,7 +68,7 @@ class Array:
         self.block = self.runtime.alloc(max(1, n * self.dtype.itemsize))
         weakref.finalize(self, _dropped.append, self.block.handle).atexit = False
         memory = (ctypes.c_char * self.block.nbytes).from_address(self.block.handle)
-        #: The memory itself. A real GPU has no such thing.
+        #: The memory itself, which a real GPU would not expose.
         self.peek = np.frombuffer(memory, self.dtype, n)
 
     @property
@@ -81,7 +81,7 @@ class Array:
         return self
 
     def fill(self, stream, value):
-        """A kernel: slow, and in its stream's order. float32 only."""
+        """A slow kernel that runs in stream order. float32 only."""
         kernel("fill", stream.handle, self.block.handle, self.size, value)
 
     def scale(self, stream, value):
@@ -93,7 +93,7 @@ class Array:
         self.runtime.copy(host.handle, self.block.handle, self.block.nbytes, stream.handle)
         done = self.runtime.event()
         done.record(stream.handle)
-        while not done.done():  # a job that hangs is killed
+        while not done.done():  # a hanging job is killed
             time.sleep(1e-4)
         memory = (ctypes.c_char * self.block.nbytes).from_address(host.handle)
         found = np.frombuffer(memory, self.dtype, self.size).copy()
@@ -101,7 +101,7 @@ class Array:
         return found
 
     def _landing(self):
-        """Pinned memory, used again: HIP frees none while a stream waits."""
+        """Reusable pinned memory: HIP frees none while a stream waits."""
         room = self.block.nbytes
         fit = next((block for block in _idle if block.nbytes >= room), None)
         if fit is None:
@@ -114,7 +114,7 @@ _idle = []
 
 
 class Graph:
-    """Work that a stream is given within ``with Graph(stream) as graph:``, to be replayed."""
+    """Work given to a stream within ``with Graph(stream) as graph:``, to be replayed."""
 
     def __init__(self, stream):
         self.library, self.stream = ctypes.CDLL(runtime().path), ctypes.c_void_p(stream.handle)
@@ -151,10 +151,10 @@ class Graph:
 
 
 class HostArray(np.ndarray):
-    """The same of a rank without a device."""
+    """The same for a rank without a device."""
 
     def __new__(cls, n, dtype=np.float32):
-        """``n`` elements of memory of its own."""
+        """``n`` elements of separate memory."""
         return np.zeros(n, dtype).view(cls)
 
     @property

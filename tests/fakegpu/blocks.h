@@ -1,11 +1,11 @@
 /* Kernels: the package's own, compiled for the host (building.py). Included by fakegpu.c.
  *
- * Every thread of every block is a fiber of the queue's thread. Which of them goes on is drawn, anew where it meets
- * others at a barrier, now and then between two accesses to memory, and where it reads again what it has read: then it
- * waits. The compiler leads accesses through here, as it would for ThreadSanitizer, which is not there: they must be
- * aligned, and in memory that the device sees and nobody has freed. Stores of AMD's branch, which are atomic, are seen
- * by others late and in any order, up to a fence of their own thread. Loads are not early: a fence that is missing
- * behind a wait is found by nobody here. Blocks have fewer threads than was asked for, of which none may be counted on.
+ * Every thread of every block is a fiber of the queue's thread. The next fiber is drawn at random: at barriers, now and
+ * then between two memory accesses, and when a fiber reads a word again, which is a wait. The compiler turns accesses
+ * into calls of this file, as it would for ThreadSanitizer: they must be aligned, and in memory that the device sees
+ * and that is not freed. Stores of AMD's branch, which are atomic, become visible late and in any order, up to a fence
+ * of their own thread. Loads are never early: a missing fence after a wait is not found here. Blocks have fewer threads
+ * than requested, so kernels must not rely on the number.
  */
 #include <ucontext.h>
 
@@ -14,9 +14,9 @@ enum { MOST_FIBERS = 128, FIBER_STACK = 1 << 16, MOST_STORES = 8, LATELY = 64, M
 typedef struct kernel {
     const char *name, *text;
     void (*enter)(void **arguments);
-    size_t bytes; /* of its struct; 0: it takes four words */
+    size_t bytes; /* of its struct; 0: its arguments are four words */
 } kernel;
-extern const kernel fakegpu_kernels[]; /* the last has no name */
+extern const kernel fakegpu_kernels[]; /* ends with a row without a name */
 
 typedef struct launch {
     const kernel *of;
@@ -30,7 +30,7 @@ typedef struct block {
     char shared[4][1024];
 } block;
 
-/* A store that others do not see yet. */
+/* A store that is not visible to other threads yet. */
 typedef struct store {
     void *at;
     unsigned bytes;
@@ -44,19 +44,19 @@ typedef struct fiber {
     char *stack;
     int stores, waits, ended;
     store late[MOST_STORES];
-    unsigned written; /* how often it has written, and what it has read since */
+    unsigned written; /* number of its writes, and its reads since the last one */
     struct {
         const void *at;
         unsigned written;
     } read[LATELY];
 } fiber;
 
-/* Kernel that this thread runs, and the fiber that does so now. */
+/* The kernel that this thread runs, and the current fiber. */
 typedef struct grid {
     queue *queue;
     fiber *fibers, *ready[MOST_FIBERS];
     unsigned n, blocks;
-    unsigned long accesses, next; /* so many so far; at which others go on */
+    unsigned long accesses, next; /* number so far; the one at which to switch fibers */
     ucontext_t context;
 } grid;
 static _Thread_local grid *running;
@@ -65,7 +65,7 @@ static _Thread_local int any_memory;
 
 static unsigned drawn(unsigned end) { return (unsigned)rand_r(&running->queue->seed) % end; }
 
-/* Others go on. */
+/* Switch to another fiber. */
 static void give_way(void) { swapcontext(&self->context, &running->context); }
 
 static void wait_a_while(void) {
@@ -88,7 +88,7 @@ static void see_store(fiber *f, int i) {
     memmove(s, s + 1, (size_t)(--f->stores - i) * sizeof(*s));
 }
 
-/* One of the stores is seen, and of one address the first. */
+/* Make one of the stores visible; of one address the first. */
 static void see_any(fiber *f) {
     int i = (int)drawn((unsigned)f->stores), first = 0;
     while (f->late[first].at != f->late[i].at)
@@ -122,14 +122,14 @@ static void look_at_region(const void *at, unsigned bytes) {
     if (r->freed) fault("uses freed memory", at);
 }
 
-/* Others go on: in long kernels less and less often. */
+/* Switch to another fiber: in long kernels less and less often. */
 static void stop_here(void) {
     running->next = running->accesses + drawn(2 + (unsigned)(running->accesses / 16));
     if (self->stores) see_any(self);
     give_way();
 }
 
-/* Before each access. */
+/* Called before each access. */
 static void meet_memory(const void *at, unsigned bytes, int writes) {
     if (within(at, self->stack, FIBER_STACK)) return;
     int shared = within(at, self->in->shared, sizeof(self->in->shared));
@@ -208,7 +208,7 @@ unsigned fakegpu_place_of(int which) { return self->place[which]; }
 
 void *fakegpu_shared(unsigned which) { return self->in->shared[which]; }
 
-/* Those that have come all go on, slowly at times. */
+/* All fibers that have arrived continue, slowly at times. */
 static void open_barrier(struct block *b) {
     b->arrived = 0;
     for (unsigned i = 0; i < running->blocks * self->place[2]; i++)
@@ -216,7 +216,7 @@ static void open_barrier(struct block *b) {
     if (!drawn(4 * running->blocks)) take_time(running->queue);
 }
 
-/* This fiber does not go on by itself. */
+/* This fiber must be woken. */
 static void leave_ready(void) {
     unsigned i = 0;
     while (running->ready[i] != self)
@@ -260,7 +260,7 @@ static void begin_fiber(grid *g, const launch *l, struct block *blocks, char *st
     makecontext(&f->context, (void (*)(void))enter_kernel, 2, (unsigned)(uintptr_t)l, (unsigned)((uintptr_t)l >> 32));
 }
 
-/* Only kernels that do not wait have many blocks, and do with any number. */
+/* Only kernels that do not wait have many blocks, and any number of blocks works for them. */
 static void shrink(launch *l, unsigned *seed) {
     if (l->blocks > 32) l->blocks = 1 + (unsigned)rand_r(seed) % 32;
     unsigned most = MOST_FIBERS / l->blocks, some = 1 + (unsigned)rand_r(seed) % 8;
@@ -268,7 +268,7 @@ static void shrink(launch *l, unsigned *seed) {
     if (l->threads > most) l->threads = most;
 }
 
-/* How many threads have not come to their ends. */
+/* Number of threads that have not ended. */
 static int run_launch(queue *s, launch *l) {
     static _Thread_local char *stacks;
     if (!stacks)
@@ -292,7 +292,7 @@ static int run_launch(queue *s, launch *l) {
         if (!waits) us = 0;
         if (waits <= 2 * g.n || waits % (8 * g.n)) continue;
         look_later(&us);
-        if (any_memory && ++looks == MOST_LOOKS) break; /* nothing comes: whoever runs it is told */
+        if (any_memory && ++looks == MOST_LOOKS) break; /* the awaited data never arrives: report it to the caller */
     }
     int left = (int)g.n;
     self = NULL;
@@ -305,9 +305,9 @@ static int run_launch(queue *s, launch *l) {
 
 /* ---- the run-time compiler, and launches ---- */
 
-static int movers; /* kernels of several blocks that have moved messages */
+static int movers; /* number of kernels of several blocks that have moved messages */
 
-/* The kernel of a name, or of a source; NULL: there is none. */
+/* Find a kernel by name, or by source; NULL if there is none. */
 static const kernel *kernel_of(const char *name, const char *source) {
     const kernel *k = fakegpu_kernels;
     while (k->name && strcmp(source ? k->text : k->name, source ? source : name) != 0)
@@ -317,7 +317,7 @@ static const kernel *kernel_of(const char *name, const char *source) {
 
 static const kernel *made_of(const char *source) { return kernel_of(NULL, source); }
 
-/* A kernel, and the image that it is read from. */
+/* A kernel, and its image. */
 typedef struct function {
     const kernel *of;
     const char *image;
@@ -338,7 +338,7 @@ static launch *new_launch(const kernel *k, unsigned blocks, unsigned threads, vo
 static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned threads, void **arguments, void *handle) {
     function *f = handle_of_function;
     if (usable()) return usable();
-    if (strcmp(f->of->name, f->image)) return INVALID_VALUE; /* the image is gone, which was not copied */
+    if (strcmp(f->of->name, f->image)) return INVALID_VALUE; /* the image, which was not copied, no longer exists */
     first_launch(&f->loaded);
     launch *l = new_launch(f->of, blocks, threads, arguments);
     if (!l) return OUT_OF_MEMORY;
@@ -347,7 +347,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
     return submit(handle, (work){.kind = KERNEL, .dst = l});
 }
 
-/* True if no graph may have it: the numbers among its arguments are those of one run. */
+/* True if it must not be captured: numbers among its arguments are valid for one run only. */
 static int runs_once(const launch *l) { return strstr("await post lane ring", l->of->name) != NULL; }
 
 static launch *again(const launch *l) { return memcpy(malloc(l->bytes), l, l->bytes); }
@@ -360,7 +360,7 @@ static int find_kernel(void **out, const void *module, const char *name) {
     return f ? OK : INVALID_VALUE;
 }
 
-/* Run a kernel here and now, on memory of any kind: 0, or it waits for what does not come. */
+/* Run a kernel synchronously, on memory of any kind: 0, or an error if it waits for ever. */
 int fakegpu_run(const char *name, unsigned blocks, unsigned threads, void **arguments, unsigned seed) {
     const kernel *k = kernel_of(name, NULL);
     launch *l = k ? new_launch(k, blocks, threads, arguments) : NULL;

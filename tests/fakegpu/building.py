@@ -13,17 +13,17 @@ from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
 HERE = Path(__file__).parent
-#: Where libraries are kept for other runs of tests, by what they are made of.
+#: Cache of libraries for later runs of the tests, by a hash of their sources.
 KEPT = HERE.parents[1] / "build" / "fakes"
 
 
 class NoCompiler(Exception):
-    """There is none for C, or none for C++."""
+    """There is no C compiler, or no C++ compiler."""
 
 
 CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 _SUM = OPS["SUM"].code
-#: Float types between which pages are converted, and elements of pages that are copied as they are.
+#: Pairs of float types between which pages are converted, and sizes of elements that are copied unchanged.
 FLOATS = [CODES[name] for name in ("float16", "bfloat16", "float32")]
 UNITS = [CODES[f"uint{8 * n}"] for n in (1, 2, 4, 8)]
 PIECES = {
@@ -34,18 +34,18 @@ PIECES = {
         (lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ), (lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
     )
 }  # fmt: skip
-#: What the fakes' compilers can compile; all else is too hard for them.
+#: Kernels that the fakes' compilers support; they fail for all others.
 COMPILED = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
     **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")}, **PIECES,
 }  # fmt: skip
-#: How each is built: the branch of its vendor's is what the kernels have.
+#: Compiler options of each vendor: they select the vendor's branch of the kernels.
 VENDORS = {"nvidia": ("-DFAKE_CUDA",), "amd": ("-DFAKE_HIP", "-D__AMDGCN__")}
 
 
 def _entry(name, text):
-    """A kernel in a namespace of its own, as all define the same helpers, and its row of the table."""
+    """Return a kernel in a separate namespace, as all define the same helpers, and its row of the table."""
     number = count()
     body = (
         re.sub(
@@ -70,7 +70,7 @@ def build_all():
 
 
 def build(vendor, cases=COMPILED):
-    """One vendor's fake library, whose compiler knows these kernels; what has been built before is used again."""
+    """Return one vendor's fake library, whose compiler supports these kernels; a cached one is reused."""
     cc, cxx = (shutil.which(a) or shutil.which(b) for a, b in (("cc", "gcc"), ("c++", "g++")))
     if not cc or not cxx:
         raise NoCompiler("needs compilers for C and C++")
@@ -94,10 +94,10 @@ def build(vendor, cases=COMPILED):
 def _compile(cc, cxx, branch, code, out):
     source, made = out.with_suffix(".cc"), out.with_suffix(".o")
     source.write_text(code)
-    # Every access to memory becomes a call of blocks.h: that is what -fsanitize=thread is for here.
+    # With -fsanitize=thread every memory access becomes a call of blocks.h.
     words = "-std=c++14 -O1 -fPIC -w -fsanitize=thread -ffp-contract=off -fno-exceptions".split()
     subprocess.run([cxx, *words, f"-I{HERE}", *branch, "-c", source, "-o", made], check=True, timeout=600)
-    # Those calls ask for what is their thread's own: not by a function of the linker's.
+    # Those calls read thread-local data: directly, not through a function of the linker.
     words = "-std=gnu11 -O2 -shared -fPIC -ftls-model=initial-exec -Wl,-Bsymbolic".split()
     libraries = "-lpthread", "-lm"
     subprocess.run([cc, *words, *branch, HERE / "fakegpu.c", made, *libraries, "-o", out], check=True, timeout=600)

@@ -1,10 +1,10 @@
-"""Scripts of ranks for test_channels.py where calls that are queued in streams fail."""
+"""Scripts of ranks for test_channels.py in which queued calls fail."""
 
 from channel_scripts import COMMON
 
-#: A rank that never calls: the others' streams go on, and they say so, at their next call at the latest; also of a call
-#: that the host waits for, and of one whose request is not looked at. A blocking one that has failed writes to its
-#: buffers no more. What is made anew works.
+#: A rank that never calls: the others' streams continue, and an error is raised at the latest in their next call; also
+#: for a call that the host waits for, and for one whose request is never checked. A failed blocking call no longer
+#: writes to its buffers. A new communicator works.
 MISSING = COMMON
 MISSING += """
 WAYS = {"waited for": (1000, 300_000), "blocking": (1000, 300_000), "not looked at": (1000,)}
@@ -31,7 +31,7 @@ for way, n in [(way, n) for way, lengths in WAYS.items() for n in lengths]:
     MPI.COMM_WORLD.Barrier()
 """
 
-#: A rank that gives up lets its streams go on, with garbage: nobody may take that for a result.
+#: A rank that gives up lets its streams continue with garbage, which must not be reported as a result.
 GARBAGE = COMMON
 GARBAGE += """
 def part(comm, n):
@@ -69,8 +69,8 @@ assert made["allreduce"] == {True}
 MPI.COMM_WORLD.Barrier()
 """
 
-#: Ranks that call different things; what was right before stays right, or is said not to be. What would fit, but is of
-#: another call, is not taken for this one's.
+#: Ranks make different calls; earlier results stay correct, or are reported as wrong. Data of another call that would
+#: fit is not accepted for this one.
 DIFFERENT = COMMON
 DIFFERENT += """
 for n in (1, 70_000):
@@ -97,7 +97,7 @@ for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
     MPI.COMM_WORLD.Barrier()
 """
 
-#: A rank dies before what it sends and takes in, or in the middle: nobody waits for ever, or takes garbage for a sum.
+#: A rank dies before its messages, or in the middle: no rank waits for ever, or gets garbage for a sum.
 HALFWAY = COMMON
 HALFWAY += """
 comm = Communicator()
@@ -117,7 +117,8 @@ print("died:", outcome, failure(lambda: comm.Allreduce(x, y)), flush=True)
 os._exit(0)
 """
 
-#: The connections of network threads break, and nobody dies: calls say so, and the next communicator has new ones.
+#: Connections of network threads break, but no rank dies: calls fail with an error, and the next communicator
+#: reconnects.
 CUT = COMMON
 CUT += """
 import socket
@@ -161,8 +162,8 @@ with Communicator() as other:
 print("right", flush=True)
 """
 
-#: One of two links is cut from outside once both ranks are up, and is put back once both have failed. What is made anew
-#: works.
+#: One of two links is cut from outside once both ranks are ready, and restored once both have failed. A new
+#: communicator works.
 CUT_LINK = COMMON
 CUT_LINK += """
 n, folder = 1_000_000, Path(os.environ["FOLDER"])

@@ -1,4 +1,4 @@
-"""Jobs of the channel scripts, on one host and on several: what each needs, and what it must and must not say."""
+"""Jobs of the channel scripts, on one host and on several: their environment, and expected and forbidden output."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ import graph_scripts as graphs
 import pytest
 from device_scripts import COLLECTIVES, FEW_QUEUES, OWN_QUEUES
 
-#: Environment of all: every collective as messages, on devices that are quick.
+#: Environment of all jobs: every collective as messages, on fast devices.
 USUAL = {"UCCH_TUNE": calls.FLAT, "FAKEGPU_DELAY_US": "20"}
 _LONG = {"UCCH_TIMEOUT": "200"}
 _DRAWN = {"DICE": str(secrets.randbelow(1 << 30))}
@@ -20,7 +20,8 @@ _BROKEN = _LONG | {"LENGTH": "1000", **OWN_QUEUES}
 
 
 class Job(NamedTuple):
-    """A script, its environment, and patterns with how often each is said; in place of these ``right`` by each rank."""
+    """A script, its environment, and patterns with their numbers in the output; without patterns ``right`` by each
+    rank."""
 
     script: str
     env: Mapping[str, str] = {}
@@ -31,7 +32,7 @@ class Job(NamedTuple):
 JOBS = {
     "every collective in every form": Job(COLLECTIVES, {"QUEUED": "y"}),
     "many calls in many streams": Job(calls.CROWD, {"DICE": "7"}), "replicas are equal": Job(calls.REPLICAS),
-    # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
+    # Threads use streams in any order, which devices without enough queues do not allow (docs/gpu-inside.md).
     "several communicators": Job(lives.SEVERAL, OWN_QUEUES),
     "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
     "the driver waits": Job(lives.KEPT, OWN_QUEUES), "no pinned memory is left": Job(lives.PINNED_OUT),
@@ -43,7 +44,7 @@ JOBS = {
         {r"waited for: \['CollectiveTimeout'": 2, "blocking: CollectiveTimeout": 2, "next: CollectiveError": 5},
         "nothing",
     ),
-    # Two threads, each with a communicator of its own: in one order for each, in none for both.
+    # Two threads with one communicator each: calls are ordered within each communicator, not between the two.
     "nobody takes garbage for a result": Job(failures.GARBAGE, _LONG | OWN_QUEUES, {"outcome": 6}),
     "ranks that call different things": Job(
         failures.DIFFERENT, _LONG, {"MismatchError before .* after CollectiveError": 4},
@@ -71,8 +72,7 @@ JOBS = {
 }  # fmt: skip
 
 
-#: Those that end with their processes, leave them without memory, or need such as have not made a call: no crew takes
-#: them.
+#: Cases that end their processes, leave them without memory, or need processes without earlier calls: not for crews.
 OF_ITS_OWN = {
     *("a rank that dies", "calls under way at the end", "no pinned memory is left", "no compiler", "refused in graphs"),
     *("rings come with calls", "connections that break"),

@@ -1,8 +1,8 @@
-"""Scripts of ranks for test_channels.py: who has channels and who has not, and what is left of them."""
+"""Scripts of ranks for test_channels.py: which ranks have channels, and how channels end."""
 
 from channel_scripts import CALLS, COMMON
 
-#: Several communicators, each with memory of its own; threads; made and freed over and over.
+#: Several communicators, each with its own memory; threads; communicators created and freed repeatedly.
 SEVERAL = CALLS
 SEVERAL += """
 def work(comm, seed, failures):
@@ -63,7 +63,7 @@ with Communicator() as comm:
     assert grown[-1] == grown[4], grown  # what was given back is used again
 """
 
-#: Calls under way at the end of the script, whose communicator nobody frees; and a child that has no part in them.
+#: Calls in progress at the end of the script, whose communicator is never freed; and a child that does not take part.
 LEFT = COMMON
 LEFT += """
 comm = Communicator()
@@ -82,7 +82,7 @@ assert made["allreduce"] == {True}
 comm.Iallreduce(x, y)
 """
 
-#: Every rank in turn is kept by the driver, behind streams that wait for others; and those wait for a message of its
+#: The driver blocks every rank in turn, behind streams that wait for others; and these wait for a message of the rank
 #: before they call.
 KEPT = COMMON
 KEPT += """
@@ -124,7 +124,7 @@ with Communicator() as comm:
     assert made["allreduce"] == {True}, made
 """
 
-#: A rank whose device has no compiler: what needs none is queued all the same, and the rest on no rank.
+#: A rank whose device has no compiler: calls that need none are queued, and no other call is, on any rank.
 NO_COMPILER = COMMON
 NO_COMPILER += """
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 0:
@@ -140,7 +140,7 @@ with Communicator() as comm:
     assert made == {"allreduce": {False}, "allgather": {True}}, made
 """
 
-#: A rank whose runtime pins no more: all are told, and there is a way to do without.
+#: A rank whose runtime cannot pin more memory: all ranks are told, and fall back.
 PINNED_OUT = COMMON
 PINNED_OUT += """
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
@@ -174,7 +174,7 @@ with Communicator() as without:
 assert made["allreduce"] == {True, False}, made
 """
 
-#: Many groups: each has memory for what it has called, alike on all of them, and gives it to those that come after it.
+#: Many groups: each has memory for its calls, the same on all its ranks, and passes it on to later groups.
 MANY = COMMON
 MANY += """
 KIB = 1024
@@ -229,7 +229,7 @@ with Communicator() as comm:
     assert made["allreduce"] == {True}, made
 """
 
-#: Rings come with the calls that need them, to the ranks that they need, and the summary says so.
+#: Rings are made when calls need them, between the ranks that need them, and the summary says so.
 GROWS = COMMON
 GROWS += """
 def rings():
@@ -252,8 +252,8 @@ with Communicator() as comm:
     print("right", rings(), flush=True)
 """
 
-#: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the
-#: longest messages, slots of twice the length: with few calls of the driver.
+#: Calls between hosts that fit into rings, which one kernel moves, and longer ones, several slots at a time and, for
+#: the longest messages, slots of twice the length: with few driver calls.
 LONG = CALLS
 LONG += """
 def most(nbytes, slot=65536):

@@ -1,10 +1,10 @@
-"""Scripts of ranks for test_channels.py: calls queued in streams whole, among devices of two vendors on one host."""
+"""Scripts of ranks for test_channels.py: completely queued calls among devices of two vendors on one host."""
 
 from device_scripts import HERE
 
 from ucc_hetero.planner.collectives import ROWS
 
-#: Every collective as messages: the fake GPUs have no vendor's library that could do an island's part in a stream.
+#: Every collective as messages: the fake GPUs have no vendor library for an island's part in a stream.
 FLAT = "#".join(f"{name}:@flat" for name in ROWS if name != "barrier")
 
 COMMON = """
@@ -24,7 +24,7 @@ class Noted(getattr(preparation.Prepared, "noted", preparation.Prepared)):
 preparation.Prepared = Noted
 """
 
-#: With calls of tests/mpi/collective_call.py.
+#: With the calls of tests/mpi/collective_call.py.
 CALLS = f"{COMMON}\nsys.path.insert(0, {str(HERE)!r})"
 CALLS += """
 from collective_call import Call, Case
@@ -35,8 +35,8 @@ def right(call, stream):
     assert not (wrong := call.verify()), (call.case, wrong)
 """
 
-#: Short calls, which are queued in one stream, and long ones, in several, over and over, in several of the caller's
-#: streams, of which no host waits for one; far more calls than may be under way.
+#: Short calls, which use one stream, and long ones, which use several, repeatedly, in several of the caller's streams,
+#: for which no host waits; far more calls than may be in progress.
 CROWD = COMMON
 CROWD += """
 CALLS, SIZES = 320, (1, 200, 3000, 40_000, 90_000)
@@ -74,7 +74,7 @@ with Communicator() as comm:
     assert comm.stats()["calls"] >= CALLS and "queued" in comm.plan_summary()
 """
 
-#: All ranks have the same bits, whichever of them holds zeros of which sign and what is no number.
+#: All ranks have the same bits, also for zeros of different sign and NaNs.
 REPLICAS = """
 from ranks import *
 

@@ -1,4 +1,4 @@
-/* What CUDA's and HIP's compilers have, for kernels that are compiled for the host (building.py, blocks.h). */
+/* Built-ins of CUDA's and HIP's compilers, for kernels that are compiled for the host (building.py, blocks.h). */
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -22,7 +22,7 @@ unsigned atomicInc(unsigned *at, unsigned most);
 #define blockDim (fakegpu_place{fakegpu_place_of(2)})
 #define gridDim (fakegpu_place{fakegpu_place_of(3)})
 
-/* Whoever looks at a word again waits by that (blocks.h). */
+/* Reading a word again is a wait (blocks.h). */
 static inline void __nanosleep(unsigned) {}
 static inline void __builtin_amdgcn_s_sleep(int) {}
 
@@ -37,7 +37,7 @@ static inline unsigned __float_as_uint(float f) {
     return u;
 }
 
-/* A kernel takes a struct, or an element's source and destination, how many, and a factor. */
+/* A kernel's argument is a struct, or source, destination, number of elements and a factor. */
 #define UNSEEN __attribute__((no_sanitize("thread")))
 template <class A> UNSEEN static void fakegpu_enter(void (*kernel)(A), void **p) { kernel(*(A *)p[0]); }
 template <class S, class D>

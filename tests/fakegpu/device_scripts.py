@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-#: Environment of ranks whose streams share a few queues and copy engines, as HIP's do, and wait for what has begun.
+#: Environment of ranks whose streams share a few queues and copy engines, as in HIP, and wait for work that has begun.
 FEW_QUEUES = {"UCCH_HOLD": "n", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "1"}
-#: Of ranks that hold streams until other streams have gone on, in any order: every stream has a queue of its own.
+#: Environment of ranks that hold streams until other streams progress, in any order: every stream has its own queue.
 OWN_QUEUES = {"FAKEGPU_CONNECTIONS": "0"}
-#: Kernels are loaded at their first launch, which waits for the device and keeps the driver.
+#: Kernels are loaded at their first launch, which waits for the device and blocks the driver.
 LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parents[1] / "mpi"
 
 
 def program(name, *args):
-    """A script that is a program of tests/mpi, whose data is on devices then."""
+    """Return a script that is a program of tests/mpi, with its data on devices."""
     return f"""
 import runpy, sys
 import arrays  # before a communicator is made

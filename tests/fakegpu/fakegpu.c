@@ -1,24 +1,24 @@
 /* A GPU runtime without a GPU: built with -DFAKE_CUDA as the CUDA driver library, with -DFAKE_HIP as the HIP runtime.
  *
- * Device memory is host memory, streams are threads that work slowly, and nothing is ready before it is due: a copy
- * destroys its destination when it begins, takes its time, and only then reads its source; freed memory is overwritten
- * at once and never used again; fresh memory is garbage. So an order that is only accidentally right on a real GPU is
- * wrong here: a forgotten synchronisation, a wrong stream, a use after free and a missing wait show as wrong data.
+ * Device memory is host memory, streams are threads that work slowly, and results are as late as possible: a copy
+ * destroys its destination when it begins, waits, and only then reads its source; freed memory is overwritten at once
+ * and never reused; new memory is garbage. An order that is right only by chance on a real GPU gives wrong data here: a
+ * forgotten synchronisation, a wrong stream, a use after free or a missing wait.
  *
- * Streams share queues, in which work runs one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four
- * with HIP (GPU_MAX_HW_QUEUES). Of the fake HIP alone: copies between host and device go one after the other by an
- * engine for each way, from when they are issued, whatever they wait for (not with HSA_ENABLE_SDMA=0); freeing waits
- * for all streams of the device; streams wait for signal memory only, and numbers do not wrap; the device sees memory
- * of the host elsewhere; memory that others open is only coherent where it is fine-grained, and so only where
- * HSA_FORCE_FINE_GRAIN_PCIE or a link makes it.
+ * Streams share queues, which run their work one after the other: eight with CUDA (CUDA_DEVICE_MAX_CONNECTIONS), four
+ * with HIP (GPU_MAX_HW_QUEUES). Only in the fake HIP: one engine for each direction makes copies between host and
+ * device in the order of issue, whatever they wait for (not with HSA_ENABLE_SDMA=0); freeing waits for all streams of
+ * the device; streams wait for signal memory only, and compare without wrap-around; the device sees host memory at
+ * another address; memory that other processes open is coherent only if it is fine-grained, which needs
+ * HSA_FORCE_FINE_GRAIN_PCIE or a link.
  *
- * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
- * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime
- * was told (0: one for every stream). FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI:
- * the devices are linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version
- * to be (6). FAKEGPU_AHEAD: how much a stream may have to do before whoever gives it more waits, and with him all who
- * call the driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which waits until the device
- * has nothing to do, and with it all who call the driver. */
+ * FAKEGPU_DEVICES: number of devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice
+ * that (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: number of queues, regardless of
+ * the runtime's settings (0: one for every stream). FAKEGPU_NO_PEERS: no process can open another one's device memory.
+ * FAKEGPU_XGMI: the devices are linked. FAKEGPU_PINNED_MB: limit of host memory that devices see. FAKEGPU_HIP: the
+ * version (6). FAKEGPU_AHEAD: length of a stream's queue above which the caller waits, and with it all callers of the
+ * driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which waits until the device is idle,
+ * and blocks all callers of the driver meanwhile. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -42,16 +42,16 @@ enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
 enum { COPY, FILL, SCALE, RECORD, WAIT, HOLD, WRITE, KERNEL };
 #define MOST_DEVICES 16
-/* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
- * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
+/* Polling interval in us of a queue that waits for other work. It grows with the wait up to the second value, as
+ * hundreds of polling queues would leave no cores to others. */
 #define LOOK_US 50
 #define LONGEST_LOOK_US 5000
 
-/* Whoever waits for an event waits for its last recording so far; it may be recorded anew, in another stream. */
+/* A wait for an event is for its latest recording; it may then be recorded again, in another stream. */
 typedef struct recording {
     int reached;
-    struct graph *of;      /* it was captured, */
-    struct recording *now; /* and this is the one of the last launch */
+    struct graph *of;      /* the graph that captured it, */
+    struct recording *now; /* and the recording of the last launch */
 } recording;
 
 typedef struct event {
@@ -62,7 +62,7 @@ typedef struct work {
     int kind;
     void *dst;
     const void *src;
-    size_t bytes, rows, dst_pitch, src_pitch; /* no rows: one */
+    size_t bytes, rows, dst_pitch, src_pitch; /* 0 rows: a single row */
     float value;
     recording *recording;
     uint64_t ticket;
@@ -76,7 +76,7 @@ typedef struct queue {
     work *head, **tail;
     int users;
     unsigned seed;
-    pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
+    pthread_cond_t given; /* for its own thread alone: glibc before 2.41 may lose wake-ups of several waiters (25847) */
 } queue;
 
 typedef struct stream {
@@ -89,11 +89,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
 static int misuses, started, open_streams, most_queues, given, closing;
-/* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
+/* Frequently used settings: the boards of this process's devices, a copy's least time, and a stream's longest queue. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
 
-/* A thread of the network must never call a driver, whose calls may wait for what that very thread is to bring. */
+/* A network thread must never call a driver, as the call may wait for data that this thread has to carry. */
 static void refuse_network_threads(void) {
     static _Thread_local int known;
     char name[16] = "";
@@ -127,7 +127,7 @@ static int boards(void) {
     return n < 0 ? 0 : n > MOST_DEVICES ? MOST_DEVICES : n;
 }
 
-/* HIP_VISIBLE_DEVICES chooses boards, up to the first that there is none of. */
+/* HIP_VISIBLE_DEVICES selects boards, up to the first invalid one. */
 static void choose_boards(void) {
     const char *list = HIP ? getenv("HIP_VISIBLE_DEVICES") : NULL, *at = list && *list ? list : NULL;
     for (devices = 0; devices < boards() && (!at || *at); devices++) {
@@ -138,7 +138,7 @@ static void choose_boards(void) {
     }
 }
 
-/* The board of a device of this process; -1 where there is none. */
+/* The board of a device of this process; -1 if there is none. */
 static int board_of(int device) { return device >= 0 && device < devices ? chosen[device] : -1; }
 
 static int device_count(void) { return devices; }
@@ -147,7 +147,7 @@ static int device_count(void) { return devices; }
 
 /* ---- streams ---- */
 
-/* 0 for freed memory, which nothing changes any more. */
+/* 0 for freed memory, which no work may change. */
 static int live(const void *address) {
     const region *r = find(address);
     int freed = r && r->freed;
@@ -189,7 +189,7 @@ static void run_kernel(queue *s, const work *w) {
         data[i] = w->kind == FILL ? w->value : data[i] * w->value;
 }
 
-/* Sleep until a queue's next look: waits become longer by a quarter at most. */
+/* Sleep until a queue's next poll: this makes waits longer by a quarter at most. */
 static void look_later(unsigned *us) {
     *us = *us ? *us + *us / 4 : LOOK_US;
     *us = *us < LONGEST_LOOK_US ? *us : LONGEST_LOOK_US;
@@ -242,20 +242,20 @@ static void run(queue *s, const work *w) {
 #include "graphs.h"
 #include "queues.h"
 
-/* Where a thread has chosen no device, CUDA refuses, and HIP takes the first one. */
+/* If a thread has selected no device, CUDA returns an error, and HIP uses device 0. */
 static int usable(void) {
     if (HIP && current < 0) current = 0;
     return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
 }
 
-/* Read the settings of the environment, which count from now. */
+/* Read the settings from the environment. */
 static void read_settings(void) {
     least_us = setting("FAKEGPU_DELAY_US", 1000);
     most_ahead = setting("FAKEGPU_AHEAD", 0);
     lazy = setting("FAKEGPU_LAZY", 0);
 }
 
-/* The same, and how many queues the streams share that are made from now on: of ranks that take case after case. */
+/* The same, and the number of queues that new streams share: for ranks that run several cases. */
 void fakegpu_settings(void) {
     read_settings();
     most_queues = setting("FAKEGPU_CONNECTIONS", most_queues);
@@ -303,8 +303,8 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how many calls
- * gave them something to do, whether whoever pins memory stands, and whether the driver is kept from all ---- */
+/* ---- for tests: kernels, accesses to freed memory, streams that were not destroyed, calls that gave them work,
+ * whether a thread is blocked in pinning memory, and whether the driver is blocked ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -319,7 +319,7 @@ static void first_launch(int *loaded) {
 ELEMENTWISE(fill, FILL)
 ELEMENTWISE(scale, SCALE)
 
-/* Memory of a case of a crew that is over: no work uses it any more, and nobody waits for that. */
+/* Free memory of a crew's previous case, which no work uses, without waiting. */
 void fakegpu_forget(void *address) {
     region *r = find(address);
     enter();
@@ -334,12 +334,12 @@ void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ
 COUNT(misuses, misuses)
 COUNT(streams, open_streams)
 COUNT(given, given)
-COUNT(closing, closing) /* calls that give another process's memory back, and wait for the device */
+COUNT(closing, closing) /* calls that close another process's memory, and wait for the device */
 COUNT(pins_waiting, pins_waiting)
 COUNT(kept, kept)
 COUNT(movers, movers)
 
-/* UCC and UCX see what it is: host memory. */
+/* UCC and UCX treat it as host memory, which it is. */
 int ucch_memory_type(void) { return 0; }
 
 #include "names.h"

@@ -1,5 +1,5 @@
-/* A bit that flips in data on its way: of the eight bytes FLIP (hexadecimal) that rank FLIP_RANK comes to see, bit
- * FLIP_BIT, once for each FLIP. Included by what brings data. */
+/* Flips a bit in transferred data: bit FLIP_BIT of the eight bytes FLIP (hexadecimal) that rank FLIP_RANK receives,
+ * once for each FLIP. Included by code that transfers data. */
 static void flip(void *data, ssize_t bytes) {
     static unsigned long long done;
     const char *magic = getenv("FLIP"), *wanted = getenv("FLIP_RANK"), *rank = getenv("OMPI_COMM_WORLD_RANK");

@@ -20,8 +20,8 @@ def there(stream, array, want, *about):
 """
 
 #: Random collectives of two communicators in two streams of each graph, short and long. Graphs are replayed in any
-#: order with other data each time, among calls that are not captured, and outlive their communicators: then they wait
-#: for nobody, and hurt nobody.
+#: order with new data each time, among calls that are not captured, and after their communicators have ended: then they
+#: wait for no rank, and do no harm.
 REPLAYS = CAPTURE
 REPLAYS += """
 NAMES = "allreduce reduce bcast allgather allgatherv alltoall alltoallv reduce_scatter_block scatter gather".split()
@@ -105,7 +105,7 @@ with Communicator() as comm:
 """
 
 #: Messages between random ranks, of random lengths and tags, posted and waited for in any order and in two streams;
-#: replayed with other data each time, beside messages and calls that are not captured.
+#: replayed with new data each time, among messages and calls that are not captured.
 MESSAGES = CAPTURE
 MESSAGES += """
 rng = np.random.default_rng(int(os.environ["DICE"]))
@@ -185,7 +185,7 @@ with Communicator() as comm:
         graph.close()
 """
 
-#: Behind graphs of which something does not come: streams go on, and the next call says why.
+#: After graphs with a missing message: streams continue, and the next call raises the reason.
 FAILS = CAPTURE
 FAILS += """
 comm, way, failures = Communicator(), os.environ["WAY"], lib.ucch_failures()
@@ -203,8 +203,8 @@ def next_call():
     print(f"next: {type(caught.value).__name__} {caught.value}", flush=True)
 """
 
-#: Captured messages that differ in tag or length, or that one rank alone replays. Before that: some that are not waited
-#: for, which are in no graph.
+#: Captured messages that differ in tag or length, or that only one rank replays. Before that: unawaited messages, which
+#: are not in a graph.
 UNLIKE_MESSAGES = FAILS
 UNLIKE_MESSAGES += """
 n, tag = (900 if way == "length" and r else 1000), (4 if way == "tag" and r else 3)
@@ -226,7 +226,7 @@ next_call()
 MPI.COMM_WORLD.Barrier()
 """
 
-#: Calls that cannot be captured say so, on all ranks, and nothing is broken by it.
+#: Calls that cannot be captured raise on all ranks, and do no damage.
 REFUSED = CAPTURE
 REFUSED += """
 def refused(words, call, *args):
@@ -252,7 +252,7 @@ with Communicator() as comm:
         there(stream, y, comm.size)
 """
 
-#: A rank that does not replay, or something else, or two graphs at once.
+#: A rank that does not replay a graph, makes another call, or replays two graphs at once.
 BROKEN = FAILS
 BROKEN += """
 n = int(os.environ["LENGTH"])
@@ -284,7 +284,7 @@ reached(stream)  # at once, with nobody
 MPI.COMM_WORLD.Barrier()
 """
 
-#: The last rank is lost while the others replay: killed, stopped, or cut off from outside.
+#: The last rank is lost while the others replay: killed, stopped, or disconnected from outside.
 LOST = FAILS
 LOST += """
 import signal

@@ -1,9 +1,8 @@
-/* Streams that are captured, and graphs. Included by fakegpu.c, behind what streams are.
+/* Streams that are captured, and graphs. Included by fakegpu.c after the definition of streams.
  *
- * A graph is the work of its streams in the order in which it was captured; each launch gives it to streams again. What
- * a capture does not allow ends it, as on real runtimes: allocating, pinning, loading kernels, asking for events and
- * waiting for streams, in any thread that has not said that it is none of the capture's business; events from outside;
- * waits for memory and writes to it. */
+ * A graph is the work of its streams in the order of capture; each launch gives it to streams again. Forbidden calls
+ * end a capture, as on real runtimes: allocating, pinning, loading kernels, querying events and waiting for streams, in
+ * any thread whose capture mode is not relaxed; events from outside; waits for memory and writes to it. */
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 enum { MOST_BRANCHES = 16, RELAXED = 2 };
 
@@ -15,15 +14,15 @@ typedef struct node {
 typedef struct graph {
     node *nodes;
     int n, room, branches, broken, ended;
-    stream *captured[MOST_BRANCHES]; /* the first is the one that was asked for */
-    stream *own[MOST_BRANCHES];      /* of launches, in the place of the others */
+    stream *captured[MOST_BRANCHES]; /* the first one started the capture */
+    stream *own[MOST_BRANCHES];      /* used by launches instead of these */
     recording *last;                 /* launches run one after the other */
 } graph;
 
 static graph *capture; /* one at a time */
 static _Thread_local int capture_mode;
 
-/* CAPTURE_UNSUPPORTED if the calling thread must not do what no graph can hold, which breaks the capture. */
+/* CAPTURE_UNSUPPORTED for a call that a capture forbids in this thread, which also breaks the capture. */
 static int refused(void) {
     enter();
     int bad = capture && capture_mode != RELAXED;
@@ -39,7 +38,7 @@ static int exchange_mode(int *mode) {
     return OK;
 }
 
-/* Number of a stream in the capture; -1: it is in none. */
+/* Index of a stream in the capture; -1 if it is not captured. */
 static int branch_of(const stream *s) {
     for (int i = 0; capture && i < capture->branches; i++)
         if (capture->captured[i] == s) return i;
@@ -79,7 +78,7 @@ static int end_capture(void *handle, void **out) {
     return bad ? INVALID_VALUE : broken ? CAPTURE_INVALIDATED : OK;
 }
 
-/* Take down work of a stream that is being captured: whether it is. */
+/* Record work of a stream that is being captured; returns whether it is. */
 static int captured_locked(stream *s, work w, int *status) {
     int branch = branch_of(s);
     if (branch < 0) return 0;
@@ -95,7 +94,7 @@ static int captured_locked(stream *s, work w, int *status) {
     return 1;
 }
 
-/* A stream is to wait for an event: 0, or why it must not; one of a capture takes the stream into that. */
+/* Make a stream wait for an event: 0, or an error; an event of a capture adds the stream to the capture. */
 static int join_locked(stream *s, const recording *r) {
     int branch = branch_of(s);
     if (!r->of && branch < 0) return OK;
@@ -131,6 +130,6 @@ static int launch_graph(void *exec, void *handle) {
     return status ? status : submit(handle, (work){.kind = RECORD, .recording = done});
 }
 
-static int drop_graph(void *graph) { return graph ? OK : INVALID_VALUE; } /* kept, as launches may be under way */
+static int drop_graph(void *graph) { return graph ? OK : INVALID_VALUE; } /* kept, as launches may be in progress */
 
 static int instantiate(void **exec, void *graph) { return *exec = graph, drop_graph(graph); }

@@ -1,4 +1,4 @@
-"""Scripts of test_device_scripts.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
+"""Scripts of test_device_scripts.py: messages between the streams of two ranks (p2p/lane.c)."""
 
 from device_scripts import program
 
@@ -8,7 +8,7 @@ from ranks import *
 LONG = 300_000  # float32: several pieces
 """
 
-#: Beginning of jobs in which every rank sends to the next one.
+#: The first lines of jobs in which every rank sends to the next one.
 ROUND = COMMON
 ROUND += """
 with Communicator() as comm:
@@ -20,7 +20,7 @@ with Communicator() as comm:
 
 RANDOM = program("random_messages.py")
 
-#: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.
+#: Streams of both sides wait, and hosts do not: nothing moves before the sender's or receiver's stream gets there.
 HELD = ROUND
 HELD += """
     for n in (5, LONG):
@@ -75,7 +75,8 @@ HELD += """
             comm.Isend(z, right, stream=wrong)
 """
 
-#: What need not wait leaves multiprocessors to others: long sends that rings have room for, receives of what is there.
+#: Messages that need not wait use no multiprocessors: long sends that fit into rings, receives of data that has
+#: arrived.
 COPIES = ROUND
 COPIES += """
     stream, driver = gpu.stream(), ctypes.CDLL(gpu.path)
@@ -100,7 +101,7 @@ COPIES += """
     [each.Wait() for each in requests]
 """
 
-#: Messages that do not fit are an error on both sides, and those behind them go on.
+#: Messages that do not match are an error on both sides, and later ones continue.
 MISTAKES = ROUND
 MISTAKES += """
     stream, x = gpu.stream(), Array(LONG).set(r)
@@ -133,7 +134,7 @@ MISTAKES += """
             assert (y.peek[:n] == left).all()
 """
 
-#: A message that never comes ends with its time, and so does the wait of its stream; nothing follows it on this way.
+#: A message that never arrives ends at its timeout, and so does its stream's wait; no later message uses this lane.
 LATE = ROUND
 LATE += """
     stream, after, y = gpu.stream(), gpu.stream(), Array(LONG).set(-1)
@@ -160,7 +161,7 @@ LATE += """
         comm.Isend(x, right, 4, stream=stream) if r else None
 """
 
-#: A sender that dies before its stream gets to the data: the receiver's stream goes on, and its host hears of it.
+#: A sender dies before its stream gets to the data: the receiver's stream continues, and its host gets an error.
 DEATH = ROUND
 DEATH += """
     stream, gate = held()
@@ -182,8 +183,8 @@ DEATH += """
     os._exit(0)
 """
 
-#: Many communicators with calls of their own, and then short messages both ways that nobody waits for one by one, more
-#: than are under way at a time.
+#: Many communicators with calls, and then short messages in both directions that are not waited for one by one, more
+#: than may be in progress at a time.
 GROUPS = COMMON
 GROUPS += """
 with Communicator() as comm:

@@ -1,20 +1,20 @@
 /* The memory of the fake devices. Included by fakegpu.c. */
 typedef struct region {
-    char *base, *seen; /* as the device sees memory of the host */
+    char *base, *seen; /* the device's address of host memory */
     size_t bytes;
     int kind, device, freed, file, fine;
-    int owner, name; /* of memory that another process has lent: that, and the file's number there */
+    int owner, name; /* of memory opened from another process: its process id, and the file's number there */
     struct region *next, *freed_after;
 } region;
 
-/* Bytes of freed memory that have its poison. Pages of what was freed before are given back, as ranks that take the
- * cases of hundreds of tests would fill the machine: it is zeros then, and still known to be freed. */
+/* Limit of freed memory that holds poison. Pages freed earlier are returned to the system, as ranks that run hundreds
+ * of tests would fill the machine: they are zeros then, and still known to be freed. */
 #define POISONED ((size_t)64 << 20)
 
 static region *regions;
-static region *oldest, **latest = &oldest; /* of the freed ones that are poisoned */
+static region *oldest, **latest = &oldest; /* freed regions that hold poison */
 static size_t poisoned;
-static int fine_grained; /* whether there is such memory */
+static int fine_grained; /* whether such memory exists */
 
 static int is_in(const void *address, const char *base, size_t bytes) {
     return base && (const char *)address >= base && (const char *)address < base + bytes;
@@ -26,7 +26,7 @@ static region *find_locked(const void *address) {
     return NULL;
 }
 
-/* Regions are never given back. */
+/* Regions are never freed. */
 static region *find(const void *address) {
     enter();
     region *r = find_locked(address);
@@ -34,7 +34,7 @@ static region *find(const void *address) {
     return r;
 }
 
-/* True if memory that is there begins at this address. */
+/* True if allocated memory begins at this address. */
 static int begins(const region *r, const void *address) { return r && r->base == (const char *)address && !r->freed; }
 
 static void look_up(const void *address, int *kind, int *device) {
@@ -43,7 +43,7 @@ static void look_up(const void *address, int *kind, int *device) {
     *device = r ? r->device : 0;
 }
 
-/* -1 for what the runtime does not know. */
+/* -1 for memory that the runtime does not know. */
 static int kind_of(const void *address) {
     int kind, device;
     look_up(address, &kind, &device);
@@ -93,7 +93,7 @@ static int allocate_as(void **address, size_t bytes, int kind, int fine) {
     return note(r, address);
 }
 
-static size_t pinned; /* of the host's own memory, which nothing unpins */
+static size_t pinned; /* bytes of registered host memory; nothing unpins it */
 
 static int can_pin(size_t bytes) { return (pinned + bytes) >> 20 <= (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20); }
 
@@ -102,12 +102,12 @@ static int allocate(void **address, size_t bytes, int kind) {
     return allocate_as(address, bytes, kind, !HIP);
 }
 
-/* True if the driver lets threads wait that pin memory of the host, and how many wait now. */
+/* True if threads that pin host memory block, and the number that are blocked now. */
 static int pins_stand, pins_waiting;
 
 #define ALREADY_REGISTERED 712
 
-/* Memory of the host's that the device comes to see: with HIP elsewhere, if it can be mapped twice. */
+/* Map host memory for the device: with HIP at another address, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
     __atomic_fetch_add(&pins_waiting, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&pins_stand, __ATOMIC_SEQ_CST))
@@ -129,7 +129,7 @@ static int see_host(void *where, size_t bytes) {
     return note(r, &unused);
 }
 
-/* No more; found by nobody from now on. */
+/* Unmap it; later look-ups do not find it. */
 static int unsee_host(void *where) {
     region *r = find(where);
     if (!begins(r, where) || r->kind != PINNED_MEMORY) return INVALID_VALUE;
@@ -143,7 +143,7 @@ static int seen_at(void **seen, void *memory) {
     return r && r->kind != DEVICE_MEMORY ? OK : INVALID_VALUE;
 }
 
-/* Handle that another process opens memory by: whose it is, as which file, and how long. */
+/* Handle by which another process opens memory: its owner, file and length. */
 typedef struct share {
     int pid, file;
     size_t bytes;
@@ -158,7 +158,7 @@ static int share_memory(share *out, void *address) {
     return OK;
 }
 
-/* True if HIP opens the memory as the peer's: HIP 7 takes the device of that number here for the peer. */
+/* True if HIP opens the memory as the peer's: HIP 7 uses this process's device of that number. */
 static int takes_for_peer(const share *from) {
     int mine = board_of(from->device);
     return hip_version() < 7 || mine == from->board || mine == board_of(current < 0 ? 0 : current);
@@ -189,7 +189,7 @@ static int open_memory(void **address, const share *from) {
         free(r);
         return NOT_SUPPORTED;
     }
-    if (!from->fine || !takes_for_peer(from)) /* it reads what it has read once */
+    if (!from->fine || !takes_for_peer(from)) /* a second read returns the first one's data */
         for (size_t at = 0; at < from->bytes; at += 4096)
             r->base[at] ^= 1;
     r->bytes = from->bytes;
@@ -216,7 +216,7 @@ static void poison_locked(region *r) {
     }
 }
 
-/* Overwritten at once, whatever still uses it, and never used again, so that every later use meets the poison. */
+/* Memory is overwritten at once, even if in use, and never reused, so that every later access reads the poison. */
 static int release(void *address, int kind) {
     region *r = find(address);
     if (refused()) return refused();
@@ -228,7 +228,7 @@ static int release(void *address, int kind) {
     return OK;
 }
 
-/* Give another process's back: nothing may use it any more. */
+/* Close another process's memory: no work may use it. */
 static int close_memory(void *address) {
     region *r = find(address);
     if (!begins(r, address) || !r->owner) return INVALID_VALUE;

@@ -11,7 +11,7 @@ LONG = 300_000  # float32: longer than what libucp sends unasked
 
 MATCHING = program("message_cases.py")
 
-#: How a rank ends whose peer has died: it says what each of its calls raises.
+#: How a rank ends whose peer has died: it prints what each of its calls raises.
 TOLD = """
 def told(*calls):
     for call in calls:
@@ -22,7 +22,7 @@ def told(*calls):
     os._exit(0)
 """
 
-#: Rank 1 is killed before its long message is received, or while it is: the other learns it, or has all of it.
+#: Rank 1 is killed before or during the receive of its long message: the receiver gets an error, or the whole message.
 DEATH = COMMON + TOLD
 DEATH += """
 with Communicator() as comm:
@@ -50,7 +50,7 @@ with Communicator() as comm:
     told(whole, lambda: comm.Allreduce(x, y))
 """
 
-#: A receive that is given up takes nothing of what comes later; a send that is given up goes on until it is received.
+#: A cancelled receive gets none of the later messages; a cancelled send continues until it is received.
 GIVEN_UP = COMMON
 GIVEN_UP += """
 with Communicator() as comm:
@@ -84,7 +84,7 @@ with Communicator() as comm:
         assert (at(later) == 101 - r).all() and (at(y) == -1).all()
 """
 
-#: Long messages leave the devices' multiprocessors to others: copy engines move them, to devices and to hosts.
+#: Long messages use no multiprocessors: copy engines move them, to devices and to hosts.
 COPIES = COMMON
 COPIES += """
 with Communicator() as comm:
@@ -99,7 +99,7 @@ with Communicator() as comm:
         assert driver.fakegpu_movers() == before
 """
 
-#: Messages that start in streams, of which some never get there.
+#: Messages in streams, some of which never get to them.
 STREAMS = COMMON
 STREAMS += """
 with Communicator() as comm:
@@ -147,8 +147,8 @@ with Communicator() as comm:
         comm.Isend(np.zeros(100, np.float32)[::2], right, stream=0)
 """
 
-#: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
-#: its sender is done, and the next message comes.
+#: A receive times out while data arrives, on a device or the host: nothing more is written to its memory, its sender
+#: completes, and the next message arrives.
 ON_ITS_WAY = COMMON
 ON_ITS_WAY += """
 with Communicator() as comm:
@@ -179,7 +179,7 @@ with Communicator() as comm:
         assert r == 0 or ((z.peek == 10 + turn).all() and (there == had).all())
 """
 
-#: The device of rank 1 is slow: its host, which takes other messages, gives no slots away that the stream has to read.
+#: Rank 1's device is slow: its host, which receives other messages, frees no slots that the stream has yet to read.
 EARLY = COMMON
 EARLY += """
 from arrays import begin_case
@@ -199,8 +199,8 @@ with Communicator() as comm:
             assert ((y[k] if k % 2 else y[k].peek) == x[k]).all(), k
 """
 
-#: While the driver lets wait who would pin memory, as a receiver does that knows only now from whom a long message is,
-#: others go on; and what its device cannot have is told to both, of that message alone.
+#: While the driver delays a receiver that pins memory (it learns only now who sends a long message), others continue;
+#: if its device cannot allocate the memory, both ranks get an error for that message only.
 PINS = COMMON
 PINS += """
 with Communicator() as comm:

@@ -1,4 +1,4 @@
-/* The entry points of the two runtimes, as far as ucc_hetero uses them. Included by fakegpu.c. */
+/* The entry points of the two runtimes that ucc_hetero uses. Included by fakegpu.c. */
 #ifdef FAKE_CUDA
 #define ENTRY(cuda, hip, params, does)                                                                                 \
     int cuda params { return does; }
@@ -6,13 +6,13 @@
 #define ENTRY(cuda, hip, params, does)                                                                                 \
     int hip params { return does; }
 #endif
-/* What needs a device in use. */
+/* Calls that need a current device. */
 #define READY(does) (usable() ? usable() : (does))
 
 static int pinned_memory(void **where, size_t bytes) { return READY(allocate(where, bytes, PINNED_MEMORY)); }
 
 static int new_event(void **e, unsigned flags) {
-    *e = flags & ~2u ? NULL : calloc(1, sizeof(event)); /* without times, or with them */
+    *e = flags & ~2u ? NULL : calloc(1, sizeof(event)); /* without or with timing */
     return *e ? OK : flags & ~2u ? INVALID_VALUE : OUT_OF_MEMORY;
 }
 
@@ -24,7 +24,7 @@ static int load_module(void **module, const void *image) {
 
 static int is_line(unsigned x, unsigned y, unsigned z) { return x && y == 1 && z == 1; }
 
-/* ---- of both: CUDA's name, HIP's, parameters, and what it does ---- */
+/* ---- both runtimes: CUDA's name, HIP's name, parameters, and the result ---- */
 
 ENTRY(cuInit, hipInit, (unsigned flags), begin())
 ENTRY(cuDeviceGetCount, hipGetDeviceCount, (int *n), (*n = device_count(), OK))
@@ -55,7 +55,7 @@ ENTRY(cuStreamSynchronize, hipStreamSynchronize, (void *s), synchronize(s))
 ENTRY(cuStreamWriteValue32_v2, hipStreamWriteValue32, (void *s, void *word, uint32_t value, unsigned flags),
       flag_work(s, word, value, WRITE))
 ENTRY(cuEventCreate, hipEventCreateWithFlags, (void **e, unsigned flags), new_event(e, flags))
-ENTRY(cuEventDestroy_v2, hipEventDestroy, (void *e), OK) /* kept: work in its stream may still name it */
+ENTRY(cuEventDestroy_v2, hipEventDestroy, (void *e), OK) /* kept: work in its stream may still refer to it */
 ENTRY(cuEventRecord, hipEventRecord, (void *e, void *s), record(e, s))
 ENTRY(cuEventQuery, hipEventQuery, (void *e), query(e))
 ENTRY(cuStreamBeginCapture_v2, hipStreamBeginCapture, (void *s, int mode), begin_capture(s))
@@ -199,7 +199,7 @@ int hipPointerGetAttributes(void *into, const void *where) {
     return OK;
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
-    if (flags == 1) /* and says nothing where there is no fine-grained memory */
+    if (flags == 1) /* and silently has no effect without fine-grained memory */
         return allocate_as(where, bytes, DEVICE_MEMORY, fine_grained);
     return flags == 2 && bytes == 8 ? allocate(where, bytes, SIGNAL_MEMORY) : INVALID_VALUE;
 }

@@ -88,7 +88,7 @@ exchange(("KBNHD", "KBHND"), (f16, f16), ((0, H, H), (2, 2, H)))
 worker.close()
 """
 
-#: Without a run-time compiler pages go as they are, and what would have to be converted is refused in words.
+#: Without a run-time compiler unconverted pages are moved, and pages that need conversion are refused with a message.
 NO_COMPILER = _CACHES
 NO_COMPILER += """
 whole = ((0, H, H), (0, H, H))
@@ -103,7 +103,7 @@ mpi.Barrier()
 worker.close()
 """
 
-#: Pages that are sent when a stream gets there, and that a stream waits for.
+#: Pages that are sent in stream order, and that a stream waits for.
 STREAMS = _CACHES
 STREAMS += """
 mine, seen = table("KBNHD" if r == 0 else "KBHND", np.float16)

@@ -1,4 +1,4 @@
-"""For arrays on devices, fake ones (arrays.py) and real ones (tests/gpu/arrays.py): parts of them, gates of streams."""
+"""For device arrays, fake (arrays.py) and real (tests/gpu/arrays.py): parts of arrays, and gates for streams."""
 
 import ctypes
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from ucc_hetero import device
 
 
 class Gate:
-    """What holds a stream, from here on, until it is opened."""
+    """Blocks a stream from here on, until it is opened."""
 
     def __init__(self, stream):
         (runtime,) = device.available()
@@ -23,8 +23,8 @@ class Gate:
 
 
 class ndarray:
-    """Elements in the middle of an ``arrays.Array``, as CuPy hands them out: of calls made again it is read in no
-    time."""
+    """Elements in the middle of an ``arrays.Array``, as CuPy exposes them: in repeated calls the package reads it
+    fast."""
 
     def __init__(self, array, first, count, dtype):
         self.array, self.dtype, self.size, self.first = array, np.dtype(dtype), count, first
@@ -42,4 +42,4 @@ class ndarray:
         return {**self.array.__cuda_array_interface__, **place}
 
 
-ndarray.__module__ = "cupy"  # it is taken for one of CuPy's own
+ndarray.__module__ = "cupy"  # the package treats it as CuPy's own

@@ -17,7 +17,7 @@ static void *worker(void *data) {
     return NULL;
 }
 
-/* Queues are kept, as are the threads that run them. */
+/* Queues and their threads are never destroyed. */
 static queue *new_queue(void) {
     static unsigned made;
     queue *q = calloc(1, sizeof(*q));
@@ -33,7 +33,7 @@ static queue *new_queue(void) {
     return NULL;
 }
 
-/* A queue that nobody uses, a new one, or where there are too many the one with the fewest users. */
+/* An unused queue, a new one, or, at the limit, the one with the fewest users. */
 static queue *queue_for_locked(void) {
     static queue *all[4096];
     static int many;
@@ -61,7 +61,7 @@ static int make_stream(stream **out) {
     return s && s->queue ? OK : OUT_OF_MEMORY;
 }
 
-/* Destroy a stream after the work that it still has; the handle is kept, as work may name it. */
+/* Destroy a stream after its remaining work; the handle is kept, as work may refer to it. */
 static int end_stream(void *handle) {
     stream *s = handle;
     enter();
@@ -97,7 +97,7 @@ static int give_locked(queue *q, stream *of, work w) {
     return OK;
 }
 
-/* Whoever has it keeps the driver from everybody, and does so for long where it is `kept`. */
+/* A thread that holds it blocks the driver for all threads, for long if it is `kept`. */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
 static int kept;
 
@@ -106,7 +106,7 @@ static void pass_driver(void) {
     pthread_mutex_unlock(&driver);
 }
 
-/* The most work that any stream of a device has, or of this one; -1: of any device. */
+/* The longest queue of a device's streams, or of this stream; -1: of any device. */
 static int most_work(const stream *one, int device) {
     int most = 0;
     enter();
@@ -122,7 +122,7 @@ static void wait_for_device(int device) {
         usleep(LOOK_US);
 }
 
-/* Keep the driver until streams have less work than this. */
+/* Block the driver until streams have less work than this. */
 static void keep_driver(const stream *s, int least) {
     for (int busy = 1; busy; usleep(busy ? LOOK_US : 0)) {
         busy = most_work(s, -1) >= least;
@@ -130,7 +130,7 @@ static void keep_driver(const stream *s, int least) {
     }
 }
 
-/* A kernel that is not loaded is, once the device has come to rest. */
+/* Load a kernel if necessary, once the device is idle. */
 static void load_kernel(int *loaded) {
     pthread_mutex_lock(&driver);
     if (!*loaded) keep_driver(NULL, 1);
@@ -138,7 +138,7 @@ static void load_kernel(int *loaded) {
     pthread_mutex_unlock(&driver);
 }
 
-/* A stream that is full keeps the driver from everybody, as CUDA's seems to behind some 1,000 kernels. */
+/* A full stream blocks the driver for all threads, as CUDA seems to do beyond some 1,000 kernels. */
 static void wait_for_room(const stream *s) {
     pthread_mutex_lock(&driver);
     if (most_ahead > 0) keep_driver(s, most_ahead);
@@ -161,10 +161,10 @@ static int submit(void *handle, work w) {
     return status;
 }
 
-/* The next works come by one call of the driver's. */
+/* The next works come from one driver call. */
 static void given_at_once(int works) { __atomic_sub_fetch(&given, works - 1, __ATOMIC_RELAXED); }
 
-/* A copy by an engine: it is in the engine's order from now on, and waits there for what is before it in its stream. */
+/* Queue a copy in an engine, where it waits for earlier work of its stream. */
 static int submit_to_engine(queue **engine, stream *s, work w) {
     recording *before = calloc(1, sizeof(*before)), *after = calloc(1, sizeof(*after)); /* never freed, as others */
     if (!s || !before || !after) return OUT_OF_MEMORY;
@@ -208,7 +208,7 @@ static int synchronize(void *handle) {
 
 static int record(event *e, void *handle) {
     if (usable()) return usable();
-    recording *r = calloc(1, sizeof(*r)); /* never freed: anybody may still wait for it */
+    recording *r = calloc(1, sizeof(*r)); /* never freed: work may still wait for it */
     if (!r) return OUT_OF_MEMORY;
     enter();
     e->last = r;

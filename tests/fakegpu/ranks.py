@@ -1,6 +1,6 @@
-"""What scripts of ranks on fake GPUs begin with; importing it chooses this rank's device, before any communicator."""
+"""First lines of scripts of ranks on fake GPUs; importing it selects this rank's device, before any communicator."""
 
-# Names for scripts.
+# These names are for scripts.
 # ruff: noqa: F401, F403
 
 import ctypes
@@ -24,12 +24,12 @@ from ucc_hetero.native.libraries import lib
 
 
 def numbers(k, rank, n, dtype=np.float32):
-    """What a rank brings into the k-th call; every rank knows it. Sums of them are exact."""
+    """Return a rank's contribution to the k-th call, which every rank can compute. Sums are exact."""
     return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
 
 
 def held():
-    """A stream that waits, and for what."""
+    """Return a blocked stream, and the gate that blocks it."""
     stream = runtime().stream()
     return stream, Gate(stream)
 

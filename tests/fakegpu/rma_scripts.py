@@ -45,9 +45,9 @@ def moved(into, source, ours, theirs, lengths):
     return out
 """
 
-#: Random transfers between all ranks, from and to devices and host memory: of pieces in any order, of pages, or of all
-#: of a share; by lists and many at a time, by hosts and, where they do not share queues, in streams; with notifications
-#: and counters, beside an allreduce.
+#: Random transfers between all ranks, between devices and host memory: of pieces in any order, of pages, or of a whole
+#: region; as lists and many at a time, by hosts and, if streams do not share queues, in streams; with notifications
+#: and counters, during an allreduce.
 EVERY = COMMON
 EVERY += """
 N, M = 8_000_000, 100_000  # shares are longer than slots
@@ -131,7 +131,7 @@ worker.close()
 
 
 def far(script):
-    """A script between processes that take each other for those of another host."""
+    """Return a script for processes that treat each other as being on another host."""
     return script.replace(
         "worker = rma.Worker()\n",
         """from types import SimpleNamespace
@@ -143,8 +143,8 @@ with mock.patch.object(workers, "host_identity", lambda: SimpleNamespace(memory=
     )
 
 
-#: Memory that a peer's device opens: parts of one allocation, opened again and again; what cannot be lent; memory that
-#: its owner takes back from who is writing there, and whose device has streams that wait.
+#: Memory that a peer's device opens: parts of one allocation, opened repeatedly; memory that cannot be shared; memory
+#: that its owner unregisters during a peer's put, on a device with waiting streams.
 OPENED = COMMON
 OPENED += """
 N = 3_000_000
@@ -216,8 +216,8 @@ worker.close()
 assert ctypes.CDLL(gpu.path).fakegpu_misuses() == 0
 """
 
-#: While the driver waits for a kernel of the user's before it gives a peer's memory back, peers put, and streams do not
-#: begin to wait.
+#: While the driver waits for a user's kernel before it closes a peer's memory, peers put, and streams do not start to
+#: wait.
 CLOSING = COMMON
 CLOSING += """
 N = 3_000_000
@@ -253,7 +253,7 @@ worker.close()
 assert device.fakegpu_misuses() == 0
 """
 
-#: Memory of all kinds by one interface: made here and wrapped, copied into each other, put to each other.
+#: Memory of all kinds by one interface: allocated and wrapped, copied into each other, put to each other.
 MEMORY = COMMON
 MEMORY += """
 N = 3_000_000
@@ -281,7 +281,7 @@ for each in (given, out, other, wrapped):
     each.close()
 """
 
-#: Peers that come and go leave no memory mapped that they have put from.
+#: Peers that connect and disconnect leave no mapped memory behind.
 LEAVING = COMMON
 LEAVING += """
 room, seen = memory(100_000)
@@ -303,7 +303,7 @@ for turn in range(5):
 worker.close()
 """
 
-#: What comes by wires for a peer that has been closed meanwhile is not kept.
+#: Data that arrives by wires for a closed peer is not kept.
 LATE = (
     far(COMMON)
     + """
@@ -338,8 +338,8 @@ worker.close()  # some slots were never handed over
 """
 )
 
-#: A process that is stopped holds up no transfers with others, however much goes to it. What it was told of before it
-#: looks at it is not another's data by then.
+#: A stopped process delays no transfers with others, however many are for it. Notifications that it reads later are
+#: not taken for another transfer's.
 STOPPED = COMMON
 STOPPED += """
 from contextlib import contextmanager
@@ -416,10 +416,10 @@ assert r != 1 or (spot[5000:6000] == given[:1000]).all()
 worker.close()
 """
 
-#: The same by wires.
+#: The same over wires.
 FAR = far(EVERY).replace(""".startswith("direct" if opens else "staged")""", """.endswith("wires")""")
 
-#: Processes that cannot open each other's slots, which neither has foreseen: an error says so, and others go on.
+#: Processes unexpectedly cannot open each other's slots: an error says so, and others continue.
 APART = COMMON.replace(
     "rma.connect_all(worker, mpi)",
     """[
@@ -448,7 +448,7 @@ worker.close()
 other.kill()
 """
 
-#: A peer dies in the middle; transfers with it fail, and those with others go on.
+#: A peer dies during transfers; these fail, and transfers with others continue.
 DEATH = COMMON
 DEATH += """
 N = 8_000_000

@@ -1,7 +1,7 @@
-"""A job of a torch group on fake GPUs: collectives in any stream, at once and asynchronous, new and made before.
+"""A job of a torch group on fake GPUs: collectives in any stream, blocking and asynchronous, new and repeated.
 
-What a call reads is computed in the current stream just before, what it writes is poison until then, and both are
-overwritten once it was waited for: a stream that waits for too little gives wrong numbers.
+A call's input is computed in the current stream just before the call, its output is poisoned until then, and both are
+overwritten after the wait: a stream that waits too little gives wrong numbers.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def memory(n):
 
 
 def calls(n, small, large):
-    """Name -> (the call, what it reads, what it writes, the numbers that this writes to each rank's part)."""
+    """Name -> (the call, its inputs, its outputs, the expected numbers in each rank's part)."""
     return {
         "sum": (lambda **how: dist.all_reduce(small, SUM, **how), small, small, lambda v: [N * v + total]),
         "mean": (lambda **how: dist.all_reduce(small, AVG, **how), small, small, lambda v: [v + total / N]),
@@ -71,7 +71,7 @@ def check(into, numbers, what):
 
 
 def one(step):
-    """A call, and the kernels before and behind it."""
+    """Make a call, and the kernels before and after it."""
     n, value, asynchronous = dice.choice(sizes), float(step), dice.random() < 0.6
     stream, waits = (dice.choice((gpu.state.current, other)) for _ in range(2))
     small, large = known[n] if dice.random() < 0.8 else memory(n)
@@ -80,7 +80,7 @@ def one(step):
         into.fill(-7.0)
         outof.fill(value + R)
         work = call(async_op=asynchronous)
-        while asynchronous and step % 2 and not work.is_completed():  # the host sees its end first, then
+        while asynchronous and step % 2 and not work.is_completed():  # here the host sees its end first
             time.sleep(1e-5)
     with torch.cuda.stream(waits if asynchronous else stream):
         if asynchronous:
@@ -94,7 +94,7 @@ def one(step):
 for step in range(120):
     one(step)
 
-# Many under way, of which nobody waits for one but the last; several that are one Work.
+# Many calls in progress, of which only the last is waited for; several calls that are one Work.
 small = [gpu.empty(1000) for _ in range(30)]
 for k, tensor in enumerate(small):
     tensor.fill(k + R)
@@ -114,7 +114,7 @@ for turn in range(3):
 
 
 def captured(stream, into):
-    """A call in a graph, which is replayed."""
+    """Capture a call in a graph, which is replayed."""
     dist.all_reduce(into)
     stream.synchronize()
     with Graph(stream._native) as graph:
@@ -132,7 +132,7 @@ if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
 
 
 def released(*, together):
-    """Tensors of a call that was waited for are the group's no more, though the call has not ended."""
+    """The group no longer refers to tensors of a call that was waited for, although the call has not ended."""
     word = ctypes.c_uint32.from_address(gpu.RUNTIME.flag())
     word.value = 0
     gpu.RUNTIME.wait_value(gpu.state.current.cuda_stream, ctypes.addressof(word), 1)
@@ -153,20 +153,20 @@ def released(*, together):
     block.close()
 
 
-if "QUEUED" in os.environ:  # elsewhere hosts wait for messages, and no stream goes on without their data
+if "QUEUED" in os.environ:  # elsewhere hosts wait for messages, and no stream continues without their data
     for turn in range(4):
         released(together=turn % 2 == 1)
     brief = dist.new_group(timeout=timedelta(seconds=2))
     earlier = dist.all_reduce(small[0], group=brief, async_op=True)
-    if R == 0:  # nobody sends it: that is told by whatever is waited for next
+    if R == 0:  # it is never sent: the next wait raises
         into = gpu.empty(100)
         dist.irecv(into, 1, group=brief).wait()
         gpu.state.current.synchronize()
-        with pytest.raises(dist.DistBackendError, match="from rank 1"):  # garbage is not taken for data
+        with pytest.raises(dist.DistBackendError, match="from rank 1"):  # garbage is not accepted as data
             earlier.wait()
     MPI.COMM_WORLD.Barrier()
 
-    if R == 0:  # an abort lets a stream go that waits for a message which nobody sends
+    if R == 0:  # an abort releases a stream that waits for a message that is never sent
         dist.irecv(gpu.empty(100), 1).wait()
         dist.group.WORLD.abort()
         gpu.state.current.synchronize()

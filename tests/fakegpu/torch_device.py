@@ -1,8 +1,8 @@
 """torch's device ``cuda`` over the fake GPU library: its streams, events, and tensors in device memory.
 
-Import this before a group is made. A build of torch for the host has no such device: a tensor here is one of the host's
-that lies in the fake device's memory and says that it is on a device. Of its methods only those work in streams that
-messages and the tests need.
+Import this before a group is created. A CPU build of torch has no such device: a tensor here is a host tensor
+in the fake device's memory that pretends to be on a device. Only the methods that messages and the tests
+need run in streams.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ RUNTIME = arrays.runtime()
 HERE = place_of().device
 RUNTIME.use(HERE)
 DEVICE = torch.device("cuda", HERE)
-# torch's name for both vendors' devices; whose they are is that of its build.
+# torch's name for both vendors' devices; the vendor is that of torch's build.
 for _row in VENDORS.values():
     if _row.torch_build:
         setattr(torch.version, _row.torch_build, "1.0" if _row.name == RUNTIME.vendor else None)
@@ -33,7 +33,7 @@ class Event:
 
     def record(self, stream=None):
         if self._native is None:
-            RUNTIME.use(HERE)  # in whichever thread
+            RUNTIME.use(HERE)  # in any thread
             self._native = RUNTIME.event()
         self._native.record((stream or state.current).cuda_stream)
 
@@ -69,7 +69,7 @@ _first = Stream()
 
 
 class _State(threading.local):
-    """Stream that a thread uses now."""
+    """The current stream of a thread."""
 
     def __init__(self):
         self.current = _first
@@ -120,7 +120,7 @@ class Tensor(torch.Tensor):
         return self
 
     def record_stream(self, stream):
-        """Nothing: memory is freed by tests alone."""
+        """Do nothing: only tests free memory."""
 
     def copy_(self, other):
         nbytes = self.numel() * self.element_size()
@@ -138,12 +138,12 @@ class Tensor(torch.Tensor):
         return self
 
     def seen(self):
-        """The contents as the current stream sees them, which the host waits for."""
+        """Return the contents in the current stream's order; the host waits for them."""
         state.current.synchronize()
         return self.as_subclass(torch.Tensor).clone()
 
 
-Tensor.__module__ = "torch"  # it is taken for one of torch's own
+Tensor.__module__ = "torch"  # the package treats it as one of torch's own
 
 
 def empty(*shape, dtype=torch.float32):

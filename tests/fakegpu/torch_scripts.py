@@ -1,4 +1,5 @@
-"""Scripts of ranks in a torch group on the fake GPU library: messages that look like earlier ones, and do not."""
+"""Scripts of ranks in a torch group on the fake GPU library: messages that repeat earlier ones, or only resemble
+them."""
 
 COMMON = """
 import os
@@ -41,8 +42,8 @@ def right_value(got, value):
     assert (seen == value + left).all(), (r, value, seen[:4])
 """
 
-#: Random messages between all ranks, one by one, one way and in batches, in streams in turn, in memory that others have
-#: had or new; inside a vendor, where torch_vendor was imported, by its own backend, and no others.
+#: Random messages between all ranks, single, one way and in batches, in alternating streams, in reused or new memory;
+#: inside a vendor, if torch_vendor was imported, exactly these go by its own backend.
 RANDOM = COMMON
 RANDOM += """
 alike, own = random.Random(int(os.environ["DICE"])), random.Random(int(os.environ["DICE"]) * 100 + r)
@@ -150,7 +151,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-#: Messages in graphs: batches in any order, one by one, with others between replays, and some that are not waited for.
+#: Messages in graphs: batches in any order, single ones, with others between replays, and some that are not awaited.
 CAPTURED = COMMON
 CAPTURED += """
 from arrays import Graph
@@ -199,7 +200,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-#: Mistakes raise what they do the first time, and the batches after them are as those before.
+#: Mistakes raise the same errors as the first time, and later batches work as before.
 MISTAKES = COMMON
 MISTAKES += """
 sent, got = gpu.empty(100), gpu.empty(100)
@@ -237,7 +238,7 @@ if p == 2:
 dist.destroy_process_group()
 """
 
-#: Rank 1 dies; the others learn it from messages that look like those before.
+#: Rank 1 dies; the others get the error in messages that repeat earlier ones.
 DEATH = COMMON
 DEATH += """
 sent, got = gpu.empty(100), gpu.empty(100)
@@ -263,7 +264,7 @@ print("told:", said, flush=True)
 os._exit(0)
 """
 
-#: Calls of callbacks have a communicator of their own: the group's messages are looked after until both have ended.
+#: Calls in callbacks use a separate communicator: the group's messages make progress until both have ended.
 NESTED = COMMON
 NESTED += """
 def nested(future):
@@ -279,8 +280,8 @@ dist.destroy_process_group()
 print("right", flush=True)
 """
 
-#: Objects that another thread collects meanwhile, as asynchronous checkpoints do, in a group that was asked for by type
-#: of device; and mistakes in calls of either kind, which end those of no other.
+#: Objects that another thread gathers meanwhile, as asynchronous checkpoints do, in a group created by device type; and
+#: mistakes in calls of either kind, which end no calls of the other kind.
 BESIDE = COMMON
 BESIDE += """
 from concurrent.futures import ThreadPoolExecutor
@@ -324,7 +325,7 @@ assert "queued" in said and " host: " in said, said
 print("right", flush=True)
 """
 
-#: Three ranks of one vendor and one of another: messages inside the vendor go by its own backend, the others by lanes.
+#: Three ranks of one vendor and one of another: messages inside the vendor use its own backend, the others lanes.
 FABRIC = """
 import torch_device
 import torch_vendor as vendor

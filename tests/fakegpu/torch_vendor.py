@@ -1,7 +1,7 @@
 """A vendor's own backend of torch for the fake devices: Gloo moves the bytes, and a thread waits for streams.
 
-As with NCCL a message starts where the current stream has got to, messages of a backend go one after the other, and
-making one waits for the other rank. Waiting for a message keeps the host. Import this before a group is made.
+As with NCCL a message starts in the current stream's order, a backend's messages are sequential, and creating a
+backend waits for the other rank. Waiting for a message blocks the host. Import this before a group is created.
 """
 
 import queue
@@ -21,9 +21,9 @@ from ucc_hetero.torch import fabric_messages
 for _name in ("nvidia", "amd"):
     VENDORS[_name] = replace(VENDORS[_name], torch=("cpu", "cuda"), torch_build="", torch_backend="gloo")
 
-#: (sender, receiver, bytes) of messages that went this way, by places in their groups, as this rank has posted them.
+#: (sender, receiver, bytes) of messages that used this backend, by group rank, as this rank has posted them.
 posted = []
-#: Makers fail where this is set, and messages cannot be begun where that is.
+#: If set: creating a backend fails; messages cannot be started.
 broken, refuses = threading.Event(), threading.Event()
 ended = []
 

@@ -1,9 +1,9 @@
-"""An engine that serves a small model through the connector in vLLM's order: a process of its own, told what to do in
-lines of JSON. Its scheduler is the one below, or vLLM's own where that is installed.
+"""An engine that serves a small model through the connector in vLLM's order, as a process that reads commands as
+lines of JSON. Its scheduler is the one below, or vLLM's own if it is installed.
 
     python vllm_engine.py '{"role": "kv_producer", "port": 7000, ...}'
 
-It is told {"add": id, "prompt": [...], "tokens": n, "params": {...}}, {"abort": id} and {"free": null}, and says
+Commands: {"add": id, "prompt": [...], "tokens": n, "params": {...}}, {"abort": id} and {"free": null}. Answers:
 {"ready": ...}, {"done": id, "tokens": [...], "params": ..., "computed": n}, {"free": blocks}, or {"error": text}.
 """
 
@@ -41,7 +41,7 @@ class Request:
 
 
 class Scheduler:
-    """Chunked prefill, preemption and loads between steps, with the calls of a connector where vLLM makes them."""
+    """Chunked prefill, preemption and loads between steps, with a connector's calls at the same places as in vLLM."""
 
     def __init__(self, connector, blocks):
         self.connector, self.free = connector, list(range(1, blocks))
@@ -97,7 +97,7 @@ class Scheduler:
         full = False
         for request in list(self.waiting):
             if full and not request.blocks:
-                continue  # those behind that have loaded theirs go on: nobody else would free any
+                continue  # later requests whose loads are done continue, as only they can free blocks
             if request.status == Status.WAITING_FOR_REMOTE_KVS:
                 if request.request_id not in self.loaded:
                     continue
@@ -234,7 +234,7 @@ class Theirs:
 
 
 class OnDevice:
-    """A tensor in the memory of a (fake) device, as a connector sees it."""
+    """A tensor in (fake) device memory, as a connector sees it."""
 
     def __init__(self, tensor):
         self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
@@ -288,7 +288,8 @@ class Runner:
         return tensor
 
     def forward(self, request, begin, count):
-        """The token after the scheduled ones, whose keys and values go into pages; those before come from there."""
+        """Compute the token after the scheduled ones, writing their keys and values to pages, and reading earlier ones
+        there."""
         places = torch.arange(begin + count)
         blocks, within = torch.tensor(request.blocks)[places // BLOCK], places % BLOCK
         past = [layer[blocks[:begin], :, within[:begin]].transpose(0, 1) for layer in self.cache]
@@ -299,7 +300,7 @@ class Runner:
         return int(logits.argmax())
 
     def step(self, plan, meta, finished, made):
-        """(tokens, what the connector says), as vLLM's model runner goes about it."""
+        """Return (tokens, the connector's output), in the order of vLLM's model runner."""
         if self.connector is not None:
             self.connector.bind_connector_metadata(meta)
         sampled = {}
@@ -336,7 +337,7 @@ def facts(told):
 
 
 def real_config(told):
-    """(vLLM's configuration, that of its cache)."""
+    """Return (vLLM's configuration, its cache's configuration)."""
     from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -364,7 +365,7 @@ def real_config(told):
 
 
 def build(told):
-    """(scheduler, worker, class of what the worker says of transfers)."""
+    """Return (scheduler, worker, class of the worker's output about transfers)."""
     place = told["blocks"], told["layout"], told["vendor"], told.get("dim", DIM)
     if told["scheduler"] == "vllm":
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -417,7 +418,7 @@ def serve(told):
 
 
 def read(lines):
-    """Hand over lines as they come, and None at the end."""
+    """Pass on lines as they arrive, and None at the end."""
     for line in sys.stdin:
         lines.put(line)
     lines.put(None)

@@ -1,4 +1,4 @@
-"""Engines of vllm_engine.py as tests talk to them, on this host or another, and prompts for them."""
+"""Controls engines of vllm_engine.py for tests, on this host or another; prompts for them."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-#: Seconds for what takes one or two.
+#: Timeout for steps that take one or two seconds.
 PATIENCE = 400
 USUAL = {"vendor": "", "layout": "NHD", "blocks": 64, "scheduler": "own"}
 
@@ -32,7 +32,7 @@ class Engine:
             if line.startswith("{"):
                 self._said.put(json.loads(line))
             else:
-                print(line, end="")  # as libucp's last words
+                print(line, end="")  # such as libucp's last output
 
     def tell(self, **order):
         self.process.stdin.write(json.dumps(order) + "\n")
@@ -42,7 +42,7 @@ class Engine:
         self.tell(add=name, prompt=prompt, tokens=tokens, params=params)
 
     def hear(self, key):
-        """The next thing said with this key; those that are done are kept for :meth:`done`."""
+        """Return the next answer with this key; finished requests are kept for :meth:`done`."""
         until = time.monotonic() + PATIENCE
         while True:
             said = self._said.get(timeout=max(0.1, until - time.monotonic()))
@@ -68,7 +68,7 @@ class Engine:
             time.sleep(0.05)
 
     def prefilled(self, name, prompt):
-        """``kv_transfer_params`` of a prompt that has been computed, as the proxy gets them."""
+        """Return ``kv_transfer_params`` of a computed prompt, as the proxy gets them."""
         self.add(name, prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False})
         return self.done(name)["params"]
 
@@ -91,7 +91,7 @@ def free_port():
 
 
 def prompts(longest, *most):
-    """Prompts of any length, from one token to several chunks; beside the usual three some of at most so many."""
+    """Return prompts of any length, from one token to several chunks; besides the usual three some with a limit."""
     lengths = [1, 16, 33, longest, *(random.randint(2, each) for each in most)]
     return {f"r{i}": [random.randrange(256) for _ in range(length)] for i, length in enumerate(lengths)}
 

@@ -1,4 +1,4 @@
-"""A small decoder whose tokens depend on every key and value before them, for engines with a cache in pages."""
+"""A small decoder whose tokens depend on all previous keys and values, for engines with a paged cache."""
 
 import torch
 from torch.nn import functional
@@ -12,7 +12,7 @@ class Decoder:
         self.tokens, self.places = torch.randn(vocabulary, width), torch.randn(longest, width)
         self.layers = [
             (
-                4 * torch.randn(width, 2 * heads * dim) / width**0.5,  # attention to few tokens, not to all alike
+                4 * torch.randn(width, 2 * heads * dim) / width**0.5,  # attention concentrates on a few tokens
                 torch.randn(width, 2 * heads * dim) / width**0.5,
                 torch.randn(2 * heads * dim, width) / (2 * heads * dim) ** 0.5,
             )
@@ -21,7 +21,7 @@ class Decoder:
         self.out = torch.randn(width, vocabulary)
 
     def __call__(self, tokens, begin, past):
-        """Go on behind ``begin`` tokens.
+        """Continue after ``begin`` tokens.
 
         Args:
             tokens: the ones to compute.

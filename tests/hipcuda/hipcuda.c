@@ -1,9 +1,9 @@
 /* HIP over CUDA: the entry points of the HIP runtime that ucc_hetero uses, forwarded to the CUDA driver, so that ranks
- * on NVIDIA GPUs take the `amd` path with real device memory, real streams and real bandwidth.
+ * on NVIDIA GPUs run the `amd` code with real device memory, streams and bandwidth.
  *
- * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then UCCH_HIP_LIB names it and UCCH_CUDA_LIB=none. As
- * with HIP, whose version HIPCUDA_VERSION says (6), unknown memory has a kind from 6 on, one flag is taken for memory
- * of other processes, streams wait for signal memory only, and freeing waits for all streams of the device. */
+ * cc -shared -fPIC hipcuda.c -o libamdhip64-over-cuda.so -ldl; then set UCCH_HIP_LIB to it and UCCH_CUDA_LIB=none. As
+ * in HIP (version HIPCUDA_VERSION, 6), unknown memory has a kind from 6 on, one flag is accepted for memory of other
+ * processes, streams wait for signal memory only, and freeing waits for all streams of the device. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,8 +18,7 @@ static void *driver(void) {
 }
 
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-/* A function that is the driver's of another name, which is looked up once, and called if nothing is wrong `before`
- * that. */
+/* Forward to a driver function of another name, which is looked up once, unless `before` gives an error. */
 #define FORWARD(linkage, name, of, params, args, before)                                                               \
     linkage int name params {                                                                                          \
         typedef int theirs params;                                                                                     \
@@ -43,7 +42,7 @@ HIP(hipThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int 
 
 #define MOST_DEVICES 64
 static void *contexts[MOST_DEVICES];
-/* The calling thread's device while it has no context: as HIP has it, the first until another is chosen. */
+/* The calling thread's device while it has no context: as in HIP the first one until another is selected. */
 static __thread int chosen;
 
 static int work_with(int device) {
@@ -51,7 +50,8 @@ static int work_with(int device) {
     return status ? status : cuCtxSetCurrent(contexts[device]);
 }
 
-/* Make the chosen device's context current. Choosing or asking makes none: each takes half a gigabyte of its device. */
+/* Make the selected device's context current. Selecting or querying creates none, as a context takes half a gigabyte of
+ * device memory. */
 static int ready(void) {
     int device;
     return cuCtxGetDevice(&device) ? work_with(chosen) : 0;
@@ -59,7 +59,7 @@ static int ready(void) {
 #define CU_READY(name, params, args) FORWARD(static, name, name, params, args, ready())
 #define HIP_READY(name, of, params, args) FORWARD(, name, of, params, args, ready())
 
-/* As HIP's and CUDA's handles are, by value. */
+/* Passed by value, like HIP's and CUDA's handles. */
 typedef struct share {
     char bytes[64];
 } share;
@@ -113,7 +113,7 @@ HIP_READY(hipModuleLaunchKernel, cuLaunchKernel,
            void **arguments, void **more),
           (f, x, y, z, a, b, c, bytes, s, arguments, more))
 
-/* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
+/* The memory is CUDA's: UCC and UCX must treat it so. */
 int ucch_memory_type(void) { return 1; }
 
 static int major(void) {
@@ -128,7 +128,7 @@ const char *hipGetErrorName(int code) {
     const char *name = NULL;
     return cuGetErrorName(code, &name) ? "hipErrorUnknown" : name;
 }
-/* Multiprocessors, and the threads that one holds. */
+/* Multiprocessors, and threads per multiprocessor. */
 int hipDeviceGetAttribute(int *value, int which, int device) {
     return which == 63   ? cuDeviceGetAttribute(value, 16, device)
            : which == 57 ? cuDeviceGetAttribute(value, 39, device)
@@ -141,7 +141,7 @@ int hipSetDevice(int device) {
     if (status || device < 0 || device >= n || device >= MOST_DEVICES) return status ? status : INVALID_DEVICE;
     chosen = device;
     active = contexts[device] != NULL;
-    if (!active) /* whoever works in this process, too, may have made it */
+    if (!active) /* other code in this process may have created it */
         cuDevicePrimaryCtxGetState(device, &flags, &active);
     return active ? work_with(device) : cuCtxSetCurrent(NULL);
 }
@@ -177,7 +177,7 @@ int hipIpcOpenMemHandle(void **where, share handle, unsigned flags) {
 #define MOST_SIGNALS 65536
 static void *signals[MOST_SIGNALS];
 
-/* Put one pointer in the place of another: whether that was there. */
+/* Replace one pointer by another; return whether it was there. */
 static int exchange(void *old, void *new) {
     for (int i = 0; i < MOST_SIGNALS; i++) {
         void *expected = old;
@@ -222,15 +222,15 @@ int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, ui
 int hipStreamGetCaptureInfo(void *s, int *does, uint64_t *which) {
     return cuStreamGetCaptureInfo_v2(s, does, which, NULL, NULL, NULL);
 }
-/* HIP loads all of a module at once; drivers before 12.4 cannot be told to. */
+/* HIP loads a whole module at once; drivers before 12.4 have no option for this. */
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     int status = cuModuleGetFunction(function, module, name);
     if (!status) cuFuncLoad(*function);
     return status;
 }
 
-/* hipRTC over NVRTC, whose file HIPCUDA_NVRTC names, unless the process has it already. It compiles for the device in
- * use by itself. */
+/* hipRTC over NVRTC, whose file HIPCUDA_NVRTC names, unless the process has it already. It compiles for the current
+ * device by default. */
 static void *nvrtc(const char *name) {
     static void *library;
     const char *path = getenv("HIPCUDA_NVRTC");

@@ -224,9 +224,9 @@ def case_without_a_call(comm):
         return
     makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
     for make in makes:
-        make().Free()  # the first one of these ranks may have to try its team
+        make().Free()  # the first communicator of these ranks may check its team
     comm.Barrier()
-    comm._runner.members.job.drop_spare(comm._runner.timeout)  # the next one has to get its memory
+    comm._runner.members.job.drop_spare(comm._runner.timeout)  # so that the next one must allocate
     used = bytes(meeting._ids)
     with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
         for make in makes:

@@ -1,5 +1,4 @@
-/* A wire that flips a bit (fakegpu/flip.h), if loaded first (LD_PRELOAD): in what comes from sockets, or is read from
- * other processes. */
+/* Flips a bit (fakegpu/flip.h), if loaded first (LD_PRELOAD), in data from sockets, or read from other processes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Beside Open MPI: threads of Python's are late in each round of its progress, so that MPI may end meanwhile. */
+/* Wraps Open MPI: delays Python's threads in each round of MPI's progress, so that MPI may be finalized meanwhile. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

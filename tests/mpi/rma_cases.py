@@ -149,8 +149,8 @@ def bad_input(worker, peers):
     gone.close()
     mpi.Barrier()
     assert stale.stale
-    refused(RefusedError, "no such region", right.put, mine, stale, 0, 0, 8)
-    refused(RefusedError, "no such region", right.open, others[(r + 1) % p])
+    refused(RefusedError, "no longer registered", right.put, mine, stale, 0, 0, 8)
+    refused(RefusedError, "no longer registered", right.open, others[(r + 1) % p])
     refused(ValueError, "closed", right.put, gone, target)
     refused(ValueError, "closed", right.put, gone, target, 0, 0, 8)
     if p > 1:

@@ -84,12 +84,12 @@ except u.CollectiveTimeout as error:
 """
 
 
-#: A head of scripts in which ``comm`` is MPI's.
+#: The head of scripts, with ``comm`` as mpi4py's communicator.
 NO_COMM = HEAD.replace("comm = u.Communicator(world)", "comm = world")
 
 
 def looks_for_messages(call):
-    """A rank that does not come to a call of the others' receives what they send it, and nothing else."""
+    """A rank that does not join a call of the other ranks receives the messages that they send, and nothing else."""
     return f"""
 turn, early = world.Dup(), comm.irecv() if rank == 1 else None
 turn.Barrier()
@@ -227,7 +227,7 @@ print("fine", flush=True)
     "a rank does not come": Job(lambda: does_not_come(random.choice([*ALONE])), 3,
         {rf"({'|'.join(ALONE.values())})[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
         env={"UCCH_TIMEOUT": "2"}),
-    # How they find out must not affect the rank that was away, whatever it receives.
+    # Questions that the others ask each other must not affect the rank that was away, whatever it receives.
     "a rank does not come, and looks for messages": Job(
         lambda: looks_for_messages(random.choice(["u.Communicator(world)", "u.Communicator(comm)"])), 3,
         {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}),

@@ -9,7 +9,7 @@ from ucc_hetero.launch.doctor.__main__ import main
 
 JOB = Path(__file__).with_name("hang_job.py")
 SUM = "allreduce float32[1024] SUM"
-#: Each fault's first finding: its code, the beginning of its text, and a part of the stack that belongs to it.
+#: Each fault's first finding: its code, the beginning of its text, and a part of the stack it names.
 FAULTS = {
     "mismatch": ("hang-differs", "rank 1 called allgather float32[4] as call 3001, where ranks 0,2-3 called", ""),
     "stuck": ("hang-missing", f"rank 2 has not called {SUM}, call 3001, in which", "in load_batch"),
@@ -21,7 +21,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_a_failure(mpirun, tmp_path, capsys, flavour, fault):
     folder = tmp_path / "my records"
-    # Where mpirun ends the job when it sees a death, it can be sooner than ranks that have no core to see it.
+    # If mpirun ends the job at a death, it may do so before ranks without a core notice the death.
     more = ["--with-ft", "ulfm"] if fault == "dead" and flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     job = mpirun(JOB, 4, args=[fault, "1"], env={"UCCH_FLIGHT": str(folder)}, mpi_args=more, check=False)
     assert (job.returncode or more) and f"ucch-doctor hang '{folder}'" in job.stderr, job.output
@@ -63,6 +63,6 @@ else:
 
 
 def test_who_does_not_handle_the_signal_is_not_asked(crew):
-    """It would end: as would everybody whose process has the number of a rank that is gone."""
+    """The signal would end the process, and so any process that has the process id of an ended rank."""
     job = crew(DEAF, 2)
     assert "alive" in job.stdout and "timeout" in job.stdout, job.output

@@ -1,4 +1,4 @@
-"""The fixtures that start ranks: they return what these wrote, notice failure, and leave nothing behind."""
+"""The fixtures that start ranks: they return the ranks' output, notice failures, and leave nothing behind."""
 
 import pytest
 

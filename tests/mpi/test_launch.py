@@ -58,7 +58,7 @@ def python(script):
 
 
 def test_ranks(ucch_run, tmp_path):
-    """Parts of two vendors on this machine, with emulated devices: numbers and variables."""
+    """App contexts of two vendors on this machine, with emulated devices: numbers and variables."""
     path = tmp_path / "hostfile"
     path.write_text("localhost slots=2 vendor=nvidia\nlocalhost slots=1 vendor=amd\n")
     script = "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'UCCH_EMULATE', 'X')))"
@@ -68,7 +68,7 @@ def test_ranks(ucch_run, tmp_path):
 
 
 def test_without_a_home(environment):
-    """As in services of systemd: Open MPI ends at once, which used to look as if there were no mpirun."""
+    """As in systemd services: Open MPI ends at once, which used to look as if mpirun were missing."""
     env = {name: value for name, value in environment.items() if name != "HOME"}
     script = "from ucc_hetero import Communicator; print('right', Communicator().size)"
     program = [sys.executable, "-c", script]
@@ -78,7 +78,7 @@ def test_without_a_home(environment):
 
 
 def test_statuses(ucch_run):
-    for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
+    for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg there says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))
         assert done.returncode == 128 + number and said in done.stderr, done.stderr
     done = ucch_run("-np", "2", *python("import ucc_hetero"))
@@ -91,13 +91,13 @@ def test_statuses(ucch_run):
 @pytest.mark.parametrize(("words", "said"), [
     (["-np", "0", "true"], "-np 0: must be at least 1"), (["-np", "2"], "no program: give it at the end"),
     (["-np", "2", "-x", "UCCH_NOT_SET", "true"], "-x UCCH_NOT_SET: the variable is not set here"),
-    (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument, after an equals sign"),
+    (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument; use an equals sign"),
     (["-np", "2", "--bind-to", "core", "true"], "those of mpirun or srun go into --mpi-args='--x y'"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(capsys, words, said):
     try:
         status = main(words)
-    except SystemExit as ended:  # argparse's
+    except SystemExit as ended:  # raised by argparse
         status = ended.code
     told = capsys.readouterr()
     assert (status, told.out) == (2, "") and "ucch-run: " in told.err and said in told.err, told.err
@@ -105,7 +105,7 @@ def test_mistakes_are_told_before_anything_starts(capsys, words, said):
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
 def test_a_script_is_run_by_python(environment, tmp_path, mode):
-    """Also one that may be executed and does not say how. Root, as which containers run, needs to say nothing."""
+    """Also an executable one without an interpreter line. Root, as in containers, needs no option."""
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")
     script.chmod(mode)
@@ -132,7 +132,7 @@ def test_a_signal_ends_everything(environment, tmp_path, number):
 
 
 def test_nothing_stays_behind_launchers_that_are_killed(environment, tmp_path):
-    """As by `timeout -s KILL`, which kills their group: programs that wait to be killed, and what they have started."""
+    """As by `timeout -s KILL`, which kills their process group: programs that wait to be killed, and their children."""
     locked = tmp_path / "locked"
     script = f"""
 import fcntl, signal, time

@@ -1,4 +1,4 @@
-"""UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
+"""The UCX and UCC that a process uses, whatever was imported first, and its messages about them."""
 
 import pytest
 from processes import python
@@ -27,7 +27,7 @@ def test_ours_first(mpirun):
 
 
 def test_mpi_first(mpirun):
-    """MPI's UCX then serves both; when it is another than ours would have been, a note says so."""
+    """MPI's UCX then serves both; if it differs from the one this package would load, a note says so."""
     job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK, cold=True)
     for line in job.stdout.splitlines():
         if line.startswith("ucx") and "/libucx/" not in line.split()[1] and "was not used" in line:
@@ -35,7 +35,7 @@ def test_mpi_first(mpirun):
 
 
 OURS = "import ucc_hetero; ucc_hetero.Communicator()"
-#: A library of MPI's that cannot be loaded; the communicator says it again.
+#: A library of MPI's that cannot be loaded; the communicator repeats the error.
 NO_MPI = r"""
 import ucc_hetero
 from mpi4py import _mpiabi
@@ -50,12 +50,12 @@ except ImportError:
 LACKS = "UCCH_UCX_DIR=/: / lacks libucs.so.0; name the folder of a UCX"
 OTHER_MPI = "=3: a launcher has started 3 ranks, but each is alone in its MPI"
 NO_LAUNCHER = "{} has started 3 ranks, but each is alone in its MPI: {}"
-#: Processes that no mpirun has started, and that have to fail: their script, their variables, and what they say.
+#: Processes that no mpirun has started, and that must fail: their script, their variables, and their messages.
 ALONE = {
     "a wrong choice of UCX": (OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
-    # It was ignored where MPI had loaded a UCX.
+    # The variable used to be ignored if MPI had loaded a UCX.
     "a wrong choice of UCX, MPI first": ("from mpi4py import MPI; " + OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
-    # Each rank was a job of its own, with results of its own and status 0.
+    # Each rank used to be a job of its own, with its own results and status 0.
     "Hydra's launcher": (OURS, {"PMI_SIZE": "3"}, ("PMI_SIZE" + OTHER_MPI,)),
     "Open MPI's launcher": (OURS, {"OMPI_COMM_WORLD_SIZE": "3"}, ("OMPI_COMM_WORLD_SIZE" + OTHER_MPI,)),
     "torchrun": (OURS, {"WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "none"},
@@ -68,7 +68,7 @@ ALONE = {
     "MPI has not begun": ("import mpi4py; mpi4py.rc.initialize = False; " + OURS, {},
                           ("NotSupported: MPI has not begun: call MPI.Init_thread()",)),
     "MPI is over": ("from mpi4py import MPI; MPI.Finalize(); " + OURS, {}, ("NotSupported: MPI has been finalised",)),
-    # A free-threaded CPython whose lock stays off: in words, with the cure.
+    # A free-threaded CPython without the GIL: the message names the cure.
     "no lock of the interpreter": ("import sys; sys._is_gil_enabled = lambda: False; import ucc_hetero", {},
                                    ("ImportError", "PYTHON_GIL=1")),
 }  # fmt: skip
@@ -82,7 +82,7 @@ def test_a_process_that_cannot_begin(name):
 
 
 def test_log_files_have_the_ranks_names(mpirun, tmp_path):
-    """From the first line on: the rank was not known yet when the file was opened."""
+    """From the first line on: the rank was not known when the file was opened."""
     env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
     mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
@@ -117,7 +117,7 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun):
         except ValueError as error:
             print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
         """
-    # Ranks of a crew may have their places from an earlier case.
+    # Ranks of a crew may keep their places from an earlier case.
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
     said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 2"  # the script's, and one of ours
     assert job.stdout.count(said) == 3, job.output

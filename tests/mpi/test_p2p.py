@@ -1,4 +1,4 @@
-"""Messages under a real mpirun: failures, interruptions, dead peers, sizes. What rules they follow: test_cases.py."""
+"""Messages under a real mpirun: failures, interruptions, dead peers, sizes. test_cases.py tests MPI's rules."""
 
 import os
 import random
@@ -8,7 +8,7 @@ import pytest
 
 from .scripts import HEAD, Job
 
-#: Messages around a ring, and a limit for those that never come.
+#: Messages around a ring, and a limit for messages that never arrive.
 HEAD += """
 def limit(seconds):
     comm._messages.timeout = seconds
@@ -18,9 +18,9 @@ def ring(comm, n):
     assert (into == left).all()
 """
 
-#: On ranks that have run other scripts before.
+#: For ranks that have run other scripts before.
 ON_A_CREW = {
-    # Every waiting call ends at the deadline and says for what it waited; the communicator goes on.
+    # Every waiting call ends at the deadline and names what it waited for; the communicator stays usable.
     "what never comes": Job("""
 if rank == 0:
     big = np.zeros(1 << 20)
@@ -70,8 +70,8 @@ print("end", flush=True)
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     )), head=HEAD),
-    # The sender of what nobody receives, as the receiver has freed the communicator without a call, hears that: from
-    # its wait, and from Free, which blamed requests that it had dropped.
+    # The receiver has freed the communicator without a call. The sender of the unreceived message gets an error from
+    # its wait and from Free, which used to blame requests that it had dropped.
     "a communicator that the receiver has freed": Job("""
 other = comm.Dup()
 if rank == 0:
@@ -90,7 +90,7 @@ print("end", flush=True)
         "caught": 2, "^end": 2, r"rank\(s\) \[1\] have freed this communicator": 2,
         r"1 call\(s\) whose requests were dropped have not ended after 0.3 s": 1,
     }, head=HEAD),
-    # Neither waits longer than the deadline, and each says what has come instead.
+    # Neither waits longer than the deadline, and each error says what has arrived instead.
     "objects and buffers that are received by the wrong method": Job("""
 if rank == 1:
     sent = comm.isend("text", 0, 10), comm.Isend(np.ones(4), 0, 11)
@@ -113,7 +113,7 @@ print("end", flush=True)
         "from rank 1, tag 11: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits, which Recv() receives",
         "from any rank, any tag: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits",
     ))), head=HEAD),
-    # Ctrl-C ends a wait at once; the message that was waited for goes to the next receive.
+    # Ctrl-C ends a wait at once; the awaited message goes to the next receive.
     "interrupts": Job("""
 calls = [
     lambda: comm.Recv(one, left, 3),
@@ -158,7 +158,8 @@ print("end", flush=True)
 }  # fmt: skip
 
 JOBS = {
-    # At each place of a call where Python may hear of Ctrl-C. What goes on by then has its memory, and Free ends it.
+    # At each place of a call where Python may raise KeyboardInterrupt. Transfers in progress keep their memory; Free
+    # ends them.
     "interrupted anywhere": Job(lambda: f"dice = random.Random({random.random()})" + """
 class Interrupts:
     "Ctrl-C as a function is entered, or one of C's has returned: at the n-th such place."
@@ -275,7 +276,8 @@ from pathlib import Path
 from ucc_hetero.api.comm import runner_of
 PACKAGE, LONG = str(Path(u.__file__).parent), 300_000
 """),
-    # Its sender is in our call, which the receiver comes to once it has the message; by TCP, where it has to be there.
+    # Its sender is in a call of this package, which the receiver joins after the message; by TCP, for which the sender
+    # must poll.
     "messages of MPI's move while a call waits": Job(lambda: f"seed = {random.randrange(10**6)}" + """
 data, into = (np.random.default_rng([seed, r]).random(4 << 20) for r in range(2))
 from ucc_hetero import rma
@@ -304,7 +306,7 @@ comm.Free()
 print("moved", flush=True)
 """, 2, {"^moved": 2}, head=HEAD,
         env={"UCCH_TIMEOUT": "20", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}),
-    # A receive from it fails after some seconds; what it has sent is received after its end.
+    # A receive from it fails after some seconds; a message that it has sent is received even after its end.
     "a peer ends": Job("""
 if rank == 1:
     comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
@@ -319,7 +321,7 @@ print("end", flush=True)
 }  # fmt: skip
 
 DEATHS = {
-    # Everything with it fails at once; others go on.
+    # All operations with it fail at once; others continue.
     "a peer dies": Job("""
 ring(comm, 10)
 if rank == size - 1:
@@ -336,7 +338,7 @@ assert (into == other).all()
 print("end", flush=True)
 os._exit(0)  # MPI_Finalize would wait for the dead
 """, 3, {"^end": 2, "rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left": None}, head=HEAD),
-    # The receiver has all of the message, or is told that the sender has gone.
+    # The receiver has the whole message, or an error says that the sender has gone.
     "a sender dies while its memory is read": Job("""
 if rank == 1:
     send = comm.Isend(np.full(8 << 20, 7.0), 0, 5)
@@ -369,7 +371,7 @@ def test_jobs(mpirun, name):
 
 @pytest.mark.parametrize("name", DEATHS)
 def test_deaths(mpirun, recovery, name):
-    """Where mpirun lets the others live; they end before anybody can speak, perhaps, where it does not."""
+    """Where mpirun lets the other ranks live; otherwise they may end before they can print anything."""
     if not recovery:
         pytest.skip("needs Open MPI 5")
     DEATHS[name].run(mpirun, mpi_args=recovery, check=False)
@@ -377,8 +379,8 @@ def test_deaths(mpirun, recovery, name):
 
 @pytest.mark.slow
 def test_two_gib_and_more(mpirun):
-    """Lengths beyond 31 bits; UCCH_TEST_GIB sets another size (4 GiB were tried so). Most of the memory is one piece,
-    mapped again and again: to find so many pages takes a machine longer than to copy them.
+    """Lengths beyond 31 bits; UCCH_TEST_GIB sets another size (4 GiB was tried). Most of the memory is one piece that
+    is mapped repeatedly: finding that many pages takes a machine longer than copying them.
     """
     script = """
 import ctypes

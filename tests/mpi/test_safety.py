@@ -1,4 +1,4 @@
-"""Resources that calls leave behind, processes that fork, jobs that are killed, threads, and signals."""
+"""Resources that calls leave behind, forked processes, killed jobs, threads, and signals."""
 
 import random
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from .scripts import HEAD, Job
 
-#: Raises what a signal's handler has raised out of a call on rank 0, in which the others do not take part.
+#: Raises a signal handler's exception out of a call on rank 0, in which the other ranks do not take part.
 SIGNALLED = """
 def handler(*_):
     raise InterruptedError("asked to end")
@@ -45,9 +45,9 @@ WAYS = {
 WAYS = ("blocking", "started", "persistent", "message", "short")
 LAYOUTS = ("", "nvidia:1,amd:1")
 
-#: On ranks that have run other scripts before.
+#: For ranks that have run other scripts before.
 ON_A_CREW = {
-    # It used to take part in its parent's calls. The parent goes on.
+    # The child used to take part in its parent's calls. The parent continues.
     "a forked child is refused": Job("""
 x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
@@ -81,7 +81,7 @@ receive.Wait()
 assert (z == 1).all()
 print("right", flush=True)
 """, 2, {"^right$": 2}),
-    # Handlers run within the call, and what they raise comes out of it.
+    # Handlers run during the call, and their exceptions come out of it.
     "a signal in a call": Job("""
 for name, call in WAYS.items():
     if rank == 0:
@@ -96,7 +96,7 @@ for name, call in WAYS.items():
 }  # fmt: skip
 
 JOBS = {
-    # They used to be that rank once more in MPI, and the rank itself crashed. What tells ranks and sizes stays.
+    # Children used to join MPI as the same rank again, which crashed the rank. Variables with ranks and sizes stay.
     "processes that a rank starts are alone": Job("""
 import subprocess, sys
 child = '''
@@ -112,7 +112,7 @@ x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 assert (y == size).all()
 """, 2, {"^1 4.0 4.0 4.0 2$": 2}),
-    # Each step failed in its own words, from a timeout to an abort, and none named the limit.
+    # Each step failed with another message, from a timeout to an abort, and none named the limit.
     "a rank may open few files": Job("""
 import os, resource
 from mpi4py import MPI
@@ -147,7 +147,7 @@ def test_jobs(mpirun, name):
 
 
 def test_nothing_grows(crew):
-    """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
+    """A sample of the figures in docs/native.md (tools/soak.py); groups of torch: test_torch_ends.py."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     args += ["--transfers", "20", "--groups", "0"]
     layout, env = random.choice(LAYOUTS), {"UCCH_TIMEOUT": "100"}
@@ -156,7 +156,7 @@ def test_nothing_grows(crew):
 
 
 def test_nothing_is_left_of_a_job_that_is_killed(mpirun, tmp_path):
-    """Open MPI's own segments are its business; those of UCX are in a folder where no other job has any."""
+    """Open MPI's own segments are not checked; UCX's are in a folder of this job alone."""
     script = """
 x, y = np.ones(1 << 18), np.empty(1 << 18)
 comm.Allreduce(x, y)

@@ -1,4 +1,4 @@
-"""UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the rank that was late."""
+"""UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the late rank."""
 
 import json
 
@@ -41,7 +41,8 @@ def spans(path):
 
 
 def judge(events):
-    """The phases of its first call, its communicators, and who came last; on two hosts: tests/cluster/test_jobs.py."""
+    """Check the phases of the first call, communicators, and the last rank; for two hosts see
+    tests/cluster/test_jobs.py."""
     first = [e for e in events if e["args"]["call"] == 1 and e["args"].get("of", "").startswith("allreduce")]
     for rank in range(4):
         mine = {

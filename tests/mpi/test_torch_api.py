@@ -13,13 +13,13 @@ def cases(*scripts):
     return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
 
 
-#: These have torch load its compiler, which takes seconds of every rank.
+#: These make torch load its compiler, which takes seconds on every rank.
 COMPILED = ["functional", "compiled", "compiled_ddp"]
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
 def test_every_method(crew, n, emulate):
-    """All on two vendors; of one, whose calls are one step each, what makes them again in C."""
+    """All on two vendors; on one vendor, whose calls are one step each, only repeated calls, which are made in C."""
     names = COMPILED + cases("torch_short.py")
     if emulate:
         names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py", "torch_short.py")
@@ -96,7 +96,7 @@ def test_scripts_for_torchrun_run_unchanged(mpirun):
 
 
 def test_the_local_rank_is_the_launchers(mpirun):
-    """It may count a host's ranks in another order: Open MPI does with more ranks than cores."""
+    """It may number a host's ranks in another order: Open MPI does so with more ranks than cores."""
     job = mpirun(
         """
 import os
@@ -114,7 +114,7 @@ print("fine")
 
 
 def test_torchrun(torchrun):
-    """Without MPI: the ranks find each other through torch's store, also where mpirun has started torchrun."""
+    """Without MPI: the ranks meet at torch's store, also if mpirun has started torchrun."""
     names = ["futures", "groups", "failures", "all_reduce", "messages"]
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     said = torchrun(HERE / "torch_api.py", names, **env)
@@ -139,7 +139,7 @@ if dist.get_rank() == 1:
 
 
 def test_torchrun_starts_failed_ranks_again(torchrun, tmp_path):
-    """The second time around the ranks must not find what the first ones left in the store."""
+    """The restarted ranks must not find entries of the first ones in the store."""
     script = tmp_path / "restarted.py"
     script.write_text(RESTARTED)
     assert torchrun(script, [], "--max-restarts", "1").count("[4.0, 4.0, 4.0]") == 2

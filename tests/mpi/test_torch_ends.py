@@ -1,4 +1,4 @@
-"""Ends of torch jobs where one rank does not come to the end: at once, with its status, under mpirun and torchrun."""
+"""Torch jobs in which one rank ends early: the job ends at once, with its status, under mpirun and torchrun."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def test_mpirun(mpirun, wait):
 
 @pytest.mark.parametrize("raises", ["fails(bucket)", "sum_up().get_future().then(fails)"], ids=["hook", "future"])
 def test_an_exception_in_a_hook_comes_out_of_backward(mpirun, raises):
-    """On the rank whose hook it is; the others, who may be done, do not wait for it."""
+    """On the hook's rank; the other ranks, which may have finished, do not wait for it."""
     script = f"""
 def fails(_):
     raise KeyError("mine alone")
@@ -68,7 +68,7 @@ dist.init_process_group({asked!r})
 
 
 def test_replaced_on_some_ranks_only(mpirun):
-    """Those name the others and the variable, and do not wait for them for ever."""
+    """The error names the other ranks and the variable, and no rank waits for ever."""
     script = """
 import os
 if os.environ["OMPI_COMM_WORLD_RANK"] != "1":
@@ -127,7 +127,7 @@ print("went on", flush=True)
 
 
 def test_a_refused_call_keeps_its_reason(crew):
-    """Mistakes that all ranks make end nothing; of one rank they end the group on all, and no other one."""
+    """Mistakes on all ranks end nothing; a mistake on one rank ends the group on all ranks, and no other group."""
     job = crew(MISTAKES, 2, env={"UCCH_TIMEOUT": "60"}, timeout=100)
     reasons = ["input has 4 elements", "split sizes [2, 3] of input", "tensors on rank {} are on device", "AVG on bool"]
     for rank in "01":
@@ -140,7 +140,7 @@ def test_a_refused_call_keeps_its_reason(crew):
 
 
 def test_a_misspelt_replacement(pythons, request, tmp_path):
-    """It is an error, and no warning: the script would train on the backend that it asks for."""
+    """An error, not a warning: otherwise the script would silently train with the backend that it requests."""
     script, env = tmp_path / "script.py", {**os.environ, "UCCH_TORCH_REPLACE": "ncll"}
     script.write_text("import _ucc_hetero_autoload as a; a.register(); print('went on')")
     command = [*pythons.of(request.path, {}), str(script)]
@@ -173,7 +173,7 @@ dist.destroy_process_group()
 
 
 def test_a_failed_gradient_and_barriers(crew):
-    """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
+    """DDP's reducer, in C++, receives a call's failure without a crash; a barrier waits for earlier calls."""
     crew(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120)
 
 
@@ -237,7 +237,7 @@ dist.destroy_process_group()
 
 
 def test_processes_that_ranks_start_make_a_group(mpirun, tmp_path):
-    """They are no ranks of MPI's, whatever is in their environment: torch saves checkpoints in such processes."""
+    """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes."""
     script = f"""
 import subprocess, sys
 import torch
@@ -255,7 +255,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
 def test_messages_without_their_others_do_not_hold_the_end(crew, layout):
-    """They used to, for torch's half an hour: a receive of nothing, and a long send that no rank receives."""
+    """A receive of no message, and a long unreceived send: both used to delay the end by torch's half hour."""
     script = """
 import torch, torch.distributed as dist
 dist.init_process_group("ucch")
@@ -272,7 +272,8 @@ except dist.DistBackendError as error:
 
 @pytest.mark.parametrize("layout", ["", "nvidia:2,amd:1"])
 def test_ranks_destroy_groups_in_different_orders(crew, layout):
-    """Each its left one first, and then its right one: in a circle they used to wait for the deadline, half an hour."""
+    """Each destroys its left group first, then its right one: this used to deadlock until the timeout of half an
+    hour."""
     script = """
 import torch, torch.distributed as dist
 dist.init_process_group("ucch")
@@ -292,7 +293,7 @@ print("right" if t[0] == size else t, flush=True)
 
 @pytest.mark.parametrize("how", ["dist.destroy_process_group()", "sys.exit()"], ids=["destroys", "exits"])
 def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how):
-    """One that others wait for in a group used to wait for them in the one that is left before: till the deadline."""
+    """A rank awaited in one group used to wait for others in the previous group, until the timeout."""
     script = (
         SCRIPT.partition("t = ")[0]
         + f"""
@@ -312,7 +313,7 @@ os._exit(0)
 
 
 def test_groups_end_in_torchs_order(mpirun):
-    """The end of NCCL's groups waits for the other ranks', and there may be one between two of ours."""
+    """Destroying an NCCL group waits for the other ranks, and there may be one between two ucch groups."""
     script = """
 import datetime, sys
 import torch.distributed as dist
@@ -342,7 +343,7 @@ def test_torch_finds_the_backend_by_itself():
 
 
 def test_a_host_whose_name_cannot_be_looked_up(crew):
-    """Its label is too long for the resolver: the store is made at the address of the way out."""
+    """Its label is too long for the resolver: the store is created at the address that the message advises."""
     script = """
 import socket
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The training examples and the documentation of the PyTorch backend do what they say."""
+"""The training examples and the documentation of the PyTorch backend work as described."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ def test_hybrid_sharding(crew):
 
 
 def test_language_model(crew, tmp_path):
-    """A run that goes on from another one's checkpoint, with the work dealt out anew, comes to the same losses."""
+    """A run restored from another run's checkpoint, with the work divided differently, has the same losses."""
     common = ["--size", "100k", "--steps", "4", "--length", "32", "--batch", "8", "--losses"]
     args = [*common, str(tmp_path / "whole"), "--save", str(tmp_path), "--save-every", "2"]
     drift = ["--drift", "raise", "--drift-every", "2", "--every", "3"]

@@ -1,4 +1,4 @@
-"""``rebuild()``: PyTorch's default group after the death of ranks, under MPI and over a store of its own."""
+"""``rebuild()``: PyTorch's default group after the death of ranks, under MPI and over a separate store."""
 
 import functools
 import os
@@ -54,7 +54,7 @@ dist.destroy_process_group()
 
 
 def test_under_mpi(mpirun, ulfm):
-    """Two of four die, one after the other, the first rank among them."""
+    """Two of four ranks die, one after the other, the first rank among them."""
     job = mpirun(JOB, 4, args=["2,0"], env={"UCCH_EMULATE": "nvidia:2,amd:2"}, mpi_args=ulfm)
     assert job.stdout.count("right: ") == 2, job.output
 
@@ -87,8 +87,8 @@ def store(tmp_path, pythons, request):
 
 @pytest.fixture
 def launch(tmp_path, pythons, request):
-    """Call as ``launch(script, layout, *words)``: a rank of a job without MPI. It ends with the test, and writes to
-    the file ``said``."""
+    """Call as ``launch(script, layout, *words)``: starts a rank of a job without MPI. It ends with the test, and writes
+    its output into the file ``said``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
     started = []
 
@@ -110,7 +110,7 @@ def ends(ranks, room):
 
 
 def test_over_a_store(port, launch, tmp_path, room):
-    """The first rank is killed in a job without MPI; the ranks that live end well."""
+    """The first rank is killed in a job without MPI; the survivors succeed."""
     ranks = [launch(JOB, "nvidia:2,amd:1", 0, rank, 3, port) for rank in range(3)]
     ended, said = ends(ranks, room), (tmp_path / "said").read_text()
     assert ended == [-signal.SIGKILL, 0, 0] and said.count("right: ") == 2, said
@@ -151,7 +151,7 @@ os._exit(0)  # groups cannot be left without their store
 
 
 def test_the_store_is_gone(store, launch, tmp_path, room):
-    """Calls go on without it, and the death of a rank is named."""
+    """Calls continue without it, and the death of a rank is reported."""
     ranks = [launch(STORE_GONE, "nvidia:2,amd:1", rank, store.port, store.pid) for rank in range(3)]
     ended, said = ends(ranks, room), (tmp_path / "said").read_text()
     assert ended == [0, 0, -signal.SIGKILL] and said.count("right: ") == 3, said
@@ -159,7 +159,7 @@ def test_the_store_is_gone(store, launch, tmp_path, room):
         assert re.search(f"^rank {rank}: .*rank 2 has left the job or died", said, re.M), said
 
 
-#: torchft's groups are made anew by this backend.
+#: torchft recreates its groups with this backend.
 TORCHFT = """
 from datetime import timedelta
 import torchft
@@ -210,7 +210,7 @@ for generation in range(first, 3):
 print(f"right: {rank}", flush=True)
 """
 
-#: Libraries that are not closed in time: the thread that closes them is in torch's store, or in libucc, for ever.
+#: Libraries that are not closed in time: the closing thread is stuck in torch's store, or in libucc.
 LATE = """
 import atexit, sys, threading
 atexit.register(print, "after all")
@@ -235,7 +235,7 @@ process.close_all, exit._PATIENCE = never, 0.3
 print(f"right: {rank}", flush=True)
 """
 
-#: A script of torchft's: a replica dies in a step and comes back; the others go on without it, and it gets their state.
+#: A script of torchft's: a replica dies in a step and returns; the others continue, and it receives their state.
 MANAGED = """
 import os, signal, sys
 import torch, torch.distributed as dist
@@ -271,8 +271,8 @@ os._exit(0)
 
 @pytest.fixture
 def come_back(launch, tmp_path, room):
-    """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. Those
-    that are killed, in this order, are started again with another number in the place of 0, and then all end well."""
+    """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. The
+    ranks in ``killed`` are killed in this order and restarted with another number instead of 0; then all succeed."""
 
     def run(script, word, killed):
         start = functools.partial(launch, script, "nvidia:1,amd:2")
@@ -287,7 +287,7 @@ def come_back(launch, tmp_path, room):
 
 @pytest.mark.parametrize("how", ["process_group", "torchft"])
 def test_ranks_that_are_started_again_join(port, come_back, how):
-    """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
+    """Rank 0 dies and returns, and then rank 1 does; groups of the present ranks are recreated, without MPI."""
     if how == "torchft":
         pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})

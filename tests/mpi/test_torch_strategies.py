@@ -1,4 +1,4 @@
-"""Data, sharded, tensor and pipeline parallel training through the backend, each against a single process."""
+"""Data, sharded, tensor and pipeline parallel training through the backend, each compared with a single process."""
 
 import importlib.util
 import random
@@ -19,7 +19,7 @@ def drawn(script):
 
 
 def test_strategies(crew):
-    """The vendor boundary falls inside every group of four, and between those of two."""
+    """The vendor boundary lies inside every group of four, and between groups of two."""
     names, env = drawn("torch_strategies.py"), {"CASES_LIMIT": "640"}
     job = crew(HERE / "torch_strategies.py", 4, args=names, layout="nvidia:2,amd:2", env=env, timeout=170)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
@@ -36,7 +36,7 @@ def test_unequal_devices(crew):
     reason="needs both: pip install accelerate transformers",
 )
 def test_hugging_face(crew):
-    """accelerate and Trainer train over the backend because they ask for gloo, which it takes the place of."""
+    """accelerate and Trainer use the backend because they request gloo, which it replaces."""
     names = drawn("torch_hf.py")
     job = crew(HERE / "torch_hf.py", 2, args=names, layout="nvidia:1,amd:1", timeout=150)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names

@@ -1,4 +1,4 @@
-"""Trainings of two vendors against a single process."""
+"""Training on two vendors compared with a single process."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(*words):
 
 
 def test_parity(tmp_path):
-    """Two vendors and a single process come to the same losses, in some ways of all; another seed does not."""
+    """Two vendors and a single process have equal losses, for some of the strategies; another seed does not."""
     ways, out = random.sample(WAYS, 2), tmp_path / "out.json"
     said = run(ROOT / "tools" / "torch_parity.py", *PARITY.split(), "--ways", ",".join(ways), "--json", out)
     found = {name: [*each["losses"]] for name, each in json.loads(out.read_text())["runs"].items()}

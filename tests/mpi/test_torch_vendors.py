@@ -1,4 +1,4 @@
-"""Groups of one vendor's devices are torch's own: Gloo stands for an emulated vendor's backend, on host memory."""
+"""Groups of one vendor's devices are torch's own: Gloo represents an emulated vendor's backend, on host memory."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_vendors.py").read_text(), re.M)
 
 
-#: Ranks whose vendors' rows are other ones from the beginning.
+#: Ranks whose table of vendors is changed from the start.
 REHEARSED = {"CASES_REHEARSE": "1"}
 
 
@@ -20,15 +20,15 @@ def test_groups_inside_a_vendor_are_torchs_own(crew):
 
 
 def test_default_group_of_one_vendor(mpirun):
-    """All groups are torch's own; scripts without MPI's calls end as before."""
-    names = ["world", "groups", "backends_per_device"]  # the others have groups of that kind, too
+    """All groups are torch's own; scripts without MPI calls end as usual."""
+    names = ["world", "groups", "backends_per_device"]  # the other cases use groups of that kind, too
     env = {"UCCH_EMULATE": "nvidia:4", "OWN": "all", **REHEARSED}
     job = mpirun(HERE / "torch_vendors.py", 4, args=names, env=env, timeout=170)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
 def test_turned_off_on_one_rank(crew):
-    """Ranks that differ in the setting still come to the same groups."""
+    """Ranks that differ in the setting still create the same groups."""
     script = f"""
         import os
         import sys
@@ -105,7 +105,7 @@ dist.destroy_process_group()
 
 
 def test_torchrun(torchrun, tmp_path):
-    """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
+    """Without MPI; a replaced name leads to the real backend, inside torch's wrapper."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(here=str(HERE)))
     assert torchrun(script, [], UCCH_EMULATE="amd:2").count("fine") == 2
@@ -117,7 +117,7 @@ def test_torchrun(torchrun, tmp_path):
         ("nccl|nvidia a|a 1, nccl|nvidia a|a 2", True),
         ("nccl|nvidia a|a 1", True),
         ("nccl|nvidia RoCE|a 1, nccl|nvidia RoCE|b 1", True),
-        ("nccl|nvidia a|, nccl|nvidia a|", True),  # nothing is known of the devices
+        ("nccl|nvidia a|, nccl|nvidia a|", True),  # the devices are unknown
         ("nccl|nvidia a|a 1, nccl|nvidia b|b 1", False),  # hosts without a fabric
         ("nccl|nvidia a|a 1, nccl|amd a|a 2", False),
         ("nccl|nvidia a|a 1, |nvidia a|a 2", False),  # turned off there
@@ -132,7 +132,7 @@ def test_who_shares_a_fabric(ranks, shared):
 
 
 def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch):
-    """Alike at both of two ranks, whatever the group."""
+    """The result is equal on both ranks, whatever the group."""
     from ucc_hetero.torch import creation
 
     facts = ["nccl|nvidia a|a 1", "nccl|nvidia a|a 2", "nccl|amd a|a 3", "nccl|nvidia a|a 1", "|nvidia a|a 5"]

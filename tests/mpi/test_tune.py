@@ -11,7 +11,7 @@ for words in sys.argv[1:]:
         sys.exit(status)
 """
 
-#: Every rank claims other links and looks from another folder.
+#: Every rank reports other links and runs in another folder.
 UNLIKE = """
 import os, sys, tempfile
 import numpy as np
@@ -52,7 +52,7 @@ def test_tune_writes_what_later_jobs_follow(crew, tmp_path):
     assert "measured" in out and "rank 3: amd memory" in out and out.count("allreduce  ") >= 3
     (entry,) = json.loads(table.read_text())["topologies"].values()
     assert entry["islands"] == "nvidia[0-1]@0 amd[2-3]@0" and entry["weights"] == []
-    # Whatever was fastest on this machine: from here on a rule of our own.
+    # Whichever was fastest on this machine: from here on the test's own rule.
     entry["rules"] = ["allreduce:0-1024:@ring:fragments=1", "bcast:0-inf:@flat:fragments=1"]
     data = json.loads(table.read_text())
     data["topologies"] = {next(iter(data["topologies"])): entry}

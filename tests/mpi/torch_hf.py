@@ -1,4 +1,4 @@
-"""A job for test_torch_strategies.py: Hugging Face's accelerate and Trainer, which know nothing of the backend."""
+"""A job for test_torch_strategies.py: Hugging Face's accelerate and Trainer, which do not know the backend."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import ucc_hetero.torch
 
-ucc_hetero.torch.replace(["gloo"])  # what UCCH_TORCH_REPLACE=gloo does; both ask for gloo on the host
+ucc_hetero.torch.replace(["gloo"])  # as UCCH_TORCH_REPLACE=gloo; both request gloo on the host
 STEPS, SHARE, LENGTH = 3, 2, 16
 
 
@@ -65,7 +65,7 @@ def accelerate():
 
 
 class InOrder(Trainer):
-    """Deals the sequences out as they come."""
+    """Distributes the sequences in order."""
 
     def _get_train_sampler(self, *_):
         return torch.utils.data.SequentialSampler(self.train_dataset)
@@ -85,7 +85,7 @@ def trainer():
         job.train()
     got = [entry["loss"] for entry in job.state.log_history if "loss" in entry]
     for one, want in zip(got, reference(size), strict=True):
-        close(float(one), want, 1e-3, "Trainer")  # it rounds what it reports
+        close(float(one), want, 1e-3, "Trainer")  # it rounds the reported loss
     flat = torch.cat([p.detach().flatten() for p in job.model.parameters()])
     first = flat.clone()
     dist.broadcast(first, 0)

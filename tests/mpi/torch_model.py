@@ -1,4 +1,4 @@
-"""Shared by the jobs that train: a model, its data, and what a single process comes to."""
+"""Shared by the training jobs: a model, its data, and the results of a single process."""
 
 import functools
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch_cases import DEVICE, close
 from torch_world import N, R
 
-STEPS, SHARE, WIDTH = 3, 4, 16  # the third step shows what an optimizer keeps
+STEPS, SHARE, WIDTH = 3, 4, 16  # the third step depends on the optimizer's state
 
 
 class Block(nn.Module):
@@ -50,7 +50,7 @@ def share(step, index=R, parts=N):
 
 
 def sgd(parameters):
-    # foreach, the default on GPUs, does not take plain tensors and DTensors together.
+    # foreach, the default on GPUs, does not accept plain tensors and DTensors together.
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
 
 

@@ -12,7 +12,7 @@ HOST = torch.device("cpu")
 
 
 def filled(*shape):
-    """A tensor of the host, whatever the default device is."""
+    """Return a host tensor, whatever the default device is."""
     return torch.full(shape, float(R), device=HOST)
 
 
@@ -78,7 +78,7 @@ def every_call_has_its_ranges():
 
 @case
 def a_range_lasts_as_long_as_its_call():
-    """It contains what its thread does until the peer sends, and has ended when the wait for it has."""
+    """It contains its thread's work until the peer sends, and ends no later than the wait."""
     for profiler in PROFILERS:
         t = filled(4)
         if R % 2:
@@ -103,7 +103,7 @@ def a_range_lasts_as_long_as_its_call():
 
 @case
 def calls_of_a_call_have_no_ranges():
-    """Several tensors in one call are one range each; a call that fails ends its own."""
+    """Several tensors in one call have one range each; a failed call ends its own range."""
     outs = [filled(2) for _ in range(3)]
     with PROFILERS[1]() as active:
         dist.all_reduce_coalesced(outs)

@@ -1,6 +1,6 @@
-"""Torch's own backend of a vendor, rehearsed on the host: for emulated vendors it is Gloo, on host memory.
+"""Rehearses torch's own backend of a vendor on the host: for emulated vendors it is Gloo, on host memory.
 
-Imported before a group is made; the rest is the code that makes NCCL's groups.
+Import this before a group is created; all other code is that for NCCL's groups.
 """
 
 from dataclasses import replace

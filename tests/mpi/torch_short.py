@@ -1,4 +1,4 @@
-"""Cases of torch_api.py: calls that were made before, in which little runs, and calls that only look like them."""
+"""Cases of torch_api.py: repeated calls, which take a short path, and calls that only resemble them."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ OPS = dist.ReduceOp
 
 @case
 def few_frames():
-    """A call that was made before runs at most twelve of the package's Python functions."""
+    """A repeated call runs at most twelve of the package's Python functions."""
     dice = torch.Generator("cpu").manual_seed(int(torch.seed() % 2**31))
     for count in (3, 70_000):
         mine = torch.rand(count, generator=dice, device="cpu").to(DEVICE)
@@ -41,7 +41,7 @@ def few_frames():
 
 @case
 def alike_but_not_the_same():
-    """What differs from an earlier call in more than its addresses is made in its own way."""
+    """A call that differs from an earlier one in more than its addresses takes the general path."""
     parts = [data(r, (N, 6)) for r in range(N)]
     added = sum(parts)
     for _ in range(3):
@@ -58,7 +58,7 @@ def alike_but_not_the_same():
         tensor = torch.empty(N, 12, device=DEVICE)[:, ::2].copy_(parts[R])  # with gaps
         dist.all_reduce(tensor)
         same(tensor.clone(), added)
-        negative = torch.complex(parts[R], parts[R]).conj().imag  # a view that negates what is in memory
+        negative = torch.complex(parts[R], parts[R]).conj().imag  # a view that negates the stored numbers
         dist.all_reduce(negative)
         same(negative.resolve_neg().clone(), -added)
         if DEVICE == "cpu":
@@ -69,7 +69,7 @@ def alike_but_not_the_same():
 
 @case
 def memory_in_common():
-    """A part of one tensor is the other one of the same call, or is not, in turns."""
+    """Alternately, one tensor is a part of the other one of the same call, or is not."""
     whole = [data(r, (N * 4,)) for r in range(N)]
     for _ in range(3):
         apart, inside = torch.empty(4, device=DEVICE), whole[R].clone()

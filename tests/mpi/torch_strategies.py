@@ -1,5 +1,5 @@
-"""A job for test_torch_strategies.py: ways to train in parallel, against one process that sees all the data; of more
-ways tools/torch_parity.py, which test_torch_tools.py runs."""
+"""A job for test_torch_strategies.py: ways to train in parallel, compared with one process that has all the data.
+test_torch_tools.py tests more ways by tools/torch_parity.py."""
 
 import tempfile
 
@@ -47,7 +47,7 @@ def ddp_hooks():
         model = DDP(fresh(), bucket_cap_mb=0.001)
         model.register_comm_hook(None, hook)
         train(model, sgd(model.parameters()), tolerance=tolerance)
-    # Its callbacks communicate themselves; rank 16 of a 16-wide model is next to no compression.
+    # Its callbacks communicate; rank 16 of a 16-wide model is almost no compression.
     model = DDP(fresh(), bucket_cap_mb=0.001)
     state = power.PowerSGDState(None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.1)
     model.register_comm_hook(state, power.powerSGD_hook)
@@ -118,7 +118,7 @@ def checkpoint():
 
 @case
 def checkpoint_meanwhile():
-    """What a thread writes beside the training; on a device in the group whose collectives the training makes."""
+    """A thread writes a checkpoint during training; on a device in the group that the training uses."""
     import torch.distributed.checkpoint as dcp
 
     kinds = "ucch" if DEVICE == "cpu" else f"cpu:ucch,{DEVICE}:ucch"
@@ -157,11 +157,11 @@ def dtensor():
 
 @case
 def groups_choose_for_themselves():
-    """A group of one vendor's ranks runs on that vendor's library alone, a mixed one through islands and bridge."""
+    """A group of one vendor's ranks uses only that vendor's library, a mixed group islands and bridge."""
     mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("across", "inside"))
     islands = [tuple(island.ranks) for island in dist.group.WORLD.communicator.topology.islands]
     if islands != [(0, 1), (2, 3)]:
-        return  # only where the first half of the ranks is of one vendor, and the second of another
+        return  # requires that the first half of the ranks is of one vendor, and the second of another
     for name, want in (("inside", 1), ("across", 2)):
         group = mesh[name].get_group()
         tensor = torch.ones(100_000)

@@ -18,7 +18,7 @@ SLOW = 3.0 if R == N - 1 else 1.0
 
 
 class Clock:
-    """Seconds that pass only when work is done: the profiles of a busy machine would not be those of the ranks."""
+    """Seconds that pass only when work is done: profiles of a busy machine would depend on its load."""
 
     now = 0.0
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 def measured():
-    """The shares that a profile of an artificially slow rank leads to."""
+    """Return the shares from a profile of an artificially slow rank."""
     model, clock = fresh(), Clock()
 
     def step(n):
@@ -40,7 +40,7 @@ def measured():
 
 @case
 def balanced_sampler():
-    """The global batches of an epoch are those of any other split."""
+    """The global batches of an epoch are equal for any split."""
     share, length = measured(), 3 * SHARE * N + 1
     data = TensorDataset(torch.arange(length))
     equal = Share((SHARE,) * N, R)

@@ -1,4 +1,4 @@
-"""A job for test_torch_vendors.py: four ranks of two vendors, whose pairs are served by torch's own groups."""
+"""A job for test_torch_vendors.py: four ranks of two vendors, whose pairs use torch's own groups."""
 
 import os
 
@@ -11,7 +11,7 @@ from torch_world import N, R
 import ucc_hetero.torch
 
 assert N == 4
-#: Ranks whose groups are torch's own; the others are ours.
+#: Ranks whose groups are torch's own; other groups are ucch's.
 OWN = os.environ["OWN"]
 
 
@@ -35,7 +35,7 @@ def check(group, ranks):
     assert objects == [("from", rank) for rank in ranks]
     at = ranks.index(R)
     if len(ranks) > 1:
-        # All ranks send first: in torch's own group nothing moves unless the two are posted as one.
+        # All ranks send first: in torch's own group nothing moves unless both are posted as one batch.
         after, before = ranks[(at + 1) % len(ranks)], ranks[at - 1]
         got = torch.full((5,), -1.0)
         for work in dist.batch_isend_irecv(
@@ -71,7 +71,7 @@ def backends_per_device():
             if ranks in (pair, [0, 1, 2, 3]):
                 check(group, ranks)
                 assert dist.get_backend(group) == name
-    gloo = dist.new_group([0, 1, 2, 3], backend="gloo")  # as it is asked for
+    gloo = dist.new_group([0, 1, 2, 3], backend="gloo")  # the requested backend
     assert type(gloo) is dist.ProcessGroup and dist.get_backend(gloo) == "gloo"
 
 

@@ -1,4 +1,4 @@
-"""Runtimes over the fake GPU libraries, and ranks that use them; helper modules beside the tests can be imported."""
+"""Runtimes over the fake GPU libraries, and ranks that use them; makes helper modules importable."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ LIBRARIES = {"nvidia": "UCCH_CUDA_LIB", "amd": "UCCH_HIP_LIB"}
 
 @pytest.fixture
 def load(fakegpu, monkeypatch):
-    """Start the runtime of one vendor over its fake library, in this environment; the other vendor has none."""
+    """Start the runtime of one vendor over its fake library, in this environment, without the other vendor."""
 
     def start(vendor="amd", **environ):
         for name, variable in LIBRARIES.items():
@@ -40,7 +40,7 @@ def runtime(request, load):
     return found
 
 
-#: Ranks of the crew that takes cases of all layouts; one with other variables has those of its layout alone.
+#: Ranks of the crew for cases of all layouts; crews with other variables have only the ranks of their layout.
 POOL = "nvidia:3,amd:3,host:3"
 
 
@@ -59,7 +59,7 @@ def fakes(mpirun, fake_environment):
 
 @pytest.fixture
 def fake_crew(crew, fake_environment):
-    """As `fakes`, for scripts that end well, on ranks that stay for the next one."""
+    """As `fakes`, for scripts that succeed, on ranks that are reused."""
 
     def run(script, layout, timeout=120, **env):
         pool = layout if of_case_and_job(env)[1] else POOL

@@ -42,7 +42,7 @@ int main(void) {
         assert(*waited_at >= waited_for);
     }
     gate.out.ticket = UINT32_MAX;
-    ucch_gate_free(&gate); /* nobody gets that word */
+    ucch_gate_free(&gate); /* no gate gets that word again */
     ucch_gate other = {0};
     assert(ucch_gate_hold(&other, NULL) && *waited_at < waited_for);
     return 0;

@@ -1,4 +1,4 @@
-/* Threads that ask for words in pinned memory at the same time. */
+/* Threads that allocate words in pinned memory at the same time. */
 #include <pthread.h>
 #include <stdint.h>
 
@@ -24,7 +24,7 @@ static void *run(void *place) {
     return (void *)failed;
 }
 
-/* `each` words for each of the threads, one thread's behind another's: 0, or a failure. */
+/* Allocate `each` words in each thread, stored thread by thread: 0, or an error. */
 int race(use_function use, flag_function flag, int threads, int each, void **out) {
     pthread_t made[MOST];
     void *failed, *any = NULL;

@@ -15,9 +15,9 @@ from ucc_hetero.device.kernels import sources
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
-#: Target -> lanes of a wave; registers of a lane up to which the most waves run at a time.
+#: Target -> lanes of a wave; registers of a lane up to which registers do not limit the number of waves.
 TARGETS = {"gfx90a": (64, 64), "gfx942": (64, 64), "gfx1100": (32, 96), "gfx1201": (32, 96)}
-#: Where a clang may be, newest first.
+#: Where to look for clang, newest first.
 CLANGS = (*(f"clang-{major}" for major in range(22, 15, -1)), "clang", "amdclang", "/opt/rocm/llvm/bin/clang")
 STUBS = Path(__file__).parent / "amd_stubs.h"
 
@@ -28,13 +28,13 @@ def fused(op, dtype):
     return lib.UCCH_FUSED, OPS[op].code, CODES[dtype], 0
 
 
-#: Kernels that wait for another rank. Of the fused ones those whose arithmetic is longest.
+#: Kernels that wait for another rank. Of the fused kernels those with the longest arithmetic.
 WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),
     "fused_complex": fused("PROD", "complex128"), "fused_int8": fused("MAX", "int8"),
 }  # fmt: skip
-#: Types between which pages are converted, and those of bytes.
+#: Pairs of types between which pages are converted, and bytes.
 PAGES = [CODES[name] for name in ("float16", "bfloat16", "float32", "uint64")], [256, 264]
 OTHERS = {
     **{f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in CODES.values()},
@@ -67,7 +67,7 @@ OPTIONS = ("-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-S", "-
 
 @cache
 def known(clang):
-    """The targets that a clang can compile for: it compiles nothing for them."""
+    """The targets that a clang supports; it compiles nothing for others."""
     empty = (clang, *OPTIONS, "-o", os.devnull, os.devnull)
     done = {target: subprocess.run([*empty, f"--offload-arch={target}"], capture_output=True) for target in TARGETS}
     return frozenset(target for target, each in done.items() if each.returncode == 0)
@@ -84,9 +84,9 @@ def clang():
 
 
 def compiled(clang, target, cases, folder):
-    """Assembly as hipRTC would have it made, by kernel; and how many there have to be.
+    """Return the assembly that hipRTC would compile, by kernel; and the expected number of kernels.
 
-    All are in one text, each in a namespace of its own as they define the same helpers.
+    All kernels are in one text, each in a separate namespace, as they define the same helpers.
     """
     if target not in known(clang):
         pytest.skip(f"{clang} does not know {target}: it needs a newer one, such as Debian's clang-19")
@@ -105,7 +105,7 @@ def compiled(clang, target, cases, folder):
 
 
 def barriers_wait_for_stores(name, text):
-    """Before one thread tells others, each wave has waited for what it stored itself."""
+    """Before one thread notifies others, each wave has waited for its own stores."""
     before, _, after = text.partition(";;#ASMSTART")
     wait, _, after = after.partition(";;#ASMEND")
     assert re.search(r"vmcnt\(0\)|vscnt null, 0x0|storecnt 0x0", wait), name
@@ -114,8 +114,8 @@ def barriers_wait_for_stores(name, text):
 
 
 def looks_empty_no_caches(name, text):
-    """Whoever looks at a word again and again leaves others on the device their caches."""
-    # From the label before a nap to the branch behind it: compilers put the look before that, or between the two.
+    """Polling a word does not invalidate the device's caches."""
+    # From the label before a sleep to the branch after it: compilers put the load before the sleep, or between the two.
     loops = re.findall(r"^\.LBB\w+:(?:(?!^\.LBB).)*?^\ts_sleep .*?^\ts_c?branch", text, re.M | re.S)
     assert len(loops) == len(re.findall(r"^\ts_sleep ", text, re.M)) > 0, name
     for loop in loops:
@@ -124,7 +124,7 @@ def looks_empty_no_caches(name, text):
 
 @pytest.mark.parametrize("targets", [("gfx90a", "gfx942"), ("gfx1100", "gfx1201")], ids=["CDNA", "RDNA"])
 def test_waiting_kernels(clang, targets, tmp_path):
-    """They let as many waves run at a time as there is room for, and use no memory of the device."""
+    """Registers do not limit how many waves run at a time, and kernels use no scratch memory."""
     target = random.choice(targets)
     kernels, n = compiled(clang, target, WAITING, tmp_path)
     wave, most = TARGETS[target]
@@ -142,7 +142,7 @@ def test_waiting_kernels(clang, targets, tmp_path):
 
 
 def test_arithmetic(clang, tmp_path):
-    """Everything that the engine may ask for compiles, and no element goes by way of memory."""
+    """Every operation that the engine may request compiles, and no element goes through scratch memory."""
     kernels, n = compiled(clang, "gfx942", OTHERS, tmp_path)
     assert len(kernels) == n > 100
     assert all(each.scratch == 0 and each.registers <= 64 for each in kernels.values())

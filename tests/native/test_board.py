@@ -1,4 +1,4 @@
-"""The arrival board: who called what, who is missing, who left, who died."""
+"""The arrival board: which rank called what, is missing, left, or died."""
 
 import mmap
 import os
@@ -12,7 +12,7 @@ from processes import until
 
 from ucc_hetero.native.libraries import ffi, lib
 
-#: Numbers of the ranks, by slot.
+#: Rank numbers by slot.
 RANKS = [4, 0, 7]
 SLOTS = range(len(RANKS))
 REFUSED, ANY, RING = int(lib.UCCH_REFUSED_CALL), int(lib.UCCH_ANY_CALL), 64
@@ -20,7 +20,7 @@ REFUSED, ANY, RING = int(lib.UCCH_REFUSED_CALL), int(lib.UCCH_ANY_CALL), 64
 
 @contextmanager
 def new_boards():
-    """Three ranks' boards on one page, as if each were a process of its own."""
+    """Return three ranks' boards on one page, as if each rank were a process."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(len(RANKS))))
     made = [lib.ucch_board_new(ffi.from_buffer(page), len(RANKS), slot, ffi.new("int[]", RANKS), 1) for slot in SLOTS]
     yield made
@@ -51,7 +51,7 @@ def refusal_of(board):
 
 
 class Model:
-    """What ranks have done, and what they are to see of it. Every call's text is its rank's slot and its number."""
+    """The ranks' actions, and what ranks should see of them. A call's text is its rank's slot and its number."""
 
     def __init__(self):
         self.calls = [0 for _ in SLOTS]
@@ -64,12 +64,12 @@ class Model:
         return None if call + RING in self.signatures[slot] else self.signatures[slot].get(call)
 
     def finish(self, slot, call):
-        """A rank has refused what another one makes; of several such calls the first one counts."""
+        """A rank has refused a call that another one makes; of several such calls the first one counts."""
         if not self.end or call < self.end[1]:
             self.end = slot, call
 
     def enter(self, slot, signature, call):
-        """A call, or what is said of it before; what it takes the place of must not have been refused by some only."""
+        """A call, or its announcement; a call that it replaces must not have been refused by only some ranks."""
         old = call - RING
         if self.seen(slot, old) == REFUSED and any(
             self.calls[i] < old or self.seen(i, old) not in (None, REFUSED) for i in SLOTS
@@ -131,7 +131,7 @@ def act(draw, model, boards):
 
 @pytest.mark.parametrize("steps", [5, 20, 80])
 def test_what_ranks_see_of_each_other(steps):
-    """Whatever they have done: who differs, who has refused which call, and what ends there, on all of them."""
+    """After any actions: which rank differs, which rank refused which call, and which calls end on all ranks."""
     peer, label = ffi.new("int *"), words()
     for seed in range(random.randrange(10**6), 10**7, 10**5):
         draw, model, done = random.Random(seed), Model(), [f"seed {seed}"]
@@ -158,13 +158,13 @@ def test_what_ranks_see_of_each_other(steps):
 
 @pytest.mark.parametrize("has_board", [True, False])
 def test_a_dead_process_is_gone(has_board):
-    """Also before it has its board, and though nobody has asked for its status."""
+    """Also before it has its board, and if its status has not been collected."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
     ours = lib.ucch_board_new(memory, 2, 0, [0, 1], 1)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert not lib.ucch_process_ended(child.pid)
-        if has_board:  # the first field of a slot is its process's id
+        if has_board:  # the first field of a slot is the process id
             ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
         else:
             lib.ucch_board_expect(ours, [os.getpid(), child.pid])
@@ -177,7 +177,7 @@ def test_a_dead_process_is_gone(has_board):
 
 
 def test_a_page_is_cleared_for_its_next_communicator():
-    """Calls, refusals and the end of all; what a rank that has left says is not undone by those who expect it."""
+    """Calls, refusals and ends of all ranks; a rank that expects a late message does not undo it."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1], 1) for slot in (0, 1)]
     publish(boards[0], 1, "one")
@@ -193,7 +193,7 @@ def test_a_page_is_cleared_for_its_next_communicator():
 
 
 def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
-    """The rank has left the communicator of that use, and not the next one; a call of another rank finds that out."""
+    """The rank has left the communicator of that use, and not the next one; another rank's call notices this."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
     for use in (1, 2):
@@ -211,7 +211,7 @@ def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
         lib.ucch_board_free(ours)
 
 
-#: In a namespace of its own, where the next process's number can be chosen.
+#: In a PID namespace, where the next process id can be chosen.
 REUSED = """
 import subprocess
 from ucc_hetero.native.libraries import lib
@@ -255,7 +255,7 @@ def test_without_a_page_calls_are_still_counted():
 
 
 def test_a_call_that_has_failed_elsewhere(boards):
-    """It may still end well here, but not long after; so may none that comes later."""
+    """It may still succeed here, but only for a short time; later calls may not succeed."""
     for call in (1, 2, 3):
         assert [publish(board, 7, "bcast") for board in boards] == [call] * len(SLOTS)
     lib.ucch_board_failed(boards[1], 3)

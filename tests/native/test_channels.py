@@ -1,4 +1,4 @@
-"""Calls queued in streams whole, over the fake GPU library: real rings, plans and processes; asynchronous devices.
+"""Calls queued in streams completely, over the fake GPU library: real rings, plans and processes; asynchronous devices.
 
 Every script asserts that its calls were queued, or that they were not.
 """

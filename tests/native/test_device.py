@@ -1,4 +1,4 @@
-"""GPU runtimes over the fake library: what they answer, to several threads, too; HIP as AMD has it (docs/amd.md)."""
+"""GPU runtimes over the fake library: their answers, also to several threads; HIP as on AMD (docs/amd.md)."""
 
 import ctypes
 import subprocess
@@ -73,12 +73,12 @@ def test_a_library_that_is_no_runtime(fakegpu, monkeypatch):
 
 
 def test_place_of_a_rank(runtime, monkeypatch):
-    assert device.place_of() == (runtime.vendor, 1)  # what the thread has chosen
+    assert device.place_of() == (runtime.vendor, 1)  # the thread's choice
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "6")
     assert device.local_rank() == 6
     if runtime.vendor == "amd":
-        runtime.use(0)  # cannot be told from no choice
+        runtime.use(0)  # the same as no choice
         assert device.place_of() == ("amd", 6 % 4)
     assert device.place_of("nvidia" if runtime.vendor == "amd" else "amd").device == 0
 
@@ -95,8 +95,8 @@ SHARED = "-Wall", "-Werror", "-O1", "-shared", "-fPIC"
 
 
 def test_threads_get_words_of_their_own(runtime, compiled, tmp_path):
-    """Two streams that wait for one word pass each other's waits; a word behind its page is somebody's memory."""
-    threads, each = 2, 100_000 if runtime.vendor == "nvidia" else 2_000  # HIP's are an allocation each, of a page
+    """Two streams that wait for one word would see each other's values; beyond a word's page is other memory."""
+    threads, each = 2, 100_000 if runtime.vendor == "nvidia" else 2_000  # each HIP word is an allocation of a page
     racing = ctypes.CDLL(str(compiled(tmp_path / "racing.so", *SHARED, HERE / "racing.c", "-lpthread")))
     words = np.zeros(threads * each, np.uint64)
     functions = (ctypes.c_void_p(int(ffi.cast("uintptr_t", at))) for at in (runtime.ops.use, runtime.ops.flag))
@@ -108,7 +108,7 @@ def test_threads_get_words_of_their_own(runtime, compiled, tmp_path):
 
 
 def test_reasons_of_failures_are_those_of_the_thread(tmp_path):
-    """Another thread's failure, which may be of no interest, must not be taken for the reason of this one's."""
+    """Another thread's failure, which may not matter, must not be reported as this thread's reason."""
 
     def fail(name):
         assert lib.ucch_device_load(b"cuda", str(tmp_path / name).encode()) == lib.UCCH_FAIL_DEVICE
@@ -121,7 +121,7 @@ def test_reasons_of_failures_are_those_of_the_thread(tmp_path):
     assert b"others" in ffi.string(lib.ucch_device_last_error()), "who waits for what progress does asks for this one"
 
 
-#: A process of its own: its device stays the engine's.
+#: A separate process: its device remains the engine's.
 POOL = """
 import ctypes, sys, threading
 from ucc_hetero import device
@@ -167,7 +167,7 @@ def test_an_allocation_keeps_nobody_from_the_pool(compiled, tmp_path):
 
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])
 def test_a_number_is_read_as_hip_does(load, text, eager):
-    """Of kernels that are loaded early; streams are held there, where the user says so."""
+    """For early loading of kernels; with it streams are held if the user says so."""
     found = load(HIP_ENABLE_DEFERRED_LOADING=text)
     assert (found.eager, found.holds) == (eager, False)
     assert load(UCCH_HOLD="y").holds is eager
@@ -194,14 +194,14 @@ def test_settings_that_come_too_late(monkeypatch):
 
 
 def test_a_word_is_used_up_before_its_numbers_wrap(compiled, tmp_path):
-    """HIP's streams compare without wrapping: what waits for a small number behind a large one would go on at once."""
+    """HIP's streams compare without wrap-around: a wait for a small number after a large one would end at once."""
     source = Path(__file__).with_name("gate_wraps.c")
     folders = [f"-I{ROOT / each}" for each in ("cffi_build", "ucc_hetero/device")]
     program = compiled(tmp_path / "gate", *folders, source, "-lpthread")
     subprocess.run([program], check=True, timeout=240)
 
 
-#: Kernels that HIP reads where their images are.
+#: Kernels whose images HIP reads in place.
 IMAGES = """
 from arrays import Array
 from ucc_hetero import Communicator

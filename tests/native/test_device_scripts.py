@@ -20,21 +20,21 @@ pytestmark = pytest.mark.mpi
 
 BY_HOSTS = {"UCCH_CHANNELS": "n"}
 WAYS = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
-#: By pinned memory. A job that waits for the deadline of calls is killed before that.
+#: Through pinned memory. A job that waits for the calls' deadline is killed before it.
 STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", "UCCH_TIMEOUT": "1000"}
-#: Where libucp decides, and streams do not hand each other messages.
+#: libucp decides, and streams do not pass messages to each other.
 PLAIN = {**STAGED, "UCCH_STAGING": "auto", **BY_HOSTS}
 LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
-#: Of lists of thousands of pieces each is a copy of its own.
+#: Each of thousands of pieces is a separate copy.
 SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
-#: As HIP comes: streams wait for what has been queued before, and for no more.
+#: HIP's default: streams wait only for work that was queued before.
 CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
-#: Of these one is drawn.
+#: One of these is drawn.
 OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
 BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
 
-#: Refused calls among uneven ones keep their numbers: in streams, too, and where ranks hear of the refusal before they
+#: Refused calls among uneven ones keep their numbers: also in streams, and if ranks learn of the refusal before they
 #: have begun.
 UNEVEN = """
 from ranks import *
@@ -63,7 +63,7 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
             assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
     comm.Free()
 """
-#: Nobody waits for requests of calls by way of the host; streams wait for their ends, or hosts where streams must not.
+#: No rank waits for requests of calls by way of the host; streams wait for their ends, or hosts if streams must not.
 IN_ORDER = """
 from ranks import *
 with Communicator() as comm:
@@ -88,7 +88,7 @@ with Communicator() as comm:
     assert request.finished, comm.plan_summary()
     assert (y.copied(stream) == 2 * comm.size).all()
 """
-#: The doctor's measurements, as installed: mpi_launch is a part of the package only there.
+#: The doctor's measurements, as installed: only there is mpi_launch a part of the package.
 DOCTOR = """
 import arrays
 from ucc_hetero import Communicator
@@ -101,10 +101,10 @@ with Communicator() as comm:
 """
 INSTALLED = os.pathsep.join([str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-#: A case by its name; its script, its layout, its environment, and queues to draw from.
+#: Name of a case -> its script, its layout, its environment, and queues to draw from.
 CASES = [
     *(("random mistakes", calls.MISTAKES, layout, {"UCCH_TIMEOUT": "300", **env}, OWN) for layout, env in WAYS),
-    # Streams are held in any order there, by threads that use a communicator each.
+    # There, threads with one communicator each hold streams in any order.
     *(("streams", calls.STREAMS, layout, env, OWN) for layout, env in WAYS),
     *(("uneven calls", UNEVEN, layout, env, ()) for layout, env in WAYS),
     ("order in streams", IN_ORDER, "nvidia:1,amd:2", BY_HOSTS, OWN),
@@ -115,7 +115,7 @@ CASES = [
     ("the doctor", DOCTOR, "nvidia:1,amd:1", {"PYTHONPATH": INSTALLED}, ()),
     ("matching", messages.MATCHING, "nvidia:1,amd:1", STAGED, FEW),
     ("matching by libucp alone", messages.MATCHING, "nvidia:2,amd:1", {"UCCH_STAGING": "direct"}, OWN),
-    # Streams are held until hosts have received what others were to carry.
+    # Streams are held until hosts have received the data that others were to carry.
     ("begun in streams", messages.STREAMS, "nvidia:2,amd:1", {**STAGED, **BY_HOSTS}, OWN),
     ("begun in streams by libucp", messages.STREAMS, "nvidia:1,amd:1", PLAIN, OWN),
     ("begun in streams of AMD's", messages.STREAMS, "amd:2", {**STAGED, "UCCH_STAGING": "auto"}, OWN),
@@ -154,9 +154,9 @@ CASES = [
     ("pages: started by streams", pages.STREAMS, "nvidia:1,amd:1", {}, OWN),
     ("pages: started by AMD's streams", pages.STREAMS, "amd:1,nvidia:1", {}, OWN),
 ]  # fmt: skip
-#: What one rank says.
+#: The output of one rank.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
-#: Those of ranks that have pinned no memory yet, or with another environment.
+#: Cases for ranks that have pinned no memory before, or with another environment.
 FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER
 
 
@@ -176,7 +176,8 @@ def test_every_rank_is_right(fakes, fake_crew, script, layout, env, queues):
     ("nvidia:1,amd:2", {"FAKEGPU_DEVICES": "1", **calls.FEW_QUEUES}),  # two ranks of one vendor share it
 ])  # fmt: skip
 def test_collectives(fake_crew, layout, env):
-    """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
+    """In a vendor's library, queued in streams, and by way of host memory: with one vendor, with two, and without
+    GPUs."""
     result = fake_crew(calls.COLLECTIVES, layout, **env)
     by_hosts = "host" in layout or {"UCCH_CHANNELS", "FAKEGPU_DEVICES"} & env.keys()
     queued = result.ranks if "amd" in layout and not by_hosts else 0
@@ -211,7 +212,7 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--s
 
 @pytest.fixture
 def dying(fakes, recovery):
-    """Run a script of two vendors' ranks of which one dies; skip where no other rank can tell."""
+    """Run a script of two vendors' ranks of which one dies; skip if the other ranks cannot notice."""
 
     def run(script, layout, words, **env):
         job = fakes(script, layout, mpi={"check": False, "mpi_args": recovery}, UCCH_TIMEOUT="200", **env)
@@ -235,7 +236,7 @@ def test_a_sender_in_a_lane_that_dies(dying):
     assert "PeerError" in job.stdout and "went on" in job.stdout, job.output
 
 
-#: Jobs of three ranks in one.
+#: Jobs of three ranks in one job.
 IN_THREES = """
 from mpi4py import MPI
 MPI.COMM_WORLD = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 3)

@@ -1,4 +1,4 @@
-"""``ucch-doctor amd`` on a fake HIP: healthy, unhealthy in several ways, hanging, dying, and without any device."""
+"""``ucch-doctor amd`` on a fake HIP: healthy, with several faults, hanging, dying, and without a device."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from processes import LONG, python, until
 
 from ucc_hetero.launch.doctor import amd
 
-#: Of a process of the doctor's: what no test runs sees.
+#: For a process of the doctor: settings that no test process sees.
 MINE = "UCCH_TEST_DOCTOR"
 
 
@@ -34,7 +34,7 @@ HEALTHY = "devices copies compiler kernel-waits stream-waits queues"
 
 
 def test_healthy(fakegpu):
-    """Every answer is one of this very run: what it measured is there."""
+    """Every answer is from this run: it contains measured values."""
     found = answers(fakegpu, HEALTHY, GPU_MAX_HW_QUEUES="16", FAKEGPU_CONNECTIONS="0")
     assert {name: each["verdict"] for name, each in found.items()} == dict.fromkeys(HEALTHY.split(), "yes"), found
     assert found["devices"]["data"]["devices"] == ["0000:01:00.0", "0000:02:00.0"]
@@ -44,7 +44,7 @@ def test_healthy(fakegpu):
     assert all(each["took"] > 0 for each in found.values())
 
 
-#: Fault of a device -> the questions that show it, and a word of the answer.
+#: Fault of a device -> the questions that reveal it, and a word of the answer.
 UNHEALTHY = [
     ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
     ({"UCCH_RTC_LIB": "none"}, {"compiler": "no run-time compiler", "kernel-waits": "no run-time compiler"}),
@@ -74,7 +74,7 @@ def processes(mark):
 
 
 def test_hangs_leave_nothing(fakegpu, tmp_path):
-    """A question that does not end is answered by that, and its processes are gone."""
+    """A question that does not end is answered as such, and its processes are killed."""
     mark = f"{MINE}={tmp_path}"
     environ = environ_of(fakegpu, FAKEGPU_DELAY_US="100000000", **{MINE: str(tmp_path)})
     question = next(each for each in amd.QUESTIONS if each.name == "copies")
@@ -89,7 +89,7 @@ def run(environ, folder, *words):
 
 
 def test_a_report(fakegpu, tmp_path):
-    """It has every answer, this host and its settings, and not its name."""
+    """It has every answer, this host's data and settings, and not its name."""
     environ = environ_of(fakegpu, HSA_XNACK="1", FAKEGPU_NO_FLAGS="1")
     done = run(environ, tmp_path, "--only", "host", "copies", "stream-waits", "--output", "r.json")
     text = (tmp_path / "r.json").read_text()
@@ -104,7 +104,7 @@ def test_a_report(fakegpu, tmp_path):
     assert os.uname().nodename not in text.replace(os.uname().release, "")
 
 
-#: Answers every question; ends the doctor as the second one and does not end itself.
+#: Answers every question; the second question ends the doctor, but not itself.
 SHELL = """#!/bin/sh
 [ "$3" = copies ] && kill -s INT "$DOCTOR" && exec sleep 1000
 echo 'ucch-answer {"verdict": "yes", "text": "", "devices": ["one"]}'
@@ -119,7 +119,7 @@ sys.exit(amd.main(["--only", "copies", "--output", "r.json"]))
 
 
 def listening():
-    """Have a child hear Ctrl-C, also where all of this runs in the background of a shell."""
+    """Let a child receive Ctrl-C, also if everything runs in the background of a shell."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -130,7 +130,7 @@ def test_ended_during_a_question(tmp_path):
     shell.chmod(0o700)
     done = python(PROGRAM, shell, env={MINE: str(tmp_path)}, check=False, cwd=tmp_path, preexec_fn=listening)
     assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
-    assert "ended: r.json has what was answered" in done.stdout
+    assert "ended: r.json has all answers so far" in done.stdout
     assert [each["question"] for each in json.loads((tmp_path / "r.json").read_text())["answers"]] == ["devices"]
     until(lambda: not processes(f"{MINE}={tmp_path}"))
 
@@ -141,7 +141,7 @@ def test_no_device(tmp_path):
 
 
 def test_a_runtime_that_ends_the_process(tmp_path, compiled):
-    """As HIP does with kernels that have no code for a device, while a library is loaded."""
+    """Like HIP's for kernels without code for a device, while a library is loaded."""
     source = tmp_path / "dies.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void load(void) { abort(); }\n")
     library = compiled(tmp_path / "dies.so", "-shared", "-fPIC", source)

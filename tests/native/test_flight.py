@@ -1,4 +1,4 @@
-"""The native rings of operations and of events: order, wrapping, what failures and signals write, what kills leave."""
+"""The native rings of operations and events: order, wrapping, records after failures, signals and kills."""
 
 import json
 import os
@@ -39,7 +39,7 @@ for i in range(int(sys.argv[3])):
     lib.ucch_program_free(each)
 """
 
-#: Behind HEAD: the recorder as the package has it.
+#: After HEAD: the recorder as in the package.
 RECORDER = """
 from ucc_hetero import env
 from ucc_hetero.trace import flight
@@ -51,7 +51,7 @@ parent, number = os.getpid(), env.get("FLIGHT_SIGNAL")
 
 
 def run(script, folder, runs=2, ends=0):
-    """What a script behind HEAD prints, with a ring of 16 operations; it ends with this status."""
+    """Return the output of a script after HEAD, with a ring of 16 operations; it ends with this status."""
     done = python(HEAD + script, 16, folder, runs, check=False)
     assert done.returncode == ends, done.stderr
     return done.stdout
@@ -69,7 +69,7 @@ def written(script, folder, runs=3):
 
 @pytest.mark.parametrize("runs", [2, 50])
 def test_events_outlive_a_killed_process(tmp_path, runs):
-    """The last ones of a call and its step, in order."""
+    """The last events of a call and its step, in order."""
     script = f"""
 assert lib.ucch_trace_open(sys.argv[2].encode() + b"/no/folder", 8) == -1
 assert lib.ucch_trace_open(sys.argv[2].encode() + b"/ring", 8) == 0
@@ -126,7 +126,7 @@ os.rename(sys.argv[2] + "/first", sys.argv[2] + "/x.flight")
 
 
 def test_a_signal_while_python_is_stuck(tmp_path):
-    """In a regular expression that takes for ever, the interpreter's lock in hand; handlers of Python's never run."""
+    """In an endless regular expression that holds the interpreter's lock; Python's signal handlers never run."""
     script = """
 import re
 assert lib.ucch_flight_catch(43) == 1 == lib.ucch_flight_catch(43)
@@ -155,7 +155,7 @@ stuck()
 
 
 def test_many_signals_at_once(tmp_path):
-    """Handlers that nest would overflow the stack that Python gives them, with its own memory beneath."""
+    """Nested handlers would overflow the stack that Python gives them, which has Python's memory below it."""
     script = """
 import gc
 assert lib.ucch_flight_catch(number) == 1
@@ -190,7 +190,7 @@ void by_fault(int number) { signal(number, at_fault); }
 
 
 def test_a_fault_while_stacks_are_written(tmp_path, compiled):
-    """Python reads frames that their threads change meanwhile; other faults end the process as ever."""
+    """Python reads frames while their threads change them; other faults end the process as usual."""
     source, folder = tmp_path / "fault.c", tmp_path / "written"
     source.write_text(FAULT)
     library = compiled(tmp_path / "fault.so", "-shared", "-fPIC", source)
@@ -268,7 +268,7 @@ assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
 
 
 def test_communicators_that_are_freed(tmp_path):
-    """Thousands of them leave no more than hundreds: those that live are kept, however old."""
+    """Records of freed communicators are limited; living communicators are kept, however old."""
     script = """
 from pathlib import Path
 from ucc_hetero.trace import flight
@@ -291,7 +291,7 @@ print(numbers)
 
 
 def test_communicators_that_threads_make_and_free(tmp_path):
-    """Those that live are kept, also in what is written meanwhile."""
+    """Living communicators are kept, also in files written meanwhile."""
     script = """
 import threading
 lib.ucch_flight_stop()
@@ -323,7 +323,7 @@ print(json.dumps(live))
 
 
 def test_transfers(tmp_path):
-    """One-sided: those that are not done when they begin, and so may never be."""
+    """One-sided transfers that are not complete at their start, and may never be."""
     script = """
 from ucc_hetero import rma
 here, there = rma.Worker(), rma.Worker()
@@ -341,7 +341,7 @@ here.close(), there.close()
 """
     dump = written(script, tmp_path, runs=0)
     kinds = dump.records["kind"] - 8
-    assert kinds.tolist() == [3, 0, 1], kinds  # the question for the region comes first
+    assert kinds.tolist() == [3, 0, 1], kinds  # the request for the region comes first
     assert (dump.records["peer"] == dump.about["pid"]).all() and (dump.records["own"] == 1).all()
     assert dump.records["bytes"].tolist() == [0, 1 << 20, 1 << 20] and dump.records["tag"].tolist() == [0, 1, 0]
     assert (dump.records["ended"] >= dump.records["called"]).all() and (dump.records["status"] == 0).all()

@@ -1,4 +1,4 @@
-"""Words of ranks of several hosts beside the data: calls compared, deaths, and what is not listened to."""
+"""Control messages between ranks of several hosts: comparison of calls, deaths, and invalid messages."""
 
 import mmap
 import os
@@ -38,11 +38,11 @@ class Rank:
         self.far.sendall(struct.pack("<IIQ", len(data), kind, key) + data)
 
     def hear(self, *kinds):
-        """The data of the next word of some kinds."""
+        """Return the data of the next message of these kinds."""
         return self.word(*kinds)[1]
 
     def word(self, *kinds):
-        """The next word of some kinds: its kind, and its data."""
+        """Return the next message of these kinds: its kind, and its data."""
         self.far.settimeout(LONG)
         while True:
             size, found, _ = struct.unpack("<IIQ", self._exactly(16))
@@ -55,7 +55,7 @@ class Rank:
         return call, rank, signature, text.rstrip(b"\0")
 
     def say_calls(self, *hashes):
-        """The test's own calls, from the first."""
+        """Send the test's own calls, from the first one on."""
         self.say(CALLS, struct.pack(f"<QQ{len(hashes)}I", 1, len(hashes), *hashes))
 
     def _exactly(self, count):
@@ -113,14 +113,14 @@ def test_a_call_is_compared_that_others_made_before(rank):
 
 
 def test_a_rank_says_in_which_call_it_waits(rank):
-    """And that it does so no more; one that has failed in it need not say so, as others then ask why."""
+    """And when it no longer waits; a rank that failed in it need not report, as the others then ask for the reason."""
     here = rank()
     for fails in (False, True):
         call = here.call(8, "a long one")
         lib.ucch_board_open(here.board, 1)
         found, seconds, label = struct.unpack(WAITING, here.hear(WAITS))
         assert (found, label.rstrip(b"\0")) == (call, b"a long one")
-        assert 1 <= seconds < LONG  # of shorter ones it says nothing
+        assert 1 <= seconds < LONG  # shorter waits are not reported
         if fails:
             lib.ucch_board_failed(here.board, call)
         lib.ucch_board_open(here.board, -1)
@@ -128,7 +128,7 @@ def test_a_rank_says_in_which_call_it_waits(rank):
 
 
 def test_a_rank_of_another_host_that_waits_elsewhere(rank):
-    """Known to all of this host, until this rank comes to that call, or the other one waits no more."""
+    """All ranks of this host know, until this rank makes that call, or the other one no longer waits."""
     here = rank(slots=2)
     beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
@@ -155,7 +155,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank):
 
 
 def test_a_refused_call_that_another_host_makes(rank):
-    """Each side tells the other which call it was; who has refused it says why, and all know then."""
+    """Each side sends the other its call; the refusing rank sends the reason, and all ranks know then."""
     here = rank()
     lib.ucch_board_refuse(here.board, b"no")
     here.call(8, "another one")
@@ -167,7 +167,7 @@ def test_a_refused_call_that_another_host_makes(rank):
 
 
 def test_a_call_that_another_host_has_refused(rank):
-    """Heard before this rank comes to it."""
+    """The message arrives before this rank makes the call."""
     here = rank()
     here.say(OPINION, struct.pack(OPINIONS, 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
     found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
@@ -182,7 +182,7 @@ def test_a_call_that_another_host_has_refused(rank):
 
 
 def test_who_leaves_over_a_refused_call_says_that_first(rank):
-    """One that had not come to the call would be taken for dead, before the one that refused it has said so."""
+    """A rank that has not made the call would be taken for dead, before the refusing rank has reported."""
     here = rank(slots=2)
     beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     here.call(8, "made")
@@ -196,7 +196,7 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank):
 
 
 def test_a_call_that_is_refused_after_it_was_announced(rank):
-    """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
+    """The call differs from its announcement: it is announced and compared again."""
     here = rank()
     here.say_calls(8)
     lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))
@@ -246,7 +246,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
 
 
 def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
-    """As the rank at its other end tells: what waits for that one's host, or for all ranks."""
+    """By a message of the rank at its other end: calls that wait for that rank's host, or for all ranks, end."""
     here = rank(slots=2)
     assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
 
@@ -263,7 +263,7 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
 
 
 def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
-    """At once; not what waits for others, or calls of all ranks, which have connections of their own."""
+    """At once; other ranks' messages and collectives, which have separate connections, do not end."""
     here = rank(slots=2)
     assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
 
@@ -284,7 +284,7 @@ def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank
 
 
 def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
-    """It ends once every rank is gone or behind a link that is cut, and one is."""
+    """It ends once every rank has left or is behind a cut link, and at least one is."""
     here = rank(slots=1)
     assert lib.ucch_host_exchange_add_host(here.exchange, 1, bytes(16), 16, 5.0) == 0
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
@@ -298,7 +298,7 @@ def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
 
 
 def test_a_rank_of_this_host_may_send(rank):
-    """However cut off the others are."""
+    """Even if all other ranks are cut off."""
     here = rank(slots=2)
     assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
     here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
@@ -354,7 +354,7 @@ def test_anything_may_come(rank):
             try:
                 here.say(kind, bytes(data), rng.choice([KEY, KEY, 1]))
             except OSError:
-                break  # it has had enough of us
+                break  # the peer has closed the connection
             here.calls += 1
             assert here.call(rng.getrandbits(64), "call") == here.calls, "our calls are as they were"
         lib.ucch_host_exchange_free(here.exchange)
@@ -362,7 +362,7 @@ def test_anything_may_come(rank):
 
 
 def test_what_cannot_be_served_is_closed():
-    """A connection is the engine's from then on, also where it cannot wait for it."""
+    """The engine owns a connection from then on, also if it cannot wait for it."""
     with tempfile.TemporaryFile() as file:
         given = os.dup(file.fileno())
         assert lib.ucch_link_new(given, 0.0) < 0

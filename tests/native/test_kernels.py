@@ -23,7 +23,7 @@ N = 4000
 
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
-#: Kernels by name: what the engine asks for. Of each of these the host has the same.
+#: Kernels by the names that the engine requests. The host has an equivalent for each of these.
 ARITHMETIC = {
     **{f"{op}_{name}": (lib.UCCH_COMBINE, OPS[op].code, code, 0) for op in OPS for name, code in CODES.items()},
     **{f"scale_{name}": (lib.UCCH_SCALE, 0, code, 0) for name, code in CODES.items()},
@@ -33,34 +33,34 @@ ARITHMETIC = {
         for one, other in ((short, "float32"), ("float32", short))
     },
 }
-#: All of a short call: for two types whose elements need another alignment, and where the order of operands counts.
+#: Kernels of short calls: for two types whose elements need different alignment, and with ordered operands.
 FUSED = {
     f"fused_{op}_{name}": (lib.UCCH_FUSED, OPS[op].code, CODES[name], 0)
     for op, name in (("SUM", "float32"), ("SUM", "int16"), ("MAX", "float32"))
 }
-#: Bytes of elements of pages; 1 of the others.
+#: Element sizes of page kernels; 1 for the others.
 SIZES = {code: dtype.itemsize for code, dtype in BY_CODE.items()}
 
 
 @pytest.fixture(scope="module")
 def library(fake_library):
-    """All kernels, as one vendor's compiler has them: a fake library, which runs them."""
+    """Return a fake library with all kernels of one vendor's compiler, which runs them."""
     return ctypes.CDLL(str(fake_library(random.choice(["nvidia", "amd"]), {**COMPILED, **ARITHMETIC, **FUSED})))
 
 
 def run(library, name, blocks, *arguments):
-    """Run a kernel to its end, with a struct of layout.h, or with the four arguments of elements' kernels."""
+    """Run a kernel to its end, with a struct of layout.h, or with the four arguments of element kernels."""
     pointers = (ctypes.c_void_p * len(arguments))(*(int(ffi.cast("uintptr_t", each)) for each in arguments))
     assert library.fakegpu_run(name.encode(), blocks, 512, pointers, random.getrandbits(32)) == 0
 
 
-#: As numpy has each operation; and what is ours of those that integers, real and complex numbers have.
+#: numpy's function for each operation, or the test's own for integers, real and complex numbers.
 UFUNCS = {
     "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "LAND": np.logical_and,
     "LOR": np.logical_or, "LXOR": np.logical_xor, "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
 }  # fmt: skip
 KNOWN = {"int": 10, "uint": 10, "float": 4, "complex": 2}
-#: Where float32 is rounded to float16, and where that has no such numbers any more.
+#: Values at which float32 is rounded to float16, and values beyond float16's range.
 EDGES = np.array([65504, 65519.996, 65520, 2**-24, 2**-25, 2**-25 * 1.0001, 6.1e-5, 0, -0.0, np.inf], np.float32)
 
 
@@ -104,7 +104,7 @@ def numpys(kind, op, src, dst, by):
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic(library, name):
-    """The engine's is numpy's, wherever elements begin, and the kernel's is the engine's; or neither has any."""
+    """The engine's result is numpy's, at any alignment, and the kernel's is the engine's; or neither supports it."""
     kind, op, code, to = ARITHMETIC[name]
     rng, text, by = np.random.default_rng(), sources.source(*ARITHMETIC[name]), 3
     end = to if kind == lib.UCCH_CAST else code
@@ -128,7 +128,7 @@ def test_arithmetic(library, name):
         return
     engine(n)
     wanted = numpys(kind, name.partition("_")[0], src, dst, by)
-    if dst.dtype.kind == "c":  # a compiler and numpy may fuse the multiplications of a product differently
+    if dst.dtype.kind == "c":  # a compiler and numpy may fuse a product's multiplications differently
         near = 4 * np.finfo(dst.dtype).eps * (abs(src) * abs(dst) + abs(src) + abs(dst))
         assert (abs(ours[1] - wanted) <= near).all()
     else:
@@ -143,7 +143,7 @@ def test_nothing_is_ready_without_a_device():
 
 
 def beside(*sides):
-    """Have kernels run beside each other, as those of two ranks do."""
+    """Run kernels concurrently, as those of two ranks."""
     with ThreadPoolExecutor(len(sides)) as pool:
         for each in [pool.submit(side) for side in sides]:
             each.result()
@@ -151,9 +151,9 @@ def beside(*sides):
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_fused_calls(library, dtype):
-    """Two kernels, whose moves each wait for that before, also past the word's wrapping.
+    """Two kernels, whose moves each wait for the previous one, also when the word wraps around.
 
-    A word is written when all blocks have been there, whoever comes last, and what they have written is there, too.
+    The last block to arrive writes a word, after all blocks' data has been written.
     """
     rng = np.random.default_rng()
     for _ in range(20):
@@ -183,7 +183,7 @@ def test_fused_calls(library, dtype):
 
 
 class Flagged:
-    """A channel whose words have flags, in graphs: one rank's kernels send by it, the other's receive."""
+    """A channel with flags in its data, for graphs: one rank's kernels send over it, the other's receive."""
 
     def __init__(self, library, begun):
         self.library, self.room = library, 4096
@@ -196,7 +196,7 @@ class Flagged:
         self.arrived = {comes: ffi.new("unsigned[40]") for comes in (False, True)}
 
     def run(self, comes, data, count, hash_, blocks, kind=0, own=0):
-        """A side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
+        """Run a side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
         slots, there = ffi.cast("char *", self.ring.ctypes.data) + 64, ffi.cast("char *", data.ctypes.data)
         move = {
             "src": slots if comes else there, "dst": there if comes else slots,
@@ -213,7 +213,7 @@ class Flagged:
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
 
     def slot(self, number):
-        """The words of a piece's slot, of which the first four are its head."""
+        """Return the words of a piece's slot; the first four are its header."""
         at = 32 + number % 8 * (64 + 2 * self.room)
         return self.ring[at : at + 32 + 2 * self.room].view(np.uint64)
 
@@ -221,7 +221,7 @@ class Flagged:
 @pytest.mark.parametrize("blocks", [1, 2, 7])
 @pytest.mark.parametrize("begun", [0, 2**32 - 9])
 def test_words_with_flags(library, blocks, begun):
-    """Messages of any length and alignment through slots that others have used, until the numbers wrap around."""
+    """Messages of any length and alignment through used slots, until the numbers wrap around."""
     rng, channel, messages = np.random.default_rng(), Flagged(library, begun), []
     for _ in range(40):
         count = int(rng.choice([1, 3, 4, 8, 63, 64, 65, 1000, 4096, int(rng.integers(1, 4097))]))
@@ -238,7 +238,7 @@ def test_words_with_flags(library, blocks, begun):
         for turn, (sent, _, count, hash_) in enumerate(messages):
             channel.run(False, sent, count, hash_, blocks)
             counted(False, turn)
-            assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it looks once a round
+            assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it reads the word once a round
 
     def receive():
         for turn, (sent, where, count, hash_) in enumerate(messages):
@@ -253,7 +253,7 @@ def test_words_with_flags(library, blocks, begun):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_sums_of_what_comes(library, blocks):
-    """What comes is the second operand or the first, and the result lies over the other or elsewhere."""
+    """Received data is the second operand or the first, and the result overwrites the other operand or is elsewhere."""
     rng, channel = np.random.default_rng(), Flagged(library, 0)
     for turn in range(30):
         n, kind = int(rng.integers(1, 1001)), (lib.MOVE_LL_FIRST, lib.MOVE_LL_SECOND)[turn % 2]
@@ -269,7 +269,7 @@ def test_sums_of_what_comes(library, blocks):
 
 @pytest.mark.parametrize("way", ["another call", "shorter", "longer"])
 def test_words_of_another_call(library, way):
-    """A receiver says that what has come is not what it waits for, though some of that may never come."""
+    """A receiver reports that the received header is a wrong one, even if parts of the data never arrive."""
     channel, data = Flagged(library, 0), np.zeros(4096, np.uint8)
     channel.run(False, data, {"another call": 1000, "shorter": 8, "longer": 3000}[way], 5, 1)
     channel.replays[True].stop.word = 1
@@ -280,7 +280,7 @@ def test_words_of_another_call(library, way):
 @pytest.mark.parametrize("begun", [0, 2**32 - 1])
 @pytest.mark.parametrize("older", [0, 7 << 32])
 def test_each_word_is_waited_for(library, begun, older):
-    """Words come in any order, behind older ones of the slot, or where none were: the receiver sees all of them."""
+    """Words arrive in any order, over older words of the slot or an empty slot: the receiver sees all of them."""
     rng, count = np.random.default_rng(), 2000
     for last in (0, 3, 4, 503, int(rng.integers(504))):
         channel = Flagged(library, begun)
@@ -314,7 +314,7 @@ class Lane:
         self.posted = {False: 0, True: 0}
 
     def run(self, receives, data, room, tag, blocks, base=0):
-        """A side's kernel, behind `base` pieces: how the message ended."""
+        """Run a side's kernel, after `base` pieces; return how the message ended."""
         self.posted[receives] += 1
         number, lines = self.posted[receives], self.sides[receives]
         short, long = (ffi.cast("char *", ring.ctypes.data) + 64 for ring in self.rings)
@@ -334,7 +334,7 @@ class Lane:
 @pytest.mark.parametrize("slot", [524288, 2097152])
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_both_sides_of_messages(library, slot, blocks):
-    """One side's blocks fill the rings, the other's empty them, and pass over a message that does not fit."""
+    """One side's blocks fill the rings, the other's empty them, and skip a message that does not match."""
     rng, lane, messages = np.random.default_rng(), Lane(library, slot), []
     longest = 5_000_000 + int(rng.integers(4096))  # more than a ring holds
     for _ in range(20):
@@ -366,7 +366,7 @@ def test_both_sides_of_messages(library, slot, blocks):
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_pieces(library, name, blocks):
-    """Pieces of any length are gathered from rows in groups, as numpy has it, and converted as by the host."""
+    """Pieces of any length are gathered from rows in groups, as by numpy, and converted as by the host."""
     rng = np.random.default_rng()
     _, _, one, other = PIECES[name]
     size, to_size = (SIZES.get(each, 1) for each in (one, other))
@@ -394,10 +394,11 @@ def test_pieces(library, name, blocks):
 @pytest.mark.parametrize("width", [1, 3, 4])
 @pytest.mark.parametrize("before", [0, 5, 2**32 - 3])
 def test_messages_through_rings(library, width, before):
-    """Two ranks' kernels exchange messages by two rings each way, one ring with two messages; words may wrap around."""
+    """Two ranks' kernels exchange messages over two rings in each direction, one ring with two messages; words may wrap
+    around."""
     rng, stride = np.random.default_rng(), 4096 + 64
     lengths = [int(rng.integers(1, 4 * 4096)), int(rng.integers(1, 8 * 4096)), int(rng.integers(1, 4 * 4096 + 1))]
-    over = [0, 1, 0]  # by which ring each goes
+    over = [0, 1, 0]  # the ring of each message
     rings = np.zeros((2, 2, 8 * stride), np.uint8)  # by sender
     words = np.full((2, 2, 2), before, np.uint32)  # published, consumed
     sent = [[rng.integers(0, 256, n, np.uint8) for n in lengths] for _ in range(2)]
@@ -428,7 +429,7 @@ def test_messages_through_rings(library, width, before):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_plain_pieces(library, blocks):
-    """Pieces of bytes, from anywhere to anywhere, of which some are empty and some take several slices."""
+    """Pieces of bytes, between any addresses; some are empty, and some take several slices."""
     rng = np.random.default_rng()
     source, out = rng.integers(0, 256, 400_000, np.uint8), np.full(400_000, 77, np.uint8)
     wanted = out.copy()
@@ -449,7 +450,7 @@ def test_plain_pieces(library, blocks):
 
 @pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])
 def test_blocks_that_run_at_a_time(arch, blocks):
-    """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
+    """Kernels that wait use few enough registers for as many blocks of 512 threads as the device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")
     for case in (*FUSED.values(), COMPILED["lane"]):

@@ -1,7 +1,7 @@
-"""Our declarations of libucc's and libucp's structures, against the layouts of their headers on x86-64.
+"""The package's declarations of libucc's and libucp's structures, compared with their headers' layouts on x86-64.
 
-The figures were compiled from the headers of UCC 1.0 to 1.10 and UCX 1.13 to 1.22: fields never moved, structures only
-grew. A field in the wrong place would be read as garbage by the library, silently.
+The figures were compiled from the headers of UCC 1.0 to 1.10 and UCX 1.13 to 1.22: fields never moved, and structures
+only grew. The library would silently read a field in the wrong place as garbage.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""Lifetimes in the engine, beyond those who held things; the bell for those who sleep until something ends."""
+"""Lifetimes in the engine beyond their Python owners; the bell for threads that sleep until an operation ends."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ from ucc_hetero.native.libraries import ffi, lib, owned
 
 
 def test_a_child_can_take_a_lock_that_was_held():
-    """A worker of a data loader collects requests that it has inherited, while the parent's thread makes progress."""
+    """A data loader's worker collects inherited requests while the parent's thread makes progress."""
     python(f"""
 import os, signal, threading
 from ucc_hetero.native.libraries import lib
@@ -45,7 +45,7 @@ assert status == 0, status
 
 
 def test_what_is_collected_under_the_lock_may_take_it():
-    """Python holds the engine's lock around calls of libucc, and collects garbage where it likes."""
+    """Python holds the engine's lock during calls of libucc, and may collect garbage at any time."""
     python(f"""
 import signal
 from ucc_hetero.native.libraries import lib
@@ -92,7 +92,7 @@ def test_a_dropped_receive_keeps_its_memory(loop):
     sent = worker.send(connection, data, tag=3)
     sent.wait()
     until(lambda: worker.progress() == 0 and (alive()[-100:] == data[-100:]).all())
-    worker.send(connection, b"", tag=4).wait()  # whatever is begun next lets go of what has ended
+    worker.send(connection, b"", tag=4).wait()  # the next operation releases ended ones
     gc.collect()
     assert alive() is None
 
@@ -110,7 +110,7 @@ def test_a_dropped_send_arrives(loop):
 
 
 def test_a_receive_ends_with_its_worker():
-    """It must not be taken back at its deadline, from a worker that is gone."""
+    """It must not be cancelled at its deadline in a worker that no longer exists."""
     with context_of_ucx() as context:
         worker = context.worker()
         message = worker.recv(np.zeros(100), tag=6, timeout=0.05)
@@ -121,7 +121,7 @@ def test_a_receive_ends_with_its_worker():
 
 
 def test_a_native_object_is_freed_behind_what_asks_for_it():
-    """Of a cycle Python calls finalizers in any order; that of an older object usually first."""
+    """In a cycle Python calls finalizers in any order, usually an older object's first."""
     order = []
 
     class Asks:
@@ -140,7 +140,7 @@ def test_a_native_object_is_freed_behind_what_asks_for_it():
 
 
 def test_whoever_sleeps_is_woken():
-    """Also by a ring before the sleep; nobody sleeps longer than asked, and what has ended rings nothing."""
+    """Also if the bell rings before the sleep; no thread sleeps longer than asked, and ended operations do not ring."""
     known, woken = lib.ucch_doorbell_count(), threading.Event()
 
     def sleep():

@@ -1,4 +1,4 @@
-"""The one lock of calls into libucc and libucp: held for each of them, and by nobody who waits."""
+"""The lock of all calls into libucc and libucp: held during each of them, and by no thread that waits."""
 
 import gc
 import os
@@ -19,12 +19,12 @@ from ucc_hetero.errors import CollectiveTimeout, LibraryError, LibraryNotFound
 from ucc_hetero.native.libraries import ffi, lib, load
 from ucc_hetero.types import DTYPES, OPS
 
-#: Calls that a wait makes at least before anyone may call it endless.
+#: Calls that a wait makes at least before it counts as endless.
 MANY = 20_000
 
 
 class Watched:
-    """The extension's functions, some of them replaced; those of libucc and libucp want the lock to be held."""
+    """The extension's functions, some of them replaced; functions of libucc and libucp check that the lock is held."""
 
     def __init__(self, **replaced):
         self.depth = 0
@@ -63,7 +63,7 @@ def watch(monkeypatch):
 
 
 class Alone:
-    """The exchange of one rank, which comes at the second look."""
+    """An exchange of one rank, which completes at the second test."""
 
     rank, size = 0, 1
 
@@ -114,11 +114,11 @@ def test_calls_into_libucp_hold_the_lock(watch):
 
 
 def test_while_ranks_make_a_context_others_have_the_lock(watch):
-    """libucc asks for the other ranks' addresses again and again while its caller holds the lock."""
+    """libucc asks for the other ranks' addresses repeatedly while its caller holds the lock."""
     watched = watch()
     exchange = Alone(watched)
     params = ffi.new("ucc_context_params_t *")
-    calls = params.oob  # lies in it
+    calls = params.oob  # part of params
     key, record = oob.oob_of(exchange, calls)
     mine, everyone, request = ffi.new("char[]", b"me"), ffi.new("char[3]"), ffi.new("void **")
 
@@ -136,7 +136,7 @@ def test_while_ranks_make_a_context_others_have_the_lock(watch):
 
 
 class Half:
-    """A context as far as a team has to do with it."""
+    """The parts of a context that a team uses."""
 
     handle, native, rank = ffi.NULL, ffi.NULL, 1
 
@@ -165,7 +165,7 @@ def post(contexts, count, params, out):
     return 0
 
 
-#: Functions that make a team at once, without libucc.
+#: Functions that create a team at once, without libucc.
 TEAM = {
     "ucc_team_create_post": post, "ucc_team_create_test": lambda *_: 0, "ucc_context_progress": lambda *_: 0,
     "ucch_team_new": lambda *_: ffi.NULL, "ucch_team_free": lambda *_: None,
@@ -174,7 +174,7 @@ TEAM = {
 
 @pytest.mark.parametrize("status, error", [(1, CollectiveTimeout), (-1, LibraryError), (0, None)])
 def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch, maps, status, error):
-    """As that of a failed first call, and any team that its user does not close."""
+    """For example after a failed first call, or if the user does not close the team."""
     watch(**{**TEAM, "ucc_team_create_test": lambda *_: status})
     with pytest.raises(error, match=r"team|UCC") if error else nullcontext():
         ucc.Team(Half(), [0, 2, 1], timeout=0.01)
@@ -184,7 +184,7 @@ def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch, maps, status, e
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch, ends):
-    """It ends once another thread has had the lock, or never, and then within its time."""
+    """It ends once another thread has had the lock, or never, and then at its timeout."""
     had, looks = threading.Event(), [0]
 
     def other():
@@ -213,7 +213,7 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch, ends):
     assert had.is_set()
 
 
-#: It misuses both (cffi_build/abi/guard.c).
+#: A library that misuses both (cffi_build/abi/guard.c).
 PLUGIN = """
 void ucp_request_cancel(void *worker, void *request);
 void ucp_request_free(void *request);
@@ -239,7 +239,7 @@ print(lib.ucch_endpoint_errors())
 
 @pytest.mark.parametrize("linked", ["lazy", "now"])
 def test_what_is_no_request_is_left_alone(compiled, tmp_path, linked):
-    """Also where the dynamic linker has closed what it wrote (``now``)."""
+    """Also if the dynamic linker has made its tables read-only (``now``)."""
     source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
     source.write_text(PLUGIN)
     compiled(plugin, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", source, load().ucx_path)

@@ -1,4 +1,5 @@
-"""A vendor outside the package (examples/own_vendor.c and .py): its runtime by itself, and its ranks among others."""
+"""A vendor outside the package (examples/own_vendor.c and .py): its runtime alone, and its ranks in a job with
+others."""
 
 import random
 import re
@@ -27,7 +28,7 @@ def library(tmp_path_factory, compiled):
 
 @pytest.fixture
 def tables():
-    """Tables of vendors as they were before the test."""
+    """Restore the tables of vendors after the test."""
     registry.forget()
     with patch.dict(vendors.VENDORS), patch.dict(vendors.DLPACK), patch.dict(env.TABLE):
         yield
@@ -73,7 +74,7 @@ def test_a_library_without_the_adapter(library, fakegpu, monkeypatch, adapter, w
     assert device.runtime_of("sim") is None and why in device.report("sim")
 
 
-#: The example with the fake library of its vendor for each rank of others.
+#: The example, with the fake library of its vendor for each rank of another vendor.
 AMONG_OTHERS = """
 import sys
 sys.path.insert(0, "EXAMPLES")
@@ -98,7 +99,7 @@ def test_ranks_of_vendors(fakes, library, layouts):
 
 @pytest.mark.mpi
 def test_ranks_that_know_other_vendors(mpirun):
-    """Whoever does not know a vendor is told on every rank, before anybody waits."""
+    """If a rank does not know a vendor, every rank gets an error before any rank waits."""
     script = """
 import os
 from mpi4py import MPI

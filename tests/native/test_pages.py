@@ -1,4 +1,4 @@
-"""Pages of KV caches on their way between two workers of one process: layouts, types, heads, and what is refused."""
+"""Pages of KV caches between two workers of one process: layouts, types, heads, and refused arguments."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ class Two:
         self.to, self.back = self.here.connect(self.there.address), self.there.connect(self.here.address)
 
     def ways(self, mine, theirs):
-        """(theirs as the sender has it, ours as the receiver has it)."""
+        """Return (the sender's view of the receiver's table, the receiver's view of the sender's)."""
         return mine.open(self.to, theirs.descriptor), theirs.open(self.back, mine.descriptor)
 
 
@@ -33,12 +33,12 @@ def two():
     found.there.close()
 
 
-#: Axes in the order of memory, as vLLM's FlashAttention, FlashInfer and others, SGLang's and MLA's caches have them.
+#: Axes in memory order, as in the caches of vLLM's FlashAttention, FlashInfer and others, of SGLang and of MLA.
 FORMS = ("KBNHD", "KBHND", "BKNHD", "BKHND", "BNHD", "THD", "BHND", "KBHND turned")
 
 
 def caches(form, heads, dtype, blocks):
-    """(arrays as an engine has them, each layer as [K, B, N, H, D] to look at and to write to)."""
+    """Return arrays as an engine has them, and each layer as a view [K, B, N, H, D] to read and to write."""
     rng = np.random.default_rng()
     order, _, turned = form.partition(" ")
     sizes = {"K": 2, "B": blocks, "N": SIZE, "H": heads, "D": DIM, "T": blocks * SIZE}
@@ -63,7 +63,7 @@ def caches(form, heads, dtype, blocks):
 
 @pytest.fixture
 def table():
-    """Make a table, and its layers to look at: ``heads`` are the first, how many are here, and all."""
+    """Make a table, and views of its layers: ``heads`` are the first one, the number here, and the total."""
 
     def make(worker, form, blocks, dtype=np.uint16, heads=(0, 4, 4)):
         first, here, total = heads
@@ -87,7 +87,7 @@ def hold(target, wanted):
 @pytest.mark.parametrize("there", FORMS)
 @pytest.mark.parametrize("here", FORMS)
 def test_layouts(two, table, here, there):
-    """Every page is where it belongs, and nothing else has changed."""
+    """Every page arrives at its place, and nothing else changes."""
     rng = np.random.default_rng()
     mine, source = table(two.here, here, 9)
     theirs, target = table(two.there, there, 12)
@@ -117,7 +117,7 @@ def numpy_of(name):
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBNHD", "BKHND"), ("THD", "KBHND")])
 @pytest.mark.parametrize("types", [*CASES, ("float8_e4m3fnuz", "float8_e4m3fn")])
 def test_types(two, table, types, forms):
-    """Numbers are what ml_dtypes makes of them, to the bit but for which NaN it is; float8 with its scale."""
+    """Numbers equal ml_dtypes' bit for bit, except which NaN it is; float8 with its scale."""
     mine, source = table(two.here, forms[0], 40, numpy_of(types[0]))
     theirs, target = table(two.there, forms[1], 40, numpy_of(types[1]))
     send, receive = two.ways(mine, theirs)
@@ -138,7 +138,8 @@ def test_types(two, table, types, forms):
 
 
 def test_float8_by_its_rules():
-    """All 256 of each: minus zero becomes plus zero, NaN stays one, 240 the largest number, all else as it is."""
+    """All 256 values of each: minus zero becomes plus zero, NaN stays NaN, 240 is the largest number, the rest is
+    equal."""
     every = np.arange(256, dtype=np.uint8)
     fnuz, back = np.empty_like(every), np.empty_like(every)
     for source, target, of, to in (
@@ -153,7 +154,7 @@ def test_float8_by_its_rules():
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBHND", "KBHND"), ("KBNHD", "KBHND"), ("KBHND", "BNHD")])
 @pytest.mark.parametrize("degrees", [(1, 2), (2, 1), (4, 2), (2, 4), (4, 4)])
 def test_degrees_of_tensor_parallelism(two, table, degrees, forms):
-    """Each receiver has its heads of all senders that have some."""
+    """Each receiver gets its heads from all senders that have some of them."""
     senders, receivers = ([(r * 4 // n, 4 // n, 4) for r in range(n)] for n in degrees)
     mine = [table(two.here, forms[0], 5, heads=each) for each in senders]
     theirs = [table(two.there, forms[1], 5, heads=each) for each in receivers]
@@ -171,7 +172,7 @@ def test_degrees_of_tensor_parallelism(two, table, degrees, forms):
 
 
 def test_latent_attention_and_bytes_and_asyncio(two):
-    """One array a layer without heads; float8 in arrays of bytes; what is awaited."""
+    """One array per layer without heads; float8 in arrays of bytes; awaited transfers."""
     source = [np.random.default_rng().integers(0, 256, (9, SIZE, 24), np.uint8) for _ in range(2)]
     target = [np.zeros((36, 1, 24), np.uint8) for _ in range(2)]
     mine = rma.PageTable(two.here, source, "BND", dtype="float8_e4m3fn")
@@ -215,7 +216,8 @@ def test_many_receipts_give_their_counters_back(two, table):
 
 
 def test_a_receipt_that_is_closed_lets_nothing_in(two, table):
-    """All that passes slots, as converted pages do, is refused at the door: the pages may be others' by then."""
+    """Data that passes through slots, such as converted pages, is refused on arrival: the pages may have other owners
+    then."""
     mine, _ = table(two.here, "KBNHD", 4, np.float16)
     theirs, target = table(two.there, "KBNHD", 4, np.float32)
     send, receive = two.ways(mine, theirs)
@@ -232,7 +234,7 @@ BAD = [
     (ValueError, "have to be last", lambda w: table_of(w, axes="KBDNH")),
     (ValueError, "different shapes", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
     (ValueError, "for each layer", lambda w: rma.PageTable(w, [], "KBNHD")),
-    (ValueError, "are no blocks of 3", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
+    (ValueError, "do not divide into blocks", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
     (ValueError, "'float16' does not have elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
     (ValueError, "2 from number 3 on are not among 4", lambda w: table_of(w, heads=(3, 4))),
     (BufferError, "contiguous", lambda w: rma.PageTable(w, [np.zeros((2, 3, 4, 4, 8))[:, :, :, ::2]], "KBNHD")),
@@ -270,7 +272,7 @@ def test_unlike_tables(two, table):
 
 
 def test_pages_that_are_none(two, table):
-    """The side that is wrong is told, and the other one is as it was."""
+    """The wrong side gets an error, and the other one is unchanged."""
     mine, _ = table(two.here, "KBNHD", 4)
     theirs, target = table(two.there, "KBHND", 3)
     send, receive = two.ways(mine, theirs)
@@ -302,7 +304,7 @@ def test_pages_that_are_none(two, table):
     assert hold(target, before)
     for each in (other, theirs):
         each.close()
-    with pytest.raises(UCCHError, match="no such region"):
+    with pytest.raises(UCCHError, match="no longer registered"):
         send.send_pages([0, 1], good.ticket).Wait()
 
 
@@ -332,7 +334,7 @@ def test_a_sender_that_dies_ends_the_wait(table):
 
 
 def test_damage_is_noticed(two, table):
-    """Every byte of a table and of a ticket is under the checksum; what contradicts itself is refused behind it."""
+    """The checksum covers every byte of a table and of a ticket; contradictions with a correct checksum are refused."""
     mine, _ = table(two.here, "KBNHD", 4)
     found = Table.unpack(mine.descriptor)
     assert found.pack() == mine.descriptor and found.form == mine.form

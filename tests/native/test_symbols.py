@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "cffi_build"
-#: Lowest first. Declarations alone are for all: what Python sees, which each folder defines its part of, and what
-#: kernels share.
+#: Lowest first. Headers of declarations alone may be used anywhere: the functions that Python calls, which each folder
+#: defines its part of, and the structs shared with kernels.
 FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 HEADERS_FOR_ALL = ("api", "kernels")
 
-#: Functions that glibc has had since 2.29 only: hosts with an Enterprise Linux 8 have 2.28, as libucx's wheels need.
+#: Functions that glibc has only since 2.29: Enterprise Linux 8 has 2.28, which libucx's wheels need.
 NEWER = {
     "gettid", "tgkill", "pthread_cond_clockwait", "pthread_mutex_clocklock", "pidfd_open", "close_range", "closefrom",
     "epoll_pwait2", "getdents64", "strlcpy", "strlcat", "process_madvise",
@@ -34,7 +34,7 @@ def above(user, owner):
 
 @pytest.fixture(scope="module")
 def uses():
-    """(user, owner) -> the functions of the owner's that the user names, but for comments and texts."""
+    """Return (user, owner) -> the owner's functions that the user names, outside comments and strings."""
     texts = {name: PROSE.sub(" ", path.read_text()) for name, path in files(".c").items()}
     defined = re.compile(r"^(?!static\b)[a-z_][\w *]*?\b(\w+)\([^;{}]*\)\s*\{", re.M)
     owners = {function: name for name, text in texts.items() for function in defined.findall(text)}

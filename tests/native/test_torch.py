@@ -24,13 +24,13 @@ CASES = [
     ("calls of callbacks, and the end", torch_scripts.NESTED, PAIR, OWN_QUEUES),
     ("objects beside calls on devices", torch_scripts.BESIDE, PAIR, {"BACKEND": "cpu:ucch,cuda:ucch", **OWN_QUEUES}),
     ("mistakes between messages that repeat", torch_scripts.MISTAKES, PAIR, OWN_QUEUES),
-    # In a group of two vendors: which way is taken, and errors.
+    # In a group of two vendors: which path is taken, and errors.
     *((f"inside a vendor, its library: {own}", torch_scripts.FABRIC, "nvidia:3,amd:1",
        {"UCCH_TORCH_VENDOR": own, **OWN_QUEUES}) for own in "yn"),
 ]  # fmt: skip
 
 
-#: The first end their processes, and the last has a backend of torch's that other groups must not have.
+#: The first ones end their processes, and the last one uses a torch backend that other groups must not have.
 OF_ITS_OWN = JOB, torch_scripts.NESTED, torch_scripts.FABRIC
 
 

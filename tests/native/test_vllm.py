@@ -1,5 +1,5 @@
 """The connector for vLLM: engines that are started separately, on two (fake) vendors, give the tokens of one engine;
-they abort, die, come back and refuse each other. With vLLM installed its scheduler runs as well."""
+they abort, die, restart and refuse each other. If vLLM is installed its scheduler is tested, too."""
 
 import contextlib
 import functools
@@ -78,7 +78,7 @@ def test_aborted_requests_leave_nothing(start, scheduler):
         decode.add(f"d{name}", prompt, 40, params)
         if i % 2:
             time.sleep(random.random() * 0.02)
-        decode.tell(abort=f"d{name}")  # before it is scheduled, while it is loaded, or later
+        decode.tell(abort=f"d{name}")  # before it is scheduled, during its load, or later
     prefill.add("long", [7] * 200, 1, {"do_remote_decode": True})
     prefill.tell(abort="long")
     decode.free(before[1])
@@ -87,7 +87,7 @@ def test_aborted_requests_leave_nothing(start, scheduler):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_prefill_that_is_gone_is_computed_again(start, scheduler):
-    """Killed before anybody asked, and asked by an engine that is connected; it comes back; it is stopped."""
+    """Killed before any request, and before the request of a connected engine; restarted; stopped."""
     asked, port = prompts(110, 110), free_port()
     right = one_engine(start, asked, 6)
     name, prompt = "r4", asked["r4"]
@@ -106,7 +106,7 @@ def test_prefill_that_is_gone_is_computed_again(start, scheduler):
     prefill.end(signal.SIGKILL)
     check(name, params, loaded=False)
     prefill = start("kv_producer", port, scheduler=scheduler)
-    check("r3", {**params, "remote_num_tokens": len(asked["r3"])}, loaded=False)  # of the one that was killed
+    check("r3", {**params, "remote_num_tokens": len(asked["r3"])}, loaded=False)  # of the killed engine
     check("r1", prefill.prefilled("r1", asked["r1"]), loaded=True)
     params = prefill.prefilled(name, prompt)
     os.kill(prefill.pid, signal.SIGSTOP)
@@ -205,7 +205,7 @@ class Workers:
         return out
 
     def until(self, which, name):
-        """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
+        """Step until all workers report that a request is sent (0) or received (1); return the failed blocks."""
         said, failed = [0] * len(self.each), set()
 
         def all_have():
@@ -235,14 +235,14 @@ def workers(secret):
 
 @pytest.fixture
 def two(workers):
-    """A worker each that sends and receives, and the first one's port."""
+    """Return a worker that sends, one that receives, and the first one's port."""
     port = free_port()
     return workers("kv_producer", port), workers("kv_consumer"), port
 
 
 @pytest.mark.parametrize(("sends", "receives", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 2), (2, 4, 2)])
 def test_degrees_of_tensor_parallelism_may_differ(workers, sends, receives, heads):
-    while True:  # ports that follow each other
+    while True:  # until consecutive ports are found
         port = free_port()
         with contextlib.suppress(ValueError):
             prefill = workers("kv_producer", port, sends, heads, "HN")
@@ -286,12 +286,12 @@ def test_garbage_of_a_peer_ends_its_link_alone(two):
 
 
 def test_requests_of_one_prefill_fail_each_for_itself(two):
-    """As those of one prompt with n answers: what is refused to one, or given up by it, is the other's."""
+    """For example n answers for one prompt: if one request is refused or given up, the others are not affected."""
     (prefill, decode, port), worker = two, two[1].each[0]
     remote, receiver = Remote("p", "kv_producer", "127.0.0.1", port, 1, 48), worker.worker.receiver
     worker.bind_connector_metadata(Step(loads=[Load("good", remote, [2, 4], 0), Load("bad", remote, [6, 8], 2)]))
     worker.start_load_kv(None)
-    prefill.step(Step(offers={"p": [1, 3, 5]}))  # of which "bad" wants a fourth one
+    prefill.step(Step(offers={"p": [1, 3, 5]}))  # "bad" wants a fourth block
     until(lambda: receiver._loading["bad"].why)
     come, failed = set(), set()
 
@@ -309,7 +309,7 @@ def test_requests_of_one_prefill_fail_each_for_itself(two):
 
 @pytest.mark.parametrize("side", ["asks", "sends"])
 def test_a_connection_for_data_that_breaks_is_made_anew(two, side):
-    """As libucp reports it of one side, while messages go on: requests that come later are loaded."""
+    """As libucp reports a broken connection on one side, while messages continue: later requests are loaded."""
     prefill, decode, port = two
     link = decode.each[0].worker.links.to(f"tcp://127.0.0.1:{port}").result()
     if side == "asks":
@@ -323,7 +323,7 @@ def test_a_connection_for_data_that_breaks_is_made_anew(two, side):
 
 
 def test_a_host_that_does_not_answer_keeps_nobody_from_others(two, monkeypatch):
-    """It is called once for all that wait for it, and they all hear of that call's end."""
+    """It is called once for all requests that wait for it, and all of them learn the result."""
     (prefill, decode, port), called, over = two, [], threading.Event()
     agent, remote = decode.each[0].worker.links.agent, Remote("p", "kv_producer", "127.0.0.1", port, 1, 16)
     connect = agent.connect
@@ -352,7 +352,7 @@ def settings(role, **extra):
 
 
 def test_addresses_that_engines_announce(monkeypatch):
-    """One that others reach is wanted of a producer: an address, a name, or an interface."""
+    """A producer's address must be reachable from other hosts: an address, a name, or an interface."""
     monkeypatch.setattr(nics, "addresses", lambda: (("10.10.0.1", "x"), ("192.0.2.7", "y")))
     for host in (None, "0.0.0.0", "::"):
         with pytest.raises(ValueError, match=r'"host", .* reach this one: this host has 10\.10\.0\.1, 192\.0\.2\.7'):

@@ -1,5 +1,5 @@
-/* The memory of numpy's arrays straight from malloc: numpy keeps freed blocks under 1 KiB and hands them out again, so
- * that no sanitizer sees a use of them after free. In the form of PyDataMemAllocator's functions. */
+/* The memory of numpy's arrays straight from malloc: numpy caches freed blocks under 1 KiB, so that no sanitizer
+ * would notice their use after free. The functions are those of PyDataMemAllocator. */
 #include <stdlib.h>
 
 void *blocks_malloc(void *context, size_t bytes) { return malloc(bytes ? bytes : 1); }

@@ -1,10 +1,10 @@
 """Tests under AddressSanitizer and UndefinedBehaviorSanitizer: ``make sanitize``, or this file with pytest's arguments.
-``--threads`` before these: under ThreadSanitizer.
+With ``--threads`` before these: under ThreadSanitizer.
 
-Builds the native engine with them (in build/sanitize; the ordinary build stays as it is), and runs the tests of the
-engine and of all calls on host memory, or of the network threads, with the sanitizer's library loaded first in every
-Python (sitecustomize.py). libucc and libucp are as they are. A finding is an error here even where a
-test expects that its process ends.
+Builds the native engine with the sanitizers (in build/sanitize; the ordinary build is unchanged), and runs the tests of
+the engine and of all calls on host memory, or of the network threads. Every Python loads the sanitizer's library first
+(sitecustomize.py). libucc and libucp are not instrumented. A finding is an error here even if a test expects that its
+process dies.
 """
 
 import fcntl
@@ -18,11 +18,11 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "sanitize"
-#: Of this run: there may be several at a time.
+#: Folder of this run: several may run at a time.
 FINDINGS = OUT / "findings" / str(os.getpid())
 FILES = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
 
-#: What programs with known faults begin with.
+#: The first lines of programs with known faults.
 USED = """
 import threading
 import numpy as np
@@ -30,7 +30,8 @@ from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
 """
 
-#: Two threads write to the same memory, without the interpreter's lock; little of it, as what races is slow to watch.
+#: Two threads write to the same memory without the interpreter's lock; only a little memory, as races are slow to
+#: track.
 RACE = (
     USED
     + """
@@ -43,8 +44,8 @@ threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data
 """
 )
 
-#: Known faults, which have to be found: (words of the finding, program). Short blocks of memory, as numpy would keep
-#: those for itself; undefined behaviour ends in an illegal instruction.
+#: Known faults that must be found: (words of the finding, program). They use long blocks of memory, as numpy caches
+#: short ones; undefined behaviour ends in an illegal instruction.
 KNOWN = tuple((words, USED + program) for words, program in (
     ("heap-use-after-free", """
 array = np.ones(8)
@@ -60,13 +61,13 @@ lib.ucch_combine(OPS["SUM"].code, DTYPES["float64"].code, data, data, 9)
 ))  # fmt: skip
 
 
-#: What a file of findings has at least one of. AddressSanitizer also warns of stacks that it does not know, which are
-#: those of the fake devices' streams.
+#: A file of findings has at least one of these. AddressSanitizer also warns of unknown stacks, which are those of the
+#: fake devices' streams.
 FAULT = ("ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer")
 
 
 class Way(NamedTuple):
-    """Sanitizers, their library and its settings, known faults, and the tests that are run."""
+    """Sanitizers, their library and settings, known faults, and the tests to run."""
 
     sanitizers: str
     library: str
@@ -79,22 +80,22 @@ class Way(NamedTuple):
         return OUT / self.sanitizers.partition(",")[0]
 
 
-#: The tests of the engine, on fake devices too, and of jobs of one host, but PyTorch's.
+#: Tests of the engine, also on fake devices, and of jobs of one host, without PyTorch's.
 MEMORY = Way(
     "address,undefined", "libasan.so",
-    # CPython and everything else keep to the end of the process what they need: leaks would be all of that.
-    # Pytest and UCX handle signals, too; what is undefined is none of theirs. Objects of Python's, too, are blocks of
-    # malloc's.
+    # CPython and most libraries keep memory until the process ends: leak detection would report all of it.
+    # Pytest and UCX handle signals, too, but not those of undefined behaviour. Python objects are also allocated by
+    # malloc.
     {"ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:{FILES}", "PYTHONMALLOC": "malloc"},
     KNOWN,
     ("tests/native", "tests/mpi", "--ignore-glob=tests/mpi/test_torch*",
-     # Faults on purpose, which are findings; and bounds on memory, of which the sanitizer keeps what is freed.
+     # Deliberate faults, which are findings; and limits on memory, as the sanitizer keeps freed memory.
      "--deselect=tests/native/test_flight.py::test_a_fault_while_stacks_are_written",
      "--deselect=tests/mpi/test_launch.py::test_statuses",
      "--deselect=tests/mpi/test_safety.py::test_nothing_grows"),
 )  # fmt: skip
-#: The network threads'. Libraries that are not instrumented synchronise, and their own accesses are not seen. PMIx maps
-#: memory at an address of its choice, which the sanitizer has for itself.
+#: Tests of the network threads. Libraries without instrumentation synchronise, but their accesses are not seen. PMIx
+#: maps memory at an address that the sanitizer reserves.
 THREADS = Way(
     "thread", "libtsan.so",
     {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:exitcode=0:history_size=4:{FILES}",
@@ -105,7 +106,7 @@ THREADS = Way(
 
 
 def runtime(way):
-    """The compiler's library of the sanitizer, which a process has to load before anything else."""
+    """Return the compiler's sanitizer library, which a process must load first."""
     compiler = os.environ.get("CC", "gcc")
     if shutil.which(compiler) is None:
         return None
@@ -115,7 +116,7 @@ def runtime(way):
 
 
 def build(way):
-    """The extension with sanitizers, and the memory of numpy's arrays; by one run at a time."""
+    """Build the extension with sanitizers, and the allocator for numpy's arrays; one run at a time."""
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -123,13 +124,13 @@ def build(way):
         command = [sys.executable, "setup.py", "-q", "build_ext", *folders]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"UCCH_SANITIZE": way.sanitizers}, check=True)
         compiler = os.environ.get("CC", "gcc")
-        made = OUT / "blocks.so.new"  # a run beside this one may be loading the old one
+        made = OUT / "blocks.so.new"  # another run may be loading the old file
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, HERE / "blocks.c"], check=True)
         made.replace(OUT / "blocks.so")
 
 
 def environment(way, library):
-    """Environment in which every Python of the tests is a sanitized one, and its findings are files."""
+    """Return an environment in which every Python of the tests is sanitized, and writes its findings into files."""
     shutil.rmtree(FINDINGS, ignore_errors=True)
     FINDINGS.mkdir(parents=True)
     return {

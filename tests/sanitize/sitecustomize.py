@@ -1,8 +1,8 @@
-"""The sanitized build of the native engine in every Python that tests/sanitize/run.py starts, directly or not.
+"""Loads the sanitized build of the native engine in every Python that tests/sanitize/run.py starts, even indirectly.
 
-That program puts this folder first in PYTHONPATH; the interpreter imports a module of this name by itself. A Python
-without the sanitizer's library begins anew with it. No other program gets it: shells end by a fault with libtsan, and
-MPI's launcher is not what is tested.
+That program puts this folder first in PYTHONPATH; the interpreter imports a module of this name automatically. A Python
+without the sanitizer's library restarts itself with it. Other programs run without it: shells crash with libtsan, and
+MPI's launcher is not under test.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from pathlib import Path
 NATIVE = "ucc_hetero._native"
 NUMPY = "numpy._core._multiarray_umath"
 
-#: Index of PyDataMem_GetHandler in numpy's C interface, and where its PyDataMem_Handler has the allocator's functions:
-#: behind a name of 127 bytes, a version of one and the context.
+#: Index of PyDataMem_GetHandler in numpy's C interface, and the offset of the allocator's functions in
+#: PyDataMem_Handler: after a name of 127 bytes, a version byte and the context.
 GET_HANDLER, FUNCTIONS = 305, 127 + 1 + ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -27,7 +27,7 @@ def address_in(capsule, name):
 
 
 def keep_no_blocks(numpy_core):
-    """Let numpy's default handler of memory call blocks.c, in all threads."""
+    """Make numpy's default memory handler call blocks.c, in all threads."""
     table = address_in(numpy_core._ARRAY_API, None)
     get_handler = ctypes.PYFUNCTYPE(ctypes.py_object)(ctypes.c_void_p.from_address(table + 8 * GET_HANDLER).value)
     functions = address_in(get_handler(), b"mem_handler") + FUNCTIONS
@@ -38,7 +38,7 @@ def keep_no_blocks(numpy_core):
 
 
 class Sanitized(importlib.abc.MetaPathFinder):
-    """Finds the extension at $SANITIZED_EXTENSION, and sees numpy being imported."""
+    """Finds the extension at $SANITIZED_EXTENSION, and notices the import of numpy."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname == NATIVE:

@@ -11,12 +11,12 @@ from mpi4py import MPI
 
 import ucc_hetero
 
-#: Types of each kind of array, where not all are tried.
+#: Types for each kind of array, if not all are tested.
 FEW = 3
 
 
 class _Either(type):
-    """A class of requests that is this package's or MPI's, by the requests that its methods are given."""
+    """A class of requests that calls this package's or MPI's, depending on the requests that it gets."""
 
     ours: type
     theirs: type
@@ -61,7 +61,7 @@ class Message(metaclass=_Messages):
 
 
 class StandIn(types.ModuleType):
-    """``mpi4py.MPI`` but for what this package has of its own."""
+    """``mpi4py.MPI``, with this package's objects where it has them."""
 
     def __init__(self):
         super().__init__("MPI")
@@ -69,7 +69,7 @@ class StandIn(types.ModuleType):
         self.Request, self.Prequest, self.Message = Request, Prequest, Message
 
     def renew(self):
-        """Make the communicators anew; collective."""
+        """Recreate the communicators; collective."""
         self.COMM_WORLD, self.COMM_SELF = map(ucc_hetero.Communicator, (MPI.COMM_WORLD, MPI.COMM_SELF))
 
     def __getattr__(self, name):
@@ -77,8 +77,9 @@ class StandIn(types.ModuleType):
 
 
 def load(folder, names, standin):
-    """The test cases of some of mpi4py's test files; and what gives them new communicators, collectively."""
-    sys.path.insert(0, str(folder))  # arrayimpl and mpiunittest come from there and use MPI itself
+    """Return the test cases of some of mpi4py's test files; and a collective function that renews their
+    communicators."""
+    sys.path.insert(0, str(folder))  # contains arrayimpl and mpiunittest, which use MPI themselves
     _within_reach()
     modules = [_module(folder / f"{name}.py", standin) for name in names]
     loader = unittest.TestLoader()
@@ -102,10 +103,10 @@ def load(folder, names, standin):
 
 
 def _within_reach():
-    """Leave out what every test tries and this package does not have (docs/support.md): long double, and host memory
-    that is exported as a device's, of which no GPU runtime knows.
+    """Exclude types that every test tries and this package does not have (docs/support.md): long double, and host
+    memory exported as a device's, which no GPU runtime knows.
 
-    UCCH_SUITE_TYPES is a seed: so few types are drawn by it, of each kind of array, in place of all.
+    UCCH_SUITE_TYPES is a seed: it draws some types of each kind of array instead of all.
     """
     import arrayimpl
 
@@ -123,7 +124,7 @@ def _within_reach():
 
 
 def _module(path, standin):
-    """A module in which ``from mpi4py import MPI`` gives the stand-in."""
+    """Return a module in which ``from mpi4py import MPI`` gives the stand-in."""
 
     def imports(name, scope=None, local=None, names=(), level=0):
         if name == "mpi4py" and names and "MPI" in names:

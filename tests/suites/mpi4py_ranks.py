@@ -1,7 +1,7 @@
-"""Ranks that run mpi4py's tests: one after the other, together, each result agreed on. Started by mpi4py_suite.py.
+"""Ranks that run mpi4py's tests together, one test after the other, and agree on each result. See mpi4py_suite.py.
 
-Arguments: mpi4py's test folder; the file that rank 0 writes results to, a line of JSON each; a file with the names of
-tests to leave out; the seconds that a test may take; test files. ``UCCH_SUITE_ONLY`` holds patterns of those to run.
+Arguments: mpi4py's test folder; the file into which rank 0 writes results, one line of JSON each; a file with the names
+of tests to skip; the timeout of a test in seconds; test files. ``UCCH_SUITE_ONLY`` holds patterns of tests to run.
 """
 
 import faulthandler
@@ -20,7 +20,7 @@ from mpi4py_adapter import StandIn, load
 
 
 class Outcome(unittest.TestResult):
-    """The result of one test on one rank; the first failure ends it."""
+    """The result of one test on one rank; the first failure ends the test."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def wanted(cases, leave):
 
 
 def agreed(results):
-    """One result from those of all ranks: of several failures one that is not a rank's waiting for another."""
+    """Combine all ranks' results: of several failures prefer one that is not a timeout."""
     for kind in ("failed", "skipped"):
         found = [(len(text), rank, text) for rank, (what, text) in enumerate(results) if what == kind]
         if found:

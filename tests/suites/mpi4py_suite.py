@@ -1,9 +1,9 @@
-"""Runs mpi4py's own tests through this package, and compares what fails with the list of refusals beside it.
+"""Runs mpi4py's own tests through this package, and compares failures with the list of refusals in this folder.
 
     python tests/suites/mpi4py_suite.py [--layout NAME]... [--only PATTERN]... [--write]
 
-Every layout of ranks, all tests of collectives and messages; fails for a test that fails and is not listed, and for one
-that is listed and passes. ``--write`` then puts the counts into docs/conformance.md.
+Runs every layout of ranks and all tests of collectives and messages. Fails for a test that fails and is not listed, and
+for one that is listed and passes. ``--write`` then writes the counts into docs/conformance.md.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from conftest import find_mpirun, mpi_command, mpi_environment, run_limited  # n
 
 PAGE, LIST, CACHE = ROOT / "docs/conformance.md", HERE / "mpi4py_refusals.json", ROOT / "build/suites"
 
-#: name -> (ranks, vendors that are emulated)
+#: name -> (ranks, emulated vendors)
 LAYOUTS = {
     "1": (1, ""), "2": (2, ""), "3": (3, ""), "4": (4, ""), "3 of two vendors": (3, "nvidia:1,amd:2"),
     "4 of two vendors": (4, "nvidia:2,amd:2"),
@@ -36,18 +36,19 @@ LAYOUTS = {
 
 FILES = ("test_cco_*.py", "test_p2p_*.py", "test_msgspec.py", "test_msgzero.py")
 
-#: Seconds after which a call fails, after which a test is given up with its job, and which a job may take.
+#: Timeouts in seconds: of a call, of a test, after which its job is killed, and of a job.
 CALL, TEST, JOB = 60, 600, 7200
-#: Jobs that one layout may take: after a test that was given up the next one goes on with those that are left.
+#: Jobs for one layout: after a killed test the next job continues with the remaining ones.
 JOBS = 8
 
 
 class SourceMissing(RuntimeError):
-    """The source distribution is neither in the cache nor to be had from the package index."""
+    """The source distribution is neither in the cache nor available from the package index."""
 
 
 def test_folder():
-    """The ``test`` folder of the installed version's source distribution; fetched once, then found in ``CACHE``."""
+    """Return the ``test`` folder of the installed version's source distribution; fetched once, then kept in
+    ``CACHE``."""
     version = importlib.metadata.version("mpi4py")
     folder = CACHE / f"mpi4py-{version}" / "test"
     if not folder.is_dir():
@@ -81,7 +82,7 @@ def among(name, patterns):
 
 
 class Refusal(NamedTuple):
-    """Tests that fail, on which layouts, by what words they do, and why that is right. ``hangs``: not even tried."""
+    """Tests that fail, on which layouts, words of the error, and why this is right. ``hangs``: not run."""
 
     tests: tuple[str, ...]
     why: str
@@ -90,7 +91,7 @@ class Refusal(NamedTuple):
     hangs: bool = False
 
     def matches(self, layout, test):
-        """True if it is about a test on a layout."""
+        """True if it covers a test on a layout."""
         return among(layout, self.layouts) and among(test, self.tests)
 
 
@@ -131,7 +132,7 @@ def judge(layout, results, listed):
 
 
 def run(layout, listed, only=("*",), call=CALL, types=""):
-    """The results of the tests on a layout, on some types by the seed ``types``; ``OSError`` without an mpirun."""
+    """Return the tests' results on a layout, with types drawn by the seed ``types``; ``OSError`` without mpirun."""
     mpirun = find_mpirun()
     if mpirun is None:
         raise OSError("no mpirun: install the extra 'mpi', or an MPI")
@@ -156,7 +157,7 @@ def run(layout, listed, only=("*",), call=CALL, types=""):
 
 
 def _read(out, results, end):
-    """Take the results of a job; whether it came to its end. If not, the test that was under way has failed."""
+    """Read a job's results; return whether it finished. If not, the test in progress has failed."""
     begun = ""
     for line in out.read_text().splitlines():
         facts = json.loads(line)

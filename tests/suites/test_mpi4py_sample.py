@@ -1,4 +1,4 @@
-"""Some of mpi4py's own tests through this package, drawn, on some types; ``make suites`` runs all of them, on all."""
+"""A random sample of mpi4py's own tests and types through this package; ``make suites`` runs all of them."""
 
 import random
 import sys

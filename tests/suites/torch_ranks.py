@@ -1,7 +1,7 @@
 """One rank of torch's own ``DistributedTest``: its methods one after the other in this process, each in a new group.
 
-``torch_suite.py`` starts the ranks. torch would start new processes for every method; the methods themselves, their
-temporary directory and their barrier through files are torch's.
+``torch_suite.py`` starts the ranks. torch would start new processes for every method; the methods, their temporary
+directory and their barrier over files are torch's.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-#: Seconds that ranks wait for each other between methods: a busy machine may stop one of them for long.
+#: Timeout between methods: a busy machine may delay a rank for long.
 PATIENCE = 60
-#: Seconds in which a method fails on all ranks if it fails on one by an error that they all make.
+#: Seconds in which a method fails on all ranks if one rank fails with an error that all of them make.
 MOMENT = 5
 
 
 class BackendName(str):
-    """The name of our backend, which the tests' gates ("only gloo", "only MPI") and branches take for one they know."""
+    """The backend's name, which the tests' gates ("only gloo", "only MPI") and branches accept as a known one."""
 
     def __hash__(self):
-        return hash("gloo")  # it is found in sets of names that have this one
+        return hash("gloo")  # so that sets of names that contain gloo contain it
 
     def __eq__(self, other):
         return other == "gloo" or str.__eq__(self, other)
@@ -40,8 +40,8 @@ class BackendName(str):
 
 
 def load(backend):
-    """torch's module of tests for ``backend``, as if torch knew it."""
-    if find_spec("expecttest") is None:  # torch.testing derives from its class, and these tests use nothing of it
+    """Return torch's module of tests for ``backend``, as if torch knew it."""
+    if find_spec("expecttest") is None:  # torch.testing derives a class from its class, but these tests do not use it
         sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)
     from torch.testing._internal import common_distributed
 
@@ -55,7 +55,7 @@ def load(backend):
 
 
 def adapt(tests, backend):
-    """The class of test methods; for our backend without the gates that name others, and with its profiler events."""
+    """Return the class of test methods; for ucch without gates for other backends, and with its profiler events."""
     stock = tests.Barrier.sync.__func__
     tests.Barrier.sync = classmethod(lambda cls, wait_for=None, timeout=PATIENCE: stock(cls, wait_for, PATIENCE))
     if backend == "ucch":
@@ -73,7 +73,7 @@ def adapt(tests, backend):
 
 
 def news(folder, rank):
-    """Notes of a rank so far: method, outcome, text, time."""
+    """Return a rank's notes so far: method, outcome, text, time."""
     file = folder / f"rank{rank}"
     lines = file.read_text().splitlines() if file.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
@@ -84,7 +84,7 @@ def methods_of(kind):
 
 
 class Rank:
-    """This process: runs methods and writes a line for each into a file of its own."""
+    """This process: runs methods and writes a line for each into its file."""
 
     def __init__(self, tests, kind, backend, folder, rank, size):
         self.tests, self.kind, self.backend, self.folder, self.rank, self.size = (
@@ -93,7 +93,7 @@ class Rank:
         self._file = (folder / f"rank{rank}").open("w")
 
     def note(self, method, outcome, text=""):
-        """Tell the suite how far this rank is."""
+        """Write this rank's progress for the suite."""
         self._file.write(json.dumps([method, outcome, text, time.time()]) + "\n")
         self._file.flush()
 
@@ -111,7 +111,7 @@ class Rank:
         return outcome != "failed" or self._refused(method)
 
     def _refused(self, method):
-        """True if a method has failed on all ranks by the same error: nothing is under way, and other calls can
+        """True if a method has failed on all ranks by the same error: no call is in progress, and other calls can
         follow."""
         import torch.distributed as dist
 
@@ -142,13 +142,13 @@ class Rank:
         common_utils.set_rng_seed()
         skipped = self._body(getattr(test, method))
         test._barrier()
-        with contextlib.suppress(AssertionError, ValueError):  # some methods have done so
+        with contextlib.suppress(AssertionError, ValueError):  # some methods have destroyed it
             dist.destroy_process_group()
         return ("skipped", skipped) if skipped else ("passed", "")
 
     @staticmethod
     def _body(method):
-        """Run a method; why it skips, or ""."""
+        """Run a method; return why it was skipped, or ""."""
         from torch.testing._internal.common_distributed import TEST_SKIPS
 
         try:
@@ -176,7 +176,7 @@ def main():
     os.environ |= {
         "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank), "TEMP_DIR": str(folder),
         "INIT_METHOD": f"file://{folder}/again", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-        # At fewer than 8 ranks torch runs the tests of subgroups for the backend MPI only; they need 3.
+        # With fewer than 8 ranks torch runs tests of subgroups only for the backend MPI; they need 3.
         "BACKEND": "mpi",
     }  # fmt: skip
     import torch

@@ -1,7 +1,7 @@
 """torch's own ``DistributedTest`` against the backend ``ucch``, with gloo as control.
 
-What gloo passes we are to pass, but for the exceptions listed with reasons in docs/torch-tests.md. It fails on a method
-that fails and is not listed, on one that gloo passes and we skip, and on a listed one that passes.
+``ucch`` must pass what gloo passes, except for the methods listed with reasons in docs/torch-tests.md. The suite fails
+if a method fails and is not listed, if gloo passes one and ucch skips it, and if a listed one passes.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from torch_ranks import news  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "torch-tests.md"
 
-#: Seconds without any news of a job's ranks until it counts as standing still: torch's own limits are 60.
+#: Seconds without progress of a job's ranks after which it counts as hanging: torch's own limits are 60.
 STILL = 100.0
-#: The same until the first of them: the ranks import torch.
+#: The same before the first progress: the ranks import torch.
 START = 240.0
-#: Jobs per backend: each method that fails ends one.
+#: Jobs per backend: each failed method ends one.
 MOST_JOBS = 60
 
 
 class Way(NamedTuple):
-    """How the methods are run: a backend, and the vendors that its ranks pretend to have."""
+    """How to run the methods: a backend, and the emulated vendors of its ranks."""
 
     backend: str
     emulate: str = ""
@@ -80,7 +80,7 @@ class Job:
         return [line for rank in range(self.ranks) for line in news(self.folder, rank)]
 
     def run(self):
-        """Wait for the end; False where the job stood still and was killed."""
+        """Wait for the end; False if the job hung and was killed."""
         seen, since = 0, time.monotonic()
         while self._process.poll() is None:
             time.sleep(0.1)
@@ -118,7 +118,7 @@ class Job:
 
 
 def run_all(way, methods, ranks, python=(sys.executable,)):
-    """Every method's result, in as many jobs as it takes. ``python``: words that start it."""
+    """Return every method's result, in as many jobs as necessary. ``python``: words that start Python."""
     found = {}
     left = list(methods)
     for _ in range(MOST_JOBS):
@@ -138,7 +138,7 @@ def run_all(way, methods, ranks, python=(sys.executable,)):
 
 
 def last_line(text):
-    """The line of a traceback that says what happened."""
+    """Return the line of a traceback with the error."""
     return (text.strip().splitlines() or [""])[-1]
 
 
@@ -152,7 +152,7 @@ def all_methods():
 
 
 def judge(ours, gloo, listed):
-    """Differences from gloo that the page does not list, and listed ones that are gone."""
+    """Return differences from gloo that the page does not list, and listed methods that pass."""
     wrong = []
     for method, result in ours.items():
         control = gloo.get(method, Result("not run")).outcome
@@ -170,7 +170,7 @@ def count(results):
 
 
 def main():
-    """Run the suite; 0 where all is as it should be."""
+    """Run the suite; return 0 if all results are as expected."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", help="only these methods")
     parser.add_argument("--ranks", type=int, default=4)
@@ -185,7 +185,7 @@ def main():
     methods = options.methods or all_methods()
     listed = exceptions(PAGE.read_text())
     gloo = {} if options.no_control else run_all(Way("gloo"), methods, options.ranks)
-    # What fails on gloo asks for GPUs, or for versions of other packages.
+    # Methods that fail on gloo need GPUs, or other versions of packages.
     possible = [method for method in methods if method not in gloo or gloo[method].outcome != "failed"]
     ours = {way: run_all(way, possible, options.ranks) for way in (Way("ucch", each) for each in options.emulate)}
     wrong = [f"{way}: {each}" for way, results in ours.items() for each in judge(results, gloo, listed)]

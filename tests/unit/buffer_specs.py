@@ -1,4 +1,4 @@
-"""Buffers of specs as calls have them made, for the tests of both kinds of memory."""
+"""Make buffers from specs as calls do, for the tests of host and device memory."""
 
 from ucc_hetero.buffers import as_buffer, as_vbuffer
 

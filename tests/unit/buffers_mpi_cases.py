@@ -1,4 +1,4 @@
-"""MPI datatypes and constants against mpi4py itself. test_buffers.py runs this file in a process of its own."""
+"""MPI datatypes and constants compared with mpi4py. test_buffers.py runs this file in a separate process."""
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def test_nested_types(data):
         else:
             made.append(old.Create_subarray([count + 1, block + gap], [count, block], [1, gap - 1]))
     try:
-        check_against_mpi(made[-1].Dup(), data.draw(st.integers(0, 2)), room=1 << 17)  # twice 24**3 floats fit
+        check_against_mpi(made[-1].Dup(), data.draw(st.integers(0, 2)), room=1 << 17)  # room for 24**3 floats twice
     finally:
         for datatype in made:
             datatype.Free()
@@ -155,7 +155,7 @@ def test_contiguous_types_in_vector_forms():
 
 @pytest.mark.parametrize("entries", [0, 1, 3])
 def test_structures_move_as_bytes(entries):
-    """With gaps, fields in any order, a field that is a vector, and a structure within a structure."""
+    """With gaps, fields in any order, a vector field, and a nested structure."""
     vector = MPI.SHORT.Create_vector(2, 1, 3)
     inner = MPI.Datatype.Create_struct([1, 2, 1], [16, 0, 24], [MPI.DOUBLE, MPI.INT, vector])
     outer = MPI.Datatype.Create_struct([2, 1], [8, 0], [inner, MPI.CHAR])
@@ -167,7 +167,7 @@ def test_structures_move_as_bytes(entries):
 
 
 def test_an_address_with_a_datatype_vouches_for_itself():
-    """As Heat passes arrays: MPI's memory of no bytes, a count and a datatype."""
+    """As Heat passes arrays: MPI memory of zero bytes, a count and a datatype."""
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     bare = MPI.memory.fromaddress(x.ctypes.data, 0)
     column = MPI.FLOAT.Create_vector(4, 1, 6)

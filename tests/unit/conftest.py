@@ -1,4 +1,4 @@
-"""Set-up of the unit tests: helper modules beside them, and how hypothesis is used."""
+"""Set-up of the unit tests: makes helper modules importable, and configures hypothesis."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# A busy machine fails no test: nothing here is about how long an example takes, or how many were drawn in vain. Each
-# run draws other examples; few are enough for tests that run often.
+# No test fails because a machine is busy: no deadline per example, and no limit on rejected examples. Each run uses
+# other examples; a few are enough, as tests run often.
 settings.register_profile(
     "busy", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )

@@ -1,7 +1,7 @@
-"""Hosts as their kernel shows them, as files by their paths: what ``topo``, the launcher and the doctor read.
+"""Hosts as the kernel shows them, as files by their paths: input of ``topo``, the launcher and the doctor.
 
-Nobody recorded these: PCI addresses and wiring follow the block diagrams that vendors publish, files are spelled as on
-machines that were recorded (``tests/data/h200x4.json``). ``-> path`` is a link.
+These hosts were not recorded: PCI addresses and wiring follow the vendors' block diagrams, the format of files follows
+recorded machines (``tests/data/h200x4.json``). ``-> path`` is a link.
 """
 
 from ucc_hetero.machine.discover import replay
@@ -25,7 +25,7 @@ def nvidia(pci, numa, way="", minor=0, **more):
 
 
 def amd(node, pci, numa, way="", peers=(), **more):
-    """An MI300X, number ``node`` of the kernel's topology, and who it reaches over xGMI."""
+    """An MI300X, number ``node`` of the kernel's topology, and the devices that it reaches over xGMI."""
     bus, slot, at = int(pci[5:7], 16), int(pci[8:10], 16), f"{NODES}/{node}"
     about = f"simd_count 1216\nlocation_id {bus << 8 | slot << 3}\ndomain 0\ndrm_render_minor {127 + node}"
     files = device(pci, "0x1002", "0x120000", numa, way, **more)
@@ -44,7 +44,8 @@ def infiniband(name, pci, numa, way, rate="400 Gb/sec (4X NDR)"):
 
 
 def rdma(name, layer, state="4: ACTIVE", **more):
-    """A port of one card, as its driver shows it: ``layer`` is InfiniBand, Ethernet or EFA; ``more`` of the card."""
+    """A card's port as its driver shows it: ``layer`` is InfiniBand, Ethernet or EFA; ``more`` are files of the
+    card."""
     at = f"sys/class/infiniband/{name}"
     files = {f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer.replace("EFA", "Unspecified")}
     driver = {f"{at}/device/driver": "-> ../../../../bus/pci/drivers/efa"} if layer == "EFA" else {}
@@ -66,7 +67,7 @@ def processors(*lists):
 
 
 def dgx_h200():
-    """Eight H200 behind NVSwitch, a 400 Gbit/s card beside each GPU below one PCIe switch."""
+    """Eight H200 behind NVSwitch; each shares a PCIe switch with a 400 Gbit/s card."""
     buses = {"1b": "18", "43": "40", "52": "4f", "61": "5e", "9d": "9a", "c3": "c0", "d1": "ce", "df": "dc"}
     gpus = [f"0000:{bus}:00.0" for bus in buses]
     files = processors("0-55,112-167", "56-111,168-223")
@@ -78,7 +79,7 @@ def dgx_h200():
 
 
 def mi300x():
-    """Eight MI300X, every one joined to every other by xGMI, a 400 Gbit/s card beside each."""
+    """Eight MI300X with xGMI between all pairs; each has a 400 Gbit/s card next to it."""
     files, nodes = processors("0-95", "96-191"), range(2, 10)  # 0 and 1 are the processors
     for number in (0, 1):
         files[f"{NODES}/{number}/properties"] = "cpu_cores_count 96\ngfx_target_version 0"
@@ -105,7 +106,7 @@ def nvidia_host(root, gpus=2):
 
 
 def amd_host(root, gpus=2, memory=192 << 30, window=0):
-    """A host of up to two MI300X; ``window`` is how much of the memory the processor reaches, by default all."""
+    """A host of up to two MI300X; ``window`` is how much memory the processor can access, by default all."""
     files = processors(*CPUS) | {f"{NODES}/0/properties": "cpu_cores_count 96\nsimd_count 0", "dev/kfd": ""}
     sizes = {"mem_info_vram_total": str(memory), "mem_info_vis_vram_total": str(window or memory)}
     for i, pci in enumerate(("0000:03:00.0", "0000:26:00.0")[:gpus]):

@@ -23,7 +23,7 @@ def topologies(draw, most_ranks=9):
     weights = draw(st.one_of(st.just([]), st.lists(st.integers(1, 9), min_size=n, max_size=n)))
     level = st.lists(st.integers(0, 3), min_size=n, max_size=n)
     levels = draw(st.one_of(st.just([]), st.just([hosts]), st.lists(level, min_size=1, max_size=3)))
-    # A vendor's fabric joins its ranks everywhere, on no host with another, or on some hosts.
+    # A vendor's fabric joins its ranks on all hosts, on no two hosts, or on some hosts.
     joined = [host if vendor == "host" else 8 + host // 2 for vendor, host in zip(vendors, hosts, strict=True)]
     fabrics = draw(st.sampled_from(([], hosts, joined)))
     return Topology.group(vendors, hosts, weights, levels, fabrics)
@@ -56,7 +56,7 @@ def many_islands(draw):
 
 @st.composite
 def equal_islands(draw):
-    """Islands of one size, in order, in turn, or shuffled: plans for them are made in a way of their own."""
+    """Islands of equal size, in order, interleaved, or shuffled: a separate code path plans for them."""
     islands, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
     hosts = [host for host in range(islands) for _ in range(size)]
     hosts = draw(st.sampled_from((hosts, [i % islands for i in range(len(hosts))], draw(st.permutations(hosts)))))
@@ -69,7 +69,7 @@ def calls(draw, topology, collectives=tuple(ROWS), most=40):
     row = ROWS[draw(st.sampled_from(collectives))]
     n = topology.size
     size = {"none": 0, "vector": 1, "equal": 1, "ranks": n, "matrix": n * n}[row.layout]
-    rng = random.Random(draw(st.integers(0, 1 << 32)))  # as fast as lists of integers are slow
+    rng = random.Random(draw(st.integers(0, 1 << 32)))  # lists of integers are slow to draw
     most = draw(st.sampled_from((1, 5, most)))
     counts = tuple(rng.randrange(most + 1) for _ in range(size))
     return Call(row.name, n, counts, draw(st.integers(0, n - 1)) if row.rooted else -1)
@@ -115,7 +115,7 @@ def _alter(operand, rng):
 
 
 def mutate(plan, rng):
-    """A plan with one small mistake, which may by chance be none."""
+    """Return a plan with one small mistake, which may by chance change nothing."""
     f, s, i, step = rng.choice(list(steps(plan)))
     n = len(step.ranks)
     how = rng.choice(("drop", "again", "merge", "swap", "alter", "alter", "alter", "root", "member"))
@@ -125,7 +125,7 @@ def mutate(plan, rng):
         fragment = plan.fragments[f]
         stages = (*fragment.stages[: s + 1], (step,), *fragment.stages[s + 1 :])
         return replace(plan, fragments=(*plan.fragments[:f], Fragment(stages), *plan.fragments[f + 1 :]))
-    if how == "merge" and s:  # a step no longer waits for the stage before
+    if how == "merge" and s:  # a step no longer waits for the previous stage
         return edit(drop(plan, f, s, i), f, s - 1, lambda stage: (*stage, step))
     if how == "root" and step.root >= 0:
         return substitute(plan, f, s, i, replace(step, root=(step.root + 1) % n))

@@ -1,4 +1,5 @@
-"""Result files: reading ours, OSU's and nccl-tests'; their tables, their curves, and one page with all of it."""
+"""Result files: reading this package's, OSU's and nccl-tests'; their tables, their curves, and a page with
+everything."""
 
 import io
 import json
@@ -98,7 +99,7 @@ def test_json_is_written_whole(tmp_path):
 
 
 def leaves(value, *names):
-    """What a table has of a row but for lists: names of columns, and numbers with four digits."""
+    """Return the parts of a row that tables show, without lists: names of columns, and numbers with four digits."""
     for name, each in value.items():
         if isinstance(each, dict):
             yield from leaves(each, *names, name)
@@ -108,13 +109,13 @@ def leaves(value, *names):
 
 
 def kept(archive, name):
-    """One of the result files that are kept."""
+    """Return one of the committed result files."""
     with tarfile.open(Path(__file__).parents[2] / "benchmarks" / "results" / f"{archive}.tar.xz") as tar:
         found = tar.extractfile(f"{name}.json")
         return json.load(found)
 
 
-#: A result file of each kind, but for its heading.
+#: A result file of each kind, without its heading.
 BENCH = {"format": FORMAT, "unit": "us", "backend": "ours"}
 FILES = {
     "osu": kept("host", "allreduce-2-ranks"), "compare": kept("host", "compare-2-ranks"),
@@ -137,7 +138,7 @@ def test_tables(kind):
     for row, shown in zip(rows, found[0].rows, strict=True):
         cells = {name: text if text != "None" else "" for name, text in leaves(row)}
         assert cells.items() <= dict(zip(found[0].header, shown, strict=True)).items()
-    if kind == "compare":  # entries of a list go by their words
+    if kind == "compare":  # entries of a list are identified by their words
         last = dict(zip(found[0].header, found[0].rows[-1], strict=True))
         assert last["series ours persistent us"] == f"{rows[-1]['series'][1]['us']:.4g}"
         assert last["ratios mpi4py ours verdict"] == rows[-1]["ratios"][0]["verdict"]
@@ -202,7 +203,7 @@ def test_report_program(tmp_path):
 
 
 def test_an_archive_has_a_page(tmp_path, monkeypatch):
-    """Of its own files and no others, below what its README says."""
+    """It has only its own files, below the text of its README."""
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     data = FILES["overlap"] | {"command": ["x", "a b"], "job": {"ranks": 3}, "settings": {"A": "b c", "UCCHB_D": "1"}}

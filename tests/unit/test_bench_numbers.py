@@ -1,4 +1,4 @@
-"""The arithmetic of measurements, the roofline against a count of its own, and the checker of results."""
+"""The arithmetic of measurements, the roofline against an independent count, and the checker of results."""
 
 from itertools import combinations
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def test_ratio_interval_holds_the_truth_and_excludes_others():
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(100):
-        common = rng.normal(0, 0.3, 30)  # what disturbs both at once
+        common = rng.normal(0, 0.3, 30)  # a disturbance that affects both series
         got = ratio(13 + common + rng.normal(0, 0.2, 30), 10 + common + rng.normal(0, 0.2, 30), draws=400)
         inside += got.low <= 1.3 <= got.high
         assert not got.low <= 1.0 <= got.high
@@ -95,7 +95,7 @@ def blocks(kind, ranks, root):
 
 
 def crossing(kind, ranks, root, inside):
-    """Blocks that have to enter or leave: those (or one side's sum for them) that the other side needs."""
+    """Blocks that must cross: those (or one side's partial sum) that the other side needs."""
     enters = leaves = 0.0
     for sources, needers, nbytes in blocks(kind, ranks, root):
         enters += nbytes * bool(needers & inside and sources - inside)
@@ -117,7 +117,7 @@ def test_bytes_that_must_cross(kind, ranks):
 def test_bytes_of_a_port(kind, ranks):
     busiest = max(crossing(kind, ranks, 0, {rank}) for rank in range(ranks))
     if kind == "reduce_all":
-        # All ports together carry P-1 vectors to the sums and as many back.
+        # All ports together carry P-1 vectors to be summed, and P-1 back.
         busiest = 2 * (ranks - 1) * SIZE / ranks
     assert port_bytes(kind, SIZE, ranks) == pytest.approx(busiest)
 
@@ -128,7 +128,7 @@ def test_least_time_of_one_island_and_of_two():
     assert least_seconds("barrier", 0, flat, [[0, 1]]) == pytest.approx(1e-6)
     bridged = Links(1e-6, 5e-6, 1e9, (1e8, 1e8))
     assert least_seconds("reduce_all", 1000, bridged, [[0, 1], [2, 3]]) == pytest.approx(5e-6 + 1e-5)
-    # Three islands: four vectors over three bridges of this rate, not one over one.
+    # Three islands: four vectors over three bridges of this rate, instead of one over one.
     three = Links(1e-6, 5e-6, 1e9, (1e8,) * 3)
     assert least_seconds("reduce_all", 1200, three, [[0, 1], [2, 3], [4]]) == pytest.approx(5e-6 + 4 * 1200 / 3e8)
     # The root's island receives three blocks, the others send one or two.
@@ -156,7 +156,7 @@ def loaded(case, dtype, iteration=0):
 @pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
 @pytest.mark.parametrize("name", MOVING)
 def test_what_was_not_done_is_wrong(name, dtype, in_place):
-    """On every rank that receives anything new; that right results pass, tests/mpi/test_bench.py has."""
+    """On every rank that receives new data. tests/mpi/test_bench.py checks that correct results pass."""
     for ranks, count, root in ((2, 4, 0), (3, 5, 2)):
         for case in job(name, ranks, count, root, in_place):
             checker, buffers = loaded(case, dtype, iteration=7)
@@ -176,7 +176,7 @@ def finished(dtype):
 @pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
 @pytest.mark.parametrize("side", ["send", "recv"])
 def test_one_wrong_element_is_one(dtype, side):
-    """Also where the call has changed what was only to be sent, or what lies behind it."""
+    """Also if the call has changed the send buffer, or memory behind a buffer."""
     checker, buffers = finished(dtype)
     assert checker.wrong(buffers, 1) > 1
     block = getattr(buffers, side)
@@ -215,7 +215,7 @@ def test_accelerators_that_are_not_there():
 
 
 class FakeSeries:
-    """Calls of a peer whose every sample is the same, and of which two elements are wrong."""
+    """Calls of a peer with equal samples and two wrong elements."""
 
     def __init__(self, session, peer, dtype, size):
         self.session, self.peer, self.size, self.wrong = session, peer, size, 2

@@ -1,4 +1,4 @@
-"""OSU's command line, every refusal with its way out, and tables byte for byte as OSU 7.4 prints them."""
+"""OSU's command line, every refusal and its advice, and tables that are byte for byte those of OSU 7.4."""
 
 from dataclasses import asdict
 
@@ -94,7 +94,7 @@ TIMES = Overlap(
 )
 PEERS = {"mpi4py": (2.6, Interval(1.3, 1.25, 1.4))}
 
-#: Arguments of `table` -> what is printed; the first is the example of the format's description, with its accelerator.
+#: Arguments of `table` -> its output; the first is the example in the format's description, with its accelerator.
 TABLES = [
     (("osu_allreduce", "-f -c", Row(1, 3.05, 2.9, 3.21, 1000), "cuda"), """
 # OSU MPI-CUDA Allreduce Latency Test v7.4

@@ -1,4 +1,4 @@
-"""Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
+"""Bootstrap of ranks: what must agree, ids of communicators, and NCCL's first call."""
 
 import math
 import os
@@ -46,7 +46,7 @@ def job(*changes):
     return [replace(FACTS, **change) for change in changes]
 
 
-#: What differs -> the ranks, and words of the refusal; none where they are accepted.
+#: What differs -> the ranks, and words of the refusal; no words if they are accepted.
 AGREEMENT = {
     "nothing": (job({}, {}, {}), []),
     "releases of ucx": (job({}, {"ucx": "1.22.1"}), []),
@@ -76,7 +76,7 @@ AGREEMENT = {
 
 @pytest.mark.parametrize("what", AGREEMENT)
 def test_what_ranks_must_agree_in(what):
-    """Every difference is listed, and not every rank."""
+    """Every difference is listed, but not every rank."""
     ranks, words = AGREEMENT[what]
     with pytest.raises(AgreementError) if words else nullcontext() as refused:
         judge(ranks)
@@ -126,7 +126,7 @@ NONE = bytes(512)
 
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch):
-    """No communicator exists yet."""
+    """Start without any communicator."""
     monkeypatch.setattr(meeting, "_ids", bytearray(512))
     monkeypatch.setattr(meeting, "_last", [-1])
     monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
@@ -140,7 +140,7 @@ def taken(*numbers):
 
 
 def claimed(everyone, *used):
-    """The number that ranks agree upon; ``used`` is what they have in use, where they have to ask."""
+    """Return the id on which ranks agree; ``used`` are the ids in use, if the ranks have to ask."""
 
     def ask(mine):
         assert used, "they need not"
@@ -156,10 +156,10 @@ def claimed(everyone, *used):
 
 def test_numbers_of_communicators():
     assert [claimed([meeting.numbers_taken()]) for _ in range(20)] == list(range(20))
-    # Messages of its last communicator may still be on their way.
+    # Messages of the last communicator with this id may still be in flight.
     meeting.release_number(3)
     assert claimed([meeting.numbers_taken()]) == 20
-    # The last one anywhere counts, and so does what is in use anywhere.
+    # The last id of every rank counts, and so do the ids in use on every rank.
     assert claimed([meeting.numbers_taken(), (30, 4096)]) == 31
     assert claimed([meeting.numbers_taken(), (9, 32)], taken(32, 33)) == 34
     meeting.claim_number(4095)
@@ -172,7 +172,8 @@ def test_numbers_of_communicators():
 
 
 def test_what_follows_from_what_ranks_say_that_make_a_communicator():
-    """Their number, ranks of a color in the order of their keys, and what all of these have spare, in the first's."""
+    """Their number, ranks of a color ordered by key, and the spare teams that all of them have, in the first rank's
+    order."""
     for _ in range(300):
         size = random.randint(1, 9)
         every = ffi.new("ucch_bid[]", size)
@@ -210,7 +211,8 @@ def teams_of(
     job, members, claimed, spare = (), *, rank = 0,
     main = (), plain = True,
 ):  # fmt: skip
-    """Teams of a new communicator; ``members`` are its ranks in the job, all of which could use what is ``spare``."""
+    """Return the teams of a new communicator; ``members`` are its ranks in the job, which all have these ``spare``
+    teams."""
     job.drop_spare = partial(Job.drop_spare, job)
     known = SimpleNamespace(
         job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
@@ -223,7 +225,7 @@ def teams_of(
 
 @pytest.fixture
 def room():
-    """Free bytes of the device."""
+    """Set the free bytes of the device."""
     return [2 << 30]
 
 
@@ -252,8 +254,8 @@ def test_ranks_meet_once_before_nccl_does(teams):
 
 @pytest.mark.parametrize("fails", ["here", "there", ""])
 def test_a_vendors_library_begins_on_all_ranks_or_none(teams, monkeypatch, fails):
-    """A broadcast that no other library may do, which begins once it can on every rank; its request is then given back,
-    and only then."""
+    """The broadcast that only NCCL may run starts once it can start on every rank; its request is finalized only
+    afterwards."""
     made, notes = teams
     request = SimpleNamespace(
         post=partial(notes.append, "post"), wait=lambda *_: notes.append("wait"), close=partial(notes.append, "close")
@@ -289,7 +291,7 @@ def failing(error):
 
 @pytest.fixture
 def bridge(monkeypatch):
-    """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
+    """Teams of rank 1 in a job of two ranks whose bridge has not been created."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.Turn", lambda _: nullcontext())
     job = SimpleNamespace(spoilt=False, spare={}, tried=set())
     return job, teams_of(job, [10, 11], 1, rank=1)
@@ -306,7 +308,7 @@ def test_a_team_that_is_late_says_whose_it_is(bridge, monkeypatch, joined):
 
 
 def test_no_team_is_made_where_one_was_given_up():
-    """A context that ranks have died in goes on: those of a communicator without them still make teams."""
+    """A context in which ranks have died stays usable: communicators without the dead ranks still create teams."""
     job = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
     job.min_word = partial(Job.min_word, job)
     found = teams_of(job, [10], 1)
@@ -317,7 +319,7 @@ def test_no_team_is_made_where_one_was_given_up():
 
 
 def test_a_process_has_teams_for_all_its_communicators(bridge):
-    """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
+    """libucc's default is 2,048 teams, and there are ids for 4,096 communicators with several teams each."""
     asked = []
     library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
     ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, named=lambda call: call())
@@ -333,7 +335,7 @@ def test_a_process_has_teams_for_all_its_communicators(bridge):
 
 
 def test_nobody_begins_where_a_rank_has_no_memory(teams, room, monkeypatch):
-    """NCCL fails on that rank, and the others wait for it for ever."""
+    """NCCL fails on that rank, and the other ranks wait for it for ever."""
     made, notes = teams
     room[0] = 5 << 20
     with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
@@ -348,14 +350,14 @@ def test_nobody_begins_where_a_rank_has_no_memory(teams, room, monkeypatch):
 
 
 def asked(exchange, late):
-    """The status of an exchange as libucc asks for it, or for its end, and what was raised there."""
+    """Return the status of an exchange when libucc asks for it, or for its end, and the exception raised there."""
     coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
     key, record = oob.oob_of(exchange, coll)
     source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
     status = coll.allgather(source, target, 8, coll.coll_info, request)
     if late:
         assert status == 0
-        status = locked(coll.req_test, request[0])  # as libucc calls it: it gives the lock up and takes it again
+        status = locked(coll.req_test, request[0])  # as libucc calls it: it releases the lock and takes it again
         coll.req_free(request[0])
     oob.forget(key)
     return status, type(record.failure)
@@ -364,7 +366,7 @@ def asked(exchange, late):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
 def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
-    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
+    """A signal handler may run in a callback: its exception used to be printed, and lost to the caller."""
     fails = failing(kind("mine"))
     begin = (lambda *_: SimpleNamespace(test=fails)) if late else fails
     assert asked(SimpleNamespace(rank=0, size=2, begin=begin), late) == (-6, kind)
@@ -372,7 +374,7 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind, late):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_ctrl_c_as_libucc_calls_is_kept(late):
-    """Python hears of it as the callback is entered, where none of its lines can see that."""
+    """Python raises it when the callback is entered, before any of its lines can catch it."""
 
     def interrupts(frame, event, _):
         if event == "call" and frame.f_code.co_name == ("ucch_oob_test" if late else "ucch_oob_allgather"):
@@ -385,7 +387,7 @@ def test_ctrl_c_as_libucc_calls_is_kept(late):
 
 
 def test_a_process_that_is_gone_before_the_first_message():
-    """libucp cannot open the memory of one that has died: it is said which rank that is."""
+    """libucp cannot open the memory of a dead process: the error names that rank."""
 
     connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
     process = SimpleNamespace(connections={}, _connecting=Lock(), worker=SimpleNamespace(connect=connect))
@@ -405,15 +407,15 @@ def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it():
 
 
 def test_an_error_names_the_limit_that_was_set(monkeypatch):
-    """A group of torch's may have a shorter one of its own."""
+    """A torch group may have a shorter timeout than the default."""
     monkeypatch.setenv("UCCH_TIMEOUT", "5")
     assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]
 
 
 @pytest.mark.parametrize("tls", ["ucp,self", "ucp", "^mlx5,sharp,cuda,shm"])
 def test_which_teams_a_rank_makes_by_itself(monkeypatch, tls):
-    """Those of an island and of all, by a number that none of the ranks has had, once such a team has been tried, and
-    where no component of libucc's asks the other ranks for more."""
+    """Teams of an island and of all ranks, if no rank has used the team's id before, such a team has been tested, and
+    no libucc component exchanges more data between the ranks."""
     monkeypatch.setenv("UCCHN_UCC_TLS", tls)
     main = ((0, 1), "native"), ((0, 1, 2, 3), "bridge")
     asked = []
@@ -443,7 +445,7 @@ def test_a_rank_without_a_device_keeps_to_components_for_host_memory():
 
 @pytest.fixture
 def left(monkeypatch):
-    """A job of four ranks, and the teams of it that were destroyed."""
+    """Return a job of four ranks, and the list of its destroyed teams."""
     closed = []
 
     def create(self, ranks, link):
@@ -458,7 +460,7 @@ def page_of(teams):
 
 
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left):
-    """And its cleared page, by the number that the first of them had."""
+    """Also its cleared page, under the id that the first rank's page had."""
     job, closed = left
     first = teams_of(job, [2, 0, 1], 1)
     team, page = first.get((0, 1, 2), "native"), object()
@@ -475,7 +477,7 @@ def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left)
 
 
 def test_what_not_all_ranks_have_left_is_nobodys(left):
-    """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
+    """A rank that is late in freeing a communicator still uses its teams, or offers them with others."""
     job, closed = left
     late = teams_of(job, [2, 0, 1], 1)
     late.get((0, 1, 2), "native")
@@ -484,7 +486,7 @@ def test_what_not_all_ranks_have_left_is_nobodys(left):
 
 
 def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(left):
-    """A rank that destroyed it then used another page than the other ranks."""
+    """Otherwise a rank that destroyed it would use another page than the other ranks."""
     job, closed = left
     for number in range(MOST_SPARE + 1):
         made = teams_of(job, [0, 1], number)
@@ -497,7 +499,7 @@ def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_s
 
 
 def test_the_oldest_spare_teams_are_destroyed(left):
-    """And all that hold memory of a device."""
+    """Also all that hold device memory."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
         made = teams_of(job, [0, 1], number)
@@ -512,11 +514,11 @@ def test_the_oldest_spare_teams_are_destroyed(left):
     assert closed[4:] == [(70, (0, 1), "native")]
 
 
-# --- ranks of several hosts beside the data: with whom they are connected, and numbers of calls -----------------------
+# --- ranks of several hosts: control connections, and numbers of calls -----------------------------------------------
 
 
 def reached(hosts, lost):
-    """Ranks that news of the first living one comes to."""
+    """Return the ranks that receive news from the first living one."""
     found = {next(r for r in range(len(hosts)) if r not in lost)}
     while more := {s for r in found for s in linked_ranks(hosts, r)} - found - lost:
         found |= more
@@ -561,7 +563,7 @@ def test_numbers_that_differ_are_enough_and_salts_well_spread():
 
 
 def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch):
-    """Open MPI has been seen to go on with one for ever, on a rank that had not heard of the death."""
+    """Open MPI was seen to continue it for ever on a rank that had not learned of the death."""
     asked = count()
     never = SimpleNamespace(Test=lambda: False)
     ranks = SimpleNamespace(
@@ -575,7 +577,7 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch):
 
 
 def test_without_a_limit_nothing_is_late(monkeypatch):
-    """Neither MPI's call, nor a rank that is to come to Create_group."""
+    """Neither an MPI call nor a rank that is late for Create_group."""
     limits = []
     ranks = timely.Timely(SimpleNamespace(), 0.0, "a test")
     monkeypatch.setattr(faults, "mpi_lacks", lambda: "mpirun ends the job")
@@ -591,7 +593,7 @@ def test_without_a_limit_nothing_is_late(monkeypatch):
 
 
 def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing():
-    """A refused call counts as a mistake of the caller's, after which all ranks are taken to live."""
+    """A refused call counts as the caller's mistake, after which all ranks are assumed to be alive."""
 
     def send(*_):
         raise ConnectionError("the store is out of reach")

@@ -137,7 +137,7 @@ def test_forms():
         buffer = recv(spec)
         assert (buffer.count, buffer.dtype.name) == (count, name), spec
         assert offset is None or buffer.ptr == base + offset, spec
-    # An explicit count is that of one rank.
+    # An explicit count is the count for one rank.
     assert [recv(spec, blocks=4).count for spec in (x, [x, 2], [x, 3, "f"])] == [12, 8, 12]
     assert send([None, 0, "f"]).count == 0 and send([None, "f"]).ptr == 0
     assert send_v([None, [0, 0], "f"], 2).counts == (0, 0)
@@ -218,7 +218,7 @@ def test_any_view_is_packed_and_copied_back(view):
     copy(packed, buffer)
     np.testing.assert_array_equal(view, expected)
     if whole is not None and view.base is not None:
-        assert np.count_nonzero(whole != view.base) <= view.size  # nothing beside the view was touched
+        assert np.count_nonzero(whole != view.base) <= view.size  # nothing outside the view was changed
 
 
 @given(views(apart=2), st.data())
@@ -255,7 +255,7 @@ def test_segments_of_a_view():
 
 
 def test_what_is_packed_here_and_copied():
-    # Bits are copied, whatever they mean.
+    # Bits are copied without interpretation.
     nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
     assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
     device = Buffer(0x1000, 4, DTYPES["float32"], "amd", 0, None, False, Layout(((4, 8),)))
@@ -266,7 +266,7 @@ def test_what_is_packed_here_and_copied():
         copy(other, recv(np.arange(6.0)[::2]))
 
 
-#: What is refused, by what it is of twelve, of ten or of strided float32; the errors, and words of theirs.
+#: Refused buffers, made from twelve, ten or strided float32; the errors, and words of their messages.
 REFUSED = [
     *((lambda x, obj=obj: send(obj), TypeError, "exports no memory")
       for obj in (3, 2.5, "text", object(), {"a": 1}, np.add, range(3))),
@@ -330,7 +330,7 @@ MPI_CASES = Path(__file__).with_name("buffers_mpi_cases.py")
 
 
 def test_against_mpi4py():
-    """MPI datatypes and constants, in a process of its own: initialising MPI alters the environment of later jobs."""
+    """MPI datatypes and constants, in a separate process: initialising MPI changes the environment of later jobs."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
     probe = python("import mpi4py.MPI", check=False)
     if probe.returncode:

@@ -1,4 +1,4 @@
-"""Memory that arrives through DLPack, ``__cuda_array_interface__`` or torch: whose it is; let go exactly once."""
+"""Memory from DLPack, ``__cuda_array_interface__`` or torch: where it belongs, and that it is released exactly once."""
 
 import ctypes
 import gc
@@ -23,7 +23,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 class Exporter:
-    """Exports an array as DLPack memory of any device: numpy's own capsule, of which something is changed."""
+    """Exports an array as DLPack memory of any device: numpy's own capsule with some fields changed."""
 
     def __init__(self, data, device=(2, 0), *, versioned=True, version=(1, 0), flags=0, dtype=(2, 32, 1), strides=True):
         self.data, self.device, self.versioned, self.strides = data.view(), device, versioned, strides
@@ -32,7 +32,7 @@ class Exporter:
 
     @property
     def held(self):
-        """How many exports are there that nobody has let go of."""
+        """Return the number of exports that have not been released."""
         gc.collect()
         return sys.getrefcount(self.data) - self.before
 
@@ -52,7 +52,7 @@ class Exporter:
         struct.pack_into("<ii", memory, base + 8, *self.device)
         struct.pack_into("<BBH", memory, base + 20, *self.dtype)
         struct.pack_into("<Q", memory, base, self.data.ctypes.data - 8)
-        struct.pack_into("<Q", memory, base + 40, 8)  # an offset: the array begins behind the address
+        struct.pack_into("<Q", memory, base + 40, 8)  # an offset: the data begins after the address
         if not self.strides:
             struct.pack_into("<Q", memory, base + 32, 0)
         return capsule
@@ -87,7 +87,7 @@ def test_the_export_does_not_synchronise_or_copy():
 
 
 class Computing(Exporter):
-    """As JAX's arrays: there only when waited for, and no judge of streams."""
+    """Like JAX's arrays: the data exists only after a wait, and streams are not checked."""
 
     ready = False
 
@@ -199,7 +199,7 @@ def test_interface_details():
     ]:  # fmt: skip
         with pytest.raises(error, match=match):
             call()
-    assert send(interface(X[:0], data=(0, False))).count == 0  # no pointer: nobody to ask
+    assert send(interface(X[:0], data=(0, False))).count == 0  # a null pointer belongs to no device
     assert not send(interface(X[:, ::2], **gaps), pointer_vendor=host).contiguous
     for x in (X, X.T):
         assert send(interface(x, strides=x.strides), pointer_vendor=gpu).contiguous
@@ -244,7 +244,7 @@ def test_torch_tensors():
 
 
 def test_torch_device_tensors_are_placed_by_their_dlpack_device(monkeypatch):
-    """torch's ROCm build calls its devices by NVIDIA's name; only the DLPack device type differs."""
+    """torch's ROCm build calls its devices cuda; only the DLPack device type differs."""
 
     DType = type("DType", (), {"__str__": lambda self: "torch.bfloat16"})
     Tensor = type("Tensor", (), {

@@ -1,4 +1,4 @@
-"""Checksums of calls: a bit that flips is found, with its element and ranks, and nothing is found where none does."""
+"""Checksums of calls: a flipped bit is found, with its element and ranks, and correct calls give no finding."""
 
 import random
 
@@ -10,7 +10,7 @@ from ucc_hetero.planner.collectives import ROWS, Call, Shape
 from ucc_hetero.types import DTYPES, OPS, reduction
 
 RANKS = 3
-#: Bits whose flip a checksum of so many ordinary numbers sees: those of the exponent and the sign, and all of integers.
+#: Bits whose flip a checksum of this many ordinary numbers detects: exponent and sign, and all bits of integers.
 TYPES = {"float32": (24, 32), "float64": (53, 64), "int16": (0, 16), "uint8": (0, 8), "int64": (0, 64)}
 
 
@@ -45,7 +45,7 @@ def outputs(call, given, op):
 
 
 def judge(sums):
-    """The finding of all ranks, as :class:`~ucc_hetero.calls.verification.Verification` has them look for it."""
+    """Return the finding of all ranks, as :class:`~ucc_hetero.calls.verification.Verification` computes it."""
     span, ranks = sums[0].suspect(np.stack([each.first() for each in sums]))
     if span is None:
         return ""
@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_found(name, dtype):
 
 
 def test_any_bit_of_a_replica_is_found():
-    """Within the bound of rounding, and by operations that have none."""
+    """Also within the bound of rounding, and for operations without rounding."""
     for op, dtype, ufunc in (
         ("SUM", "float32", np.add), ("PROD", "float64", np.multiply), ("MAX", "float32", np.maximum),
     ):  # fmt: skip
@@ -114,7 +114,7 @@ def test_any_bit_of_a_replica_is_found():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "bool", "uint32"])
 def test_all_types_have_checksums(dtype):
-    """Right results pass, and one of another sign, or of other truth, does not."""
+    """Correct results pass; a result with another sign, or another truth value, does not."""
     rng = np.random.default_rng()
     call, op = Call("allreduce", RANKS, (600,)), "BXOR" if dtype == "bool" else "SUM"
     if dtype == "bfloat16":

@@ -1,4 +1,4 @@
-"""Facts about machines, from recorded and from composed trees of the kernel's files; which rank uses which port."""
+"""Facts about machines, from recorded and constructed trees of the kernel's files; which rank uses which port."""
 
 import json
 import os
@@ -24,11 +24,11 @@ def test_recorded_virtual_machine_with_four_h200(tmp_path):
     assert [a.pci for a in found.accelerators] == ["0000:00:06.0", "0000:00:07.0", "0000:00:08.0", "0000:00:09.0"]
     assert {(a.vendor, a.name) for a in found.accelerators} == {("nvidia", "NVIDIA H200")}
     assert found.numa == ((0, "0-63"),)
-    assert found.nics == (Nic("eth0", "ethernet", 0),) and speed(found) == 0  # virtual, and the kernel knows no speed
+    assert found.nics == (Nic("eth0", "ethernet", 0),) and speed(found) == 0  # virtual: unknown speed
 
 
 def test_switches_bridges_and_nodes(tmp_path):
-    """A server as vendors build them: a GPU and a NIC below each PCIe switch, a board's own NIC elsewhere."""
+    """A typical server: a GPU and a NIC below each PCIe switch, the board's own NIC elsewhere."""
     switch = "pci0000:15/0000:15:01.0/0000:16:00.0"
     files = hosts.nvidia("0000:1b:00.0", 0, switch) | hosts.processors("0-55", "56-111")
     files |= hosts.infiniband("mlx5_0", "0000:18:00.0", 0, switch)
@@ -71,7 +71,7 @@ def test_eight_devices_with_a_card_each(make, model, arch, tmp_path):
     assert len(found.accelerators) == len(found.nics) == 8 and speed(found) == 3_200_000
     assert {(a.name, a.arch) for a in found.accelerators} == {(model, arch)}
     everybody = {a.pci for a in found.accelerators}
-    # Of NVLink the kernel does not tell.
+    # The kernel does not report NVLink.
     assert all(set(one.fabric) == (everybody - {one.pci} if arch else set()) for one in found.accelerators)
     near = {a: n for a, n, distance in found.distances if distance == "switch"}
     numa = {nic.pci: nic.numa for nic in found.nics}
@@ -81,7 +81,7 @@ def test_eight_devices_with_a_card_each(make, model, arch, tmp_path):
 
 @pytest.mark.parametrize("bits", [3, 0x30000000])
 def test_details_of_partitions_are_those_of_their_device(tmp_path, bits):
-    """The partition is in the last bits of an address, or in the first; both are linked to other devices."""
+    """The partition is in the last or the first bits of an address; both partitions have links to other devices."""
     files = hosts.mi300x()
     whole = files[f"{hosts.NODES}/2/properties"]
     where = int(whole.split("location_id ")[1].split()[0])
@@ -94,7 +94,7 @@ def test_details_of_partitions_are_those_of_their_device(tmp_path, bits):
             f"{hosts.NODES}/{number}/io_links/1/properties": f"type 11\nnode_from {number}\nnode_to {21 - number}",
         }
     for name in [name for name in files if name.startswith(f"{hosts.NODES}/2/")]:
-        del files[name]  # the device is in partitions alone
+        del files[name]  # the device has only partitions
     found = machine(replay(files, tmp_path)).accelerators
     parted = next(one for one in found if one.pci == f"0000:{where >> 8:02x}:00.0")
     assert (parted.name, parted.arch) == ("ip discovery", "gfx942")
@@ -113,28 +113,28 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
 
 @pytest.mark.parametrize("ranks, offers, spread, joined, wires", [
     ("xxyy", [(A, B)] * 2, 2, (), BOTH), ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
-    ("xxyy", [(A, B), OTHERS], 2, (), TEN),  # other names, and another speed of the whole host
-    ("xxxx", [(A, B)], 1, (), ()),  # nothing leaves the host
+    ("xxyy", [(A, B), OTHERS], 2, (), TEN),  # other names, and another speed for the whole host
+    ("xxxx", [(A, B)], 1, (), ()),  # no traffic leaves the host
     ("xyy", [(A, B)] * 2, 2, (), BOTH),  # a rank needs both
     ("xyy", [(B, A), (A, B)], 2, (), BOTH),  # in the order of the networks
-    ("xxyy", [(A, B), ()], 1, (), ()),  # RDMA there
+    ("xxyy", [(A, B), ()], 1, (), ()),  # RDMA on the other host
     ("xxyy", [(A, B), (A,)], 1, ("eth0",), ()),
-    ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
+    ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # separate networks
     ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()), ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
     ("xxyy", [(A, SLOWER)] * 2, 1, ("eth0",), UNEVEN),
     ("xxyy", [(A, B), (A, SLOWER)], 1, ("eth0",), UNEVEN),  # a link is as fast as its slower end
     ("xxyy", [(SLOW._replace(network=9 << 32), B)] * 2, 1, ("eth1",), ()),
     ("xxyy", [(FASTER, B)] * 2, 1, ("eth0",), (("eth0", 2000), ("eth1", 1000))),
     ("xxyy", [(A, FASTER._replace(network=B.network))] * 2, 1, ("eth0",), (("eth0", 2000), ("eth0", 1000))),
-    ("xxyy", [(A._replace(speed=0), B._replace(speed=0))] * 2, 2, (), (("eth0", 0), ("eth1", 0))),  # unknown
+    ("xxyy", [(A._replace(speed=0), B._replace(speed=0))] * 2, 2, (), (("eth0", 0), ("eth1", 0))),  # unknown speeds
     ("xxyy", [(A, B._replace(speed=0))] * 2, 1, ("eth0",), ()),
-    ("xxyy", [(A, BESIDE)] * 2, 2, (), ()),  # both in one network
+    ("xxyy", [(A, BESIDE)] * 2, 2, (), ()),  # both in the same network
     ("xxyy", [(A, SLOW._replace(network=A.network))] * 2, 1, ("eth0",), ()),
-    ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], 1, (), ()),  # routed, or none of them
+    ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], 1, (), ()),  # routed, or not connected
     ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], 2, (), BOTH),
 ])  # fmt: skip
 def test_who_uses_which_port(ranks, offers, spread, joined, wires):
-    """Over how many ports a transfer is spread, to which libucp is kept, and wires of each."""
+    """The number of ports over which a transfer is spread, libucp's ports, and the wires of each."""
     found = [offers["xyz".index(host)] for host in ranks]
     assert nics.spread(ranks, found, 0) == (spread, joined, wires)
 
@@ -143,7 +143,7 @@ def test_addresses_inside_each_host():
     mine, theirs, loopback, inside = 0x0A000001, 0x0A000002, 0x7F000001, 0xAC110001
     first, second = {mine, loopback, inside}, {theirs, loopback, inside}
     assert nics.repeated("xxy", [first, first, second]) == {inside}
-    assert nics.repeated("xxy", [first - {inside}, first, second]) == {inside}  # it came up between two looks
+    assert nics.repeated("xxy", [first - {inside}, first, second]) == {inside}  # it came up between two queries
     assert not nics.repeated("xx", [first, first])
     assert not nics.repeated("xy", [first, first]), "containers that share a host's network"
     assert not nics.repeated("xy", [first, {theirs, loopback}])
@@ -151,7 +151,7 @@ def test_addresses_inside_each_host():
 
 @pytest.mark.parametrize("allowed, expected", [
     ("", "mlx5_0:1,lo,eth0"), ("all", "mlx5_0:1,lo,eth0"), ("eth0,inside0", "eth0"), ("eth0", ""), ("mlx5_0:1", ""),
-    ("inside0", ""),  # the user's only one
+    ("inside0", ""),  # the only one that the user named
 ])  # fmt: skip
 def test_a_list_of_devices_without_some(monkeypatch, allowed, expected):
     monkeypatch.setattr(nics, "interfaces", lambda root: {"lo": 0x7F000001, "eth0": 0x0A000001, "inside0": 0xAC110001})
@@ -161,13 +161,13 @@ def test_a_list_of_devices_without_some(monkeypatch, allowed, expected):
 
 
 def test_what_is_beside_a_port(tmp_path):
-    """Cores, where they are known; a cloud that limits flows."""
+    """Cores, if known; a cloud that limits flows."""
     ports_of = {"eth2": ("0000:18:00.0", "pci0000:15"), "eth3": ("0000:9a:00.0", "pci0000:97")}
     cards = {file: text for name, where in ports_of.items() for file, text in hosts.ethernet(name, 10, *where).items()}
     cards["sys/bus/pci/devices/0000:18:00.0/local_cpulist"] = "0-3,8-11"
     root = replay(cards, tmp_path)
     assert near("eth2", root) == {0, 1, 2, 3, 8, 9, 10, 11}
-    assert near("", root) == near("eth3", root) == near("mlx5_0:1", root) == set()  # one is unknown, or all
+    assert near("", root) == near("eth3", root) == near("mlx5_0:1", root) == set()  # one unknown port, or all ports
     other = "sys/bus/pci/devices/0000:9a:00.0"
     replay({f"{other}/local_cpulist": "4-7", f"{other}/vendor": "0x1d0f"}, tmp_path)
     assert near("all", root) == set(range(12))
@@ -176,10 +176,10 @@ def test_what_is_beside_a_port(tmp_path):
 
 
 @pytest.mark.parametrize("own, threads, ranks, expected", [
-    (range(16), 4, 2, range(8)),  # nobody has bound this rank
+    (range(16), 4, 2, range(8)),  # the rank is not bound
     (range(16), 4, 3, range(16)),  # too few for all ranks
     (range(4, 12), 2, 8, range(4, 8)),
-    (range(6, 12), 2, 4, range(8)),  # too few of the rank's own
+    (range(6, 12), 2, 4, range(8)),  # too few cores of the rank's own
     ([15], 4, 2, range(8)), ([15], 8, 2, range(16)),
 ])  # fmt: skip
 def test_cores_for_network_threads(monkeypatch, own, threads, ranks, expected):
@@ -198,7 +198,7 @@ def test_what_libucx_is_told(monkeypatch):
     use("eth1", 1)
     assert os.environ["UCX_NET_DEVICES"] == "eth1" and "UCX_MAX_EAGER_RAILS" not in os.environ
     use("", 2)
-    use("", 3)  # the user's own, or what was set before
+    use("", 3)  # set by the user, or set before
     assert os.environ["UCX_MAX_EAGER_RAILS"] == "2"
 
 

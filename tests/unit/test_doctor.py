@@ -1,4 +1,4 @@
-"""Every finding of the doctor, provoked: on recorded hosts, or by one fact that a healthy host has otherwise."""
+"""Every finding of the doctor, provoked on recorded hosts, or by changing one fact of a healthy host."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ NETWORK = {
     "dev/infiniband/uverbs0": "", "usr/lib/libibverbs.so.1": "",
 }  # fmt: skip
 
-#: Answers of system calls, which no file records.
+#: Results of system calls, which no file records.
 ANSWERS = {
     "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
     "denied": (), "kernel_config": True,
@@ -42,7 +42,7 @@ ANSWERS = {
 
 
 def healthy(root, make=nvidia_host, files=None, **changes):
-    """A host with two GPUs, a RoCE port and nothing wrong, but for files and facts that differ."""
+    """A healthy host with two GPUs and a RoCE port, except for the given files and facts."""
     found = facts.collect(replay(NETWORK | (files or {}), make(root)), {}, LIBRARIES)
     return replace(found, **{**ANSWERS, **changes})
 
@@ -72,7 +72,7 @@ FOREIGN = "/x was not used: /usr/lib/libucp.so.0 was in the process first; impor
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 DOWN = {"interfaces": (("lo", 0, 65536),)}
 
-#: Code, or none -> what about a healthy host of NVIDIA's provokes it, and words of the text.
+#: Code, or none -> the change of a healthy NVIDIA host that provokes it, and words of the text.
 NVIDIA = [
     ("", {}), ("gpu-unusable", {"usable": ()}),
     ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"), ("net-missing", TCP | DOWN),
@@ -85,7 +85,7 @@ NVIDIA = [
     ("gpudirect", {"files": {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54"}}),
     ("", {"files": {"sys/module/nvidia_peermem/version": "1"}, "open_driver": False}),
     ("", TCP | windows("4096 131072 33554432")),
-    ("", CLOUD | windows("4096 131072 212992")),  # RDMA carries it
+    ("", CLOUD | windows("4096 131072 212992")),  # RDMA carries the data
     ("", TCP | windows("4096 131072 212992") | {"interfaces": (("eth0", 1000, 1500),)}),
     ("", lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12")),
     ("mpi-missing", lib(mpirun="", mpirun_text="no mpirun")),
@@ -139,7 +139,7 @@ CASES = [(make, *case, "")[:4] for make, cases in ((nvidia_host, NVIDIA), (amd_h
     ("make", "code", "changes", "words"), CASES, ids=[f"{i}-{case[1]}" for i, case in enumerate(CASES)]
 )
 def test_what_provokes(tmp_path, make, code, changes, words):
-    """What is wrong, and nothing else, has a cure, and what is right is told."""
+    """Exactly the wrong things are found, each with a cure; correct things are reported as such."""
     found = checks.examine(healthy(tmp_path / "own", make, **changes))
     told = [each for each in found if each.level != "ok"]
     assert codes(found) == {code} - {""} and all(bool(each.cure) == (each in told) for each in found)
@@ -156,7 +156,7 @@ def test_what_provokes(tmp_path, make, code, changes, words):
 
 
 def compared(ranks, size=0):
-    """What is found of a job of these ranks, for MPI's size as it should be, but for some."""
+    """Return the findings for a job of these ranks; MPI's size is correct unless given."""
     return job.compare(ranks, size or len(ranks))
 
 
@@ -173,13 +173,13 @@ def test_ranks_that_provoke(tmp_path):
     visible, new_ucc = replace(a, **env(CUDA_VISIBLE_DEVICES="1")), lib(ucc="1.9.0")
     cases = [
         ("", [a, b], ""),
-        ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # of one host's devices it steers nothing
+        ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # it does not affect devices of one host
         ("job-namespaces", [a, replace(b, boot_id="a", host="c1")], ""),
         ("job-device-shared", [visible, visible], ""),
-        # Where only some ranks are compared, they are still named by their numbers in the job.
+        # If only some ranks are compared, messages still use their numbers in the job.
         ("job-drivers", [plain, a, replace(a, drivers=(("nvidia", "535.1"),))], "535.1: rank 2"),
         ("job-mtu", [plain, a, replace(a, interfaces=(("eth0", 100000, 1500),))], "1500: rank 2"),
-        # Processors matter where one library's ranks sit on different ones, and to some versions of UCC.
+        # Processors matter if one library's ranks run on different ones, and only for some versions of UCC.
         ("job-processors", [a, other_cpu], "GenuineIntel 6 143: rank 0\nGenuineIntel 6 207: rank 1"),
         ("", [replace(each, usable=()) for each in (a, other_cpu)], ""),
         ("", [replace(each, **new_ucc) for each in (a, other_cpu)], ""),
@@ -208,11 +208,11 @@ def test_canaries():
 @pytest.mark.parametrize("answers, others, same", [
     ([b"abcd", b"abcd"], b"abcd", True),
     ([b"abcd", b"abcd"], b"abce", False),  # the other rank's replica differs in a bit
-    ([b"abcd", b"abce"], b"abcd", False),  # the same call gives something else the next time
+    ([b"abcd", b"abce"], b"abcd", False),  # the repeated call gives another result
     ([b"abcd", b"abce"], b"abce", False),
 ])  # fmt: skip
 def test_replicas_differ_in_a_bit(monkeypatch, answers, others, same):
-    """Sums have what each answer says as their last bits; another rank has got ``others``."""
+    """Each answer gives the last bits of the sums; another rank has got ``others``."""
     left = iter(answers)
 
     def allreduce(send, receive):
@@ -258,7 +258,7 @@ def test_text_and_json(tmp_path):
 
 
 def test_this_machine(capsys):
-    """An answer on any machine, in both forms, with the status that belongs to it."""
+    """Any machine gets an answer, in both formats, with the matching status."""
     status = tool.main(["--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
     assert status == any(each["level"] == "error" for each in found)

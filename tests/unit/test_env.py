@@ -1,4 +1,4 @@
-"""Environment variables and what they steer first: log lines, their form, levels, subsystems and files."""
+"""Environment variables and their first use: log lines, their format, levels, subsystems and files."""
 
 import logging
 import math
@@ -62,7 +62,7 @@ def test_defaults_and_unknown_names():
 
 
 def test_unknown_variables_are_warned_of_once(monkeypatch, capsys):
-    """In a line of the log, which shows none of this package's source, with the known name that is most like it."""
+    """One log line with the most similar known name, without this package's source."""
     monkeypatch.setattr(module, "_warned", set())
     monkeypatch.setenv("UCCH_TIMEOUTT", "3")
     monkeypatch.setenv("UCCH_log_level", "info")
@@ -92,7 +92,7 @@ def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch):
         assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
     env.check()
     monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
-    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR is no more: set UCCH_UCX_DIR"):
+    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR no longer exists: set UCCH_UCX_DIR"):
         env.check()
 
 
@@ -124,7 +124,8 @@ HERE = rf"{re.escape(socket.gethostname())}:{os.getpid()}:\d+ \[3/nvidia:1\] UCC
 
 @pytest.mark.parametrize("before", [None, "mine"])
 def test_variables_that_several_threads_set_meanwhile(monkeypatch, before):
-    """The first that comes may be the first that goes: the last one puts back what was there before all of them."""
+    """The first thread to set them may be the first to restore them: the last one restores the values before all
+    threads."""
     name = "UCX_FOR_A_TEST"
     monkeypatch.setenv(name, "")
     if before is None:

@@ -1,4 +1,4 @@
-"""What ranks are told of a call that has failed, and what is printed of an error that ends one."""
+"""What ranks are told about a failed call, and what is printed of an error that ends a rank."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ from ucc_hetero.trace import flight
 
 @pytest.fixture
 def left():
-    """The board of rank 2 on the second of two hosts, as rank 3 has left it after a call of its own had failed."""
+    """The board of rank 2 on the second of two hosts, in the state that rank 3 left after one of its calls failed."""
     looks = iter([(0, -1, ""), (0, -1, "")])
     return SimpleNamespace(
         processes=(),
@@ -39,12 +39,12 @@ def left():
 
 
 def news(*later):
-    """What comes at the second look."""
+    """Return what the second look at the board finds."""
     looks = iter([None, None])
     return lambda *_: next(looks, later)
 
 
-#: What is found out while a rank waits for the reason -> the error, and words of it.
+#: What happens while a rank waits for the reason -> the error, and words of its message.
 REASONS = {
     "another call": (
         {}, MismatchError, "rank 1 called bcast float32[9] root=3, where it should have been as call 7 here",
@@ -62,7 +62,7 @@ REASONS = {
 
 @pytest.mark.parametrize("what", REASONS)
 def test_a_rank_that_has_left_first_is_no_reason(left, what):
-    """Where calls differ, ranks die meanwhile, or a refusal is heard of after it has made a rank leave."""
+    """If calls differ, ranks die meanwhile, or a refusal arrives after it made a rank leave."""
     found_out, kind, words = REASONS[what]
     vars(left).update(found_out)
     failed = SimpleNamespace(status=lib.UCCH_FAIL_PEER, seq=7, peer=1, step=0, elapsed=0.1)
@@ -98,7 +98,7 @@ def test_faults_of_the_package_and_errors_within_errors_are_shown_whole():
         try:
             raise KeyError("mine")
         except KeyError:
-            parse_tune("allreduce")  # which names no algorithm
+            parse_tune("allreduce")  # it names no algorithm
 
     text = printed(handler)
     assert "KeyError: 'mine'" in text and "in _section" in text

@@ -1,4 +1,4 @@
-"""Fabrics of hosts for vendors' libraries, from their files and settings, and which ranks they join."""
+"""Fabrics of hosts for vendors' libraries, from files and settings, and which ranks each fabric joins."""
 
 import resource
 from dataclasses import replace

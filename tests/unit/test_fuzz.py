@@ -1,4 +1,4 @@
-"""Nonsense in everything that is parsed: right, or an error of the documented kind that has words; never anything else.
+"""Random invalid input for every parser: it is accepted, or refused with the documented error and a message.
 
 ``UCCH_FUZZ=N`` makes N inputs of each kind instead of 60.
 """
@@ -28,10 +28,10 @@ WORDS = [
     *"0123456789:,#@-=[]. ", "allreduce", "bcast", "@flat", "@ring", "@split_rail", "inf", "64k", "4G", "host",
     "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30, "data",
 ]  # fmt: skip
-#: Some of each kind of characters: a table of all takes hypothesis seconds.
+#: A few of each kind of character: a table of all takes hypothesis seconds to build.
 LETTERS = string.printable + "\0\x7f\xa0é²½٣ⅷ\u202e\ufeff\U0001f600"
 TEXT = st.one_of(st.text(LETTERS, max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
-#: A table as it is written, and what may stand in it instead.
+#: A valid table, and values that may replace its parts.
 TABLE = {
     "format": 2,
     "topologies": {TOPOLOGY.fingerprint(): {"weights": [1, 1, 2], "rules": ["allreduce:0-4096:@flat:fragments=1"]}},
@@ -63,7 +63,7 @@ def changed(tree, path, value):
 
 
 def mutated(tree):
-    """The tree with something odd in a place or two."""
+    """Return the tree with one or two odd values."""
     one = st.tuples(st.sampled_from(list(places(tree))), ODD)
 
     def apply(changes):
@@ -72,7 +72,7 @@ def mutated(tree):
             try:
                 found = changed(found, path, value)
             except (KeyError, IndexError, TypeError, AttributeError):
-                continue  # it went with the one before
+                continue  # it was removed with the previous one
         return found
 
     return st.lists(one, min_size=1, max_size=2).map(apply)
@@ -92,7 +92,7 @@ def test_table(text):
 
 
 def test_too_much():
-    """A deep table, and more ranks than there can be."""
+    """A deep table, and more ranks than allowed."""
     with pytest.raises(ValueError, match="not a table"):
         load_table("[" * 100_000, TOPOLOGY)
     with pytest.raises(ValueError, match="there are 4"):
@@ -117,7 +117,7 @@ def test_small_texts(text, name):
 @MANY
 @given(st.lists(st.binary(min_size=0, max_size=80), max_size=4))
 def test_knocks_at_the_door(parts):
-    """Who does not know the secret is not let in, whatever it says."""
+    """A connection without the secret is refused, whatever it sends."""
     ours, far = socket.socketpair()
     each = links.Links.__new__(links.Links)
     each._key = b"k" * 8

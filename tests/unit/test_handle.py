@@ -1,4 +1,4 @@
-"""Tables of native objects that threads share, and the lock under which they are used."""
+"""Tables of native objects that threads share, and their lock."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ class Thing:
 
 
 def test_those_present_while_threads_add():
-    """Those that something refers to are all there, and those that nothing refers to are not."""
+    """Referenced objects are all present, unreferenced ones are not."""
     present, over, held = Present[Thing](), threading.Event(), [Thing() for _ in range(50)]
     for each in held:
         present.add(each)
@@ -46,14 +46,14 @@ def test_those_present_while_threads_add():
 
 
 def test_interrupted_while_it_waits_for_the_lock():
-    """Ctrl-C is heard of once the lock is had, and before the next line: no thread would get it any more."""
+    """Ctrl-C is raised after the lock is taken, before the next line; otherwise the lock would never be released."""
     main, held, free = threading.get_ident(), threading.Event(), threading.Event()
 
     def holds():
         lib.ucch_lock()
         held.set()
         while sys._current_frames()[main].f_code is not locked.__code__:
-            pass  # it has this thread's processor once it waits in C
+            pass  # once it waits in C, it has this thread's processor
         os.kill(os.getpid(), signal.SIGINT)
         lib.ucch_unlock()
 
@@ -72,7 +72,7 @@ def test_interrupted_while_it_waits_for_the_lock():
     assert free.wait(20)
 
 
-#: A daemon that has the lock again and again. Its frames keep no more than this alive.
+#: A daemon thread that takes the lock repeatedly. Its frames keep only this alive.
 DAEMON = """
 import threading
 from ucc_hetero.bindings.handle import locked
@@ -90,7 +90,8 @@ held.wait()
 
 
 def test_the_lock_at_the_end_of_python():
-    """A thread that has it then, and ends as it comes back to Python, has it for good: a message's end waits for it."""
+    """A thread that holds the lock then, and ends on its way back to Python, never releases it: a message's end waits
+    for it."""
     python(
         """
 import sys

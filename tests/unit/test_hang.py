@@ -1,4 +1,4 @@
-"""``ucch-doctor hang``: who went apart from the others first, by records as ranks leave them; files that are none."""
+"""``ucch-doctor hang``: which rank differed first, from the ranks' records; invalid files."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from ucc_hetero.trace import flight
 from ucc_hetero.trace.flight_files import HEADER, RECORD, parse
 
 S = 1_000_000_000
-#: The ranks' clocks differ; that of everybody is this much later than a rank's own.
+#: The ranks' clocks differ; common time is this much later than a rank's own.
 NOW = 5000 * S
 SUM = "allreduce float32[1024] SUM"
 GATHER = "allgather float32[4]"
@@ -28,7 +28,7 @@ Current thread 0x2 (most recent call first):
 
 
 def call(label, seq, at, end=None, **more):
-    """A call that began ``at`` seconds before the end and ended ``end`` seconds before it, or has not."""
+    """Return a call that began ``at`` seconds before the end and ended ``end`` seconds before it, or did not end."""
     times = {"called": NOW - int(at * S), "started": NOW - int(at * S)} | (
         {"ended": NOW - int(end * S)} if end is not None else {}
     )
@@ -42,7 +42,8 @@ def message(kind, peer, tag, at, end=None, **more):
 
 
 def file(rank, ops, ranks=(0, 1, 2, 3), stack="", **more):
-    """The file of a rank; ``capacity`` of its ring, ``written`` operations so far, ``comms`` beside the usual one."""
+    """Return a rank's file; ``capacity`` of its ring, ``written`` operations so far, ``comms`` besides the usual
+    one."""
     capacity, written = more.get("capacity", 64), more.get("written", len(ops))
     ring = np.zeros(capacity, RECORD)
     for i, op in enumerate(ops):
@@ -84,7 +85,7 @@ def files(*ops, **more):
 
 
 def half(mine):
-    """A communicator of the last two of four ranks, as one of them has it."""
+    """Return a communicator of the last two of four ranks, as one of them records it."""
     return {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": mine}]}
 
 
@@ -95,7 +96,7 @@ SENT, GOT = message("send", 1, 7, 9, 9), [message("receive", 0, 7, at, at - 1) f
 FLUSH, OLD_PUT = transfer(lib.UCCH_RMA_FLUSH, 103, 5), transfer(lib.UCCH_RMA_PUT, 102, 6, 5, own=1)
 LOST = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
 
-#: What happened -> files of the ranks, and every error with what it says.
+#: What happened -> files of the ranks, and every error with its text.
 JOBS = {
     "nothing": (files(FIVE, FIVE, FIVE, FIVE), {}),
     "a call left out": (
@@ -120,7 +121,7 @@ JOBS = {
         {"hang-message": "from rank 0, tag 7, which rank 0 has not sent; it has sent a message with tag 8 instead",
          "hang-missing": "rank 1 has not called", "hang-circle": "0 for 1 for 0"},
     ),
-    # Processes are told by their numbers and hosts; what is new, or done, is no finding.
+    # Processes are identified by number and host; new or completed calls are not findings.
     "a flush": (
         files([FLUSH, OLD_PUT, transfer(lib.UCCH_RMA_GET, 101, 0.1, own=1), transfer(lib.UCCH_RMA_FLUSH, 103, 4)],
               [], [], [call(SUM, 1, 9, 8)], stack=STACK),
@@ -130,7 +131,7 @@ JOBS = {
         files([LOST], [], [], []),
         {"hang-transfer": "rank 0 waits since 5 s for a put of 8 bytes with a notification to process 99 of another"},
     ),
-    # Of receives with one tag some have got theirs.
+    # Some of the receives with one tag have completed.
     "three of four": (files([SENT] * 3, [*GOT, message("receive", 0, 7, 3)]), {"hang-message": "has not sent"}),
     "four of four": (files([SENT] * 3 + [message("send", 1, 7, 1, 1)], [*GOT, message("receive", 0, 7, 3)]), {}),
     "unread": (
@@ -148,7 +149,7 @@ JOBS = {
         files(*([call(SUM, 1, 9 - rank)] for rank in range(4))),
         {"hang-stuck": f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"},
     ),
-    # The halves of a job: each has its calls, and its names for ranks.
+    # The halves of a job: each has its own calls, and its own rank numbers.
     "half of them": (
         [file(2, [call(SUM, 1, 5, comm=2)], **half(0)), file(3, [call(GATHER, 1, 4, comm=2)], **half(1)),
          file(0, []), file(1, [])],
@@ -166,7 +167,7 @@ def test_jobs(what):
 
 
 def test_rings_that_have_gone_round():
-    """Operations older than the ring are not taken for never called or sent."""
+    """Operations that the ring has overwritten do not count as never called or sent."""
 
     def full(rank, last, **more):
         return file(rank, [call(SUM, s, 100 - s, 99 - s) for s in range(last - 7, last + 1)], (0, 1),
@@ -202,7 +203,7 @@ def test_files_that_are_none(tmp_path, capsys):
 
 
 def test_bytes_that_were_changed():
-    """Files with random bytes in them are read, or refused in words; nothing else."""
+    """Files with random bytes changed are read, or refused with a message."""
     chance = random.Random(seed := random.randrange(1 << 32))
     whole = file(0, [*good(5), message("receive", 1, 7, 3)], (0, 1), stack=STACK)
     other = file(1, good(6), (0, 1))

@@ -1,4 +1,4 @@
-"""Places where HIP and its compiler are looked for, and what the compiler is told to compile for."""
+"""Where HIP and its compiler are searched for, and the compiler's target."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def made(folder, *names):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """Packages by name, of which none is there; and no HIP in this process, nor below ROCM_PATH."""
+    """Installed packages by name, initially none; this process has no HIP, nor is there one below ROCM_PATH."""
     found = {}
     monkeypatch.setattr(libraries, "package_dirs", lambda name: found.get(name, []))
     monkeypatch.setattr(libraries, "mapped", lambda name: None)
@@ -42,12 +42,12 @@ def test_hip_of_wheels_and_of_the_site(wheels, tmp_path):
     ]  # fmt: skip
     compilers = kernels.candidates("amd")
     assert compilers[:3] == [f"{torch}/lib/libhiprtc.so", f"{site}/lib/libhiprtc.so.6", f"{sdk}/lib/libhiprtc.so.7"]
-    del wheels["torch"]  # one for the host alone has no HIP
+    del wheels["torch"]  # a CPU-only torch has no HIP
     assert libraries.candidates(vendors.VENDORS["amd"].library)[0] == f"{site}/lib/libamdhip64.so.6"
 
 
 class Runtime(DeviceRuntime):
-    """As much of a runtime as its compiler asks."""
+    """The parts of a runtime that its compiler uses."""
 
     def __init__(self):
         super().__init__("amd", 0, "")
@@ -58,7 +58,7 @@ class Runtime(DeviceRuntime):
 
 
 def test_the_compiler_is_told_the_target(tmp_path, monkeypatch):
-    """Also for a partition; not where the kernel does not know the device, or the runtime was told otherwise."""
+    """Also for a partition; not if the kernel does not know the device, or a variable overrides the target."""
     found = vendors.devices(amd_host(tmp_path))
     monkeypatch.setattr(vendors, "devices", lambda: found)
     assert [Runtime().target(device) for device in range(3)] == ["gfx942", "gfx942", ""]

@@ -1,4 +1,4 @@
-"""The cluster file and schedulers' words: what is read, and what is said of what cannot be."""
+"""The cluster file and schedulers' variables: what is read, and the messages for invalid input."""
 
 import os
 import subprocess
@@ -53,13 +53,13 @@ MISTAKES = [
     ({"hosts": "a[-3]"}, "'-3' is not a range"), ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
     ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
     ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
-    ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
+    ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is not a field; did you mean slots\?"),
     ({"hosts": ["a"], "slots": -1}, "slots: must be a whole number"),
     ({"hosts": ["a"], "env": ["A=1"]}, "env: must map names to values"),
     ({"hosts": ["a"], "env": {"A=B": 1}}, "env: 'A=B' is not a name"),
     ({"hosts": ["a"], "interfaces": {"eth0": 1}}, "interfaces: must be a list"),
     ({"hosts": ["a"], "interfaces": [["eth0"]]}, r"interfaces\[0\]: must be text"),
-    ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is no field; known are host, nvidia, amd"),
+    ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is not a field; known are host, nvidia, amd"),
     ({"hosts": ["a"], "vendors": {"amd": {"image": "x"}}}, "vendors: images are chosen by .* give the vendor of a"),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
     ({"hosts": ["a"], "components": ["amd"]}, "need source: slurm"),
@@ -143,7 +143,7 @@ def test_slurm():
 
 
 def test_in_a_heterogeneous_allocation(tmp_path):
-    """With an srun that only says what it was told: components get what the file gives their vendors."""
+    """With an srun that only prints its arguments: components get the cluster file's settings of their vendors."""
     srun, file = tmp_path / "srun", tmp_path / "cluster.yaml"
     srun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slurm 23.02.1 || printf "%s\\n" "$@"\n')
     srun.chmod(0o755)

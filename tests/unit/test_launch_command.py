@@ -1,4 +1,4 @@
-"""Golden command lines: what each launcher is told, word by word."""
+"""Golden command lines of each launcher, word by word."""
 
 # Command lines are compared whole.
 # ruff: noqa: E501
@@ -106,13 +106,13 @@ def test_two_vendors_on_one_host():
     cluster = Cluster(hosts, python="p")
     assert [(part.vendor, part.size, part.first_local) for part in parts(cluster)] == [("nvidia", 4, 0), ("amd", 4, 2)]
     text = shown(Job(cluster, ("x",), 1), OPENMPI5, {})
-    # Each time all slots of the host, and only that host: Open MPI 4 fills hosts one after the other.
+    # All slots of one host each: Open MPI 4 fills hosts one after the other.
     assert [text.count(f"-np 2 --host {name}:4 ") for name in "ab"] == [2, 2]
     assert text.count("--vendor amd --size 8 --master a:1 --first-local 2") == 2
 
 
 def test_open_mpi_in_a_folder_with_a_space():
-    """Its helper is started by a shell on other hosts; on this one it needs none."""
+    """A shell starts its helper on other hosts; on this host no helper is needed."""
     elsewhere = Launcher("openmpi", 5, "/opt/my env/bin/mpirun")
     with pytest.raises(
         ClusterError, match="/opt/my env/bin/mpirun: Open MPI starts its helper on other hosts by this path"
@@ -186,7 +186,7 @@ def test_launchers_that_are_none(tmp_path, monkeypatch):
         launcher.find({})
 
 
-# --- the layout of emulated clusters, which needs neither root nor a network ------------------------------------------
+# --- the layout of emulated clusters; needs neither root nor a network ------------------------------------------------
 
 
 def test_rates():
@@ -208,7 +208,7 @@ def test_layout_that_cannot_be(arguments, message):
 
 
 def test_shapes():
-    """Links are shaped at both ends, and those without a rate at none."""
+    """Links are shaped at both ends; links without a rate are not shaped."""
     hosts = emulated_net.layout(2, 1, "4gbit,none", 1)
     ip, tc = emulated_net.switch_batches(hosts, [10, 20], 1500)
     assert "link add name port1.0 mtu 1500 master br0 up type veth peer name eth0 mtu 1500 netns 20" in ip

@@ -1,4 +1,4 @@
-"""A rank's start on recorded hosts: device, processors, variables, container; and what its parent tells of its end."""
+"""A rank's start on recorded hosts: device, processors, variables, container; and its parent's report of its end."""
 
 import json
 import os
@@ -27,9 +27,9 @@ def start(root, *words, env=None):
 
 
 def test_a_process_of_torchrun_has_torchruns_numbers():
-    """srun and mpirun may have started torchrun, one on each host: their variables count these."""
+    """srun and mpirun may have started one torchrun per host: their variables count torchruns."""
     outer = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "LOCAL_RANK": "3"}
-    assert launchers.number("LOCAL_RANK", outer, 9) == 0  # what a script, or we, have set from these
+    assert launchers.number("LOCAL_RANK", outer, 9) == 0  # set from these by a script, or by this package
     assert launchers.number("LOCAL_RANK", {**outer, "TORCHELASTIC_RUN_ID": "none"}, 9) == 3
 
 
@@ -39,7 +39,7 @@ def test_devices_of_recorded_hosts(tmp_path):
     assert [(d.vendor, d.pci, d.node, d.numa) for d in found[:2]] == [
         ("nvidia", "0000:18:00.0", "/dev/nvidia0", 0), ("nvidia", "0000:2a:00.0", "/dev/nvidia1", 0),
     ]  # fmt: skip
-    for other in (0, 1, 3):  # as in a container with one of them
+    for other in (0, 1, 3):  # as in a container with one of the devices
         (root / f"dev/nvidia{other}").unlink()
     assert vendors.devices(root) == [found[2]]
     assert [(d.vendor, d.pci, d.node, d.small_bar) for d in vendors.devices(amd_host(tmp_path / "a", gpus=2))] == [
@@ -63,10 +63,10 @@ def test_a_device_for_each_local_rank(tmp_path):
     for local, expected in (("0", "0"), ("3", "3"), ("5", "1")):
         env = {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": local}
         assert start(root, env=env).env["CUDA_VISIBLE_DEVICES"] == expected
-    # Of those that a scheduler gave, by whatever name.
+    # Devices given by a scheduler, under any variable's name.
     assert start(root, env={**MPI, "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}).env["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert "CUDA_VISIBLE_DEVICES" not in start(root, "--devices", "all").env
-    # The second vendor of a host begins with its first device.
+    # Ranks of a host's second vendor begin with its first device.
     assert start(root, "--first-local", "1").env["CUDA_VISIBLE_DEVICES"] == "0"
     assert start(root).env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
@@ -80,7 +80,7 @@ def test_a_device_for_each_local_rank(tmp_path):
     ({"HIP_VISIBLE_DEVICES": "GPU-5d3a,0"}, ["GPU-5d3a", "0"]),
 ])  # fmt: skip
 def test_devices_that_amds_runtime_sees(tmp_path, environ, expected):
-    """HIP counts within what ROCR's list leaves, falls back to CUDA's and ends a list at the first bad number."""
+    """HIP counts within ROCR's list, falls back to CUDA's variable, and ends a list at the first invalid number."""
     root = amd_host(tmp_path, gpus=2)
     there = vendors.seen("amd", vendors.devices(root), environ)
     assert [word for word, _ in there] == expected
@@ -99,7 +99,7 @@ def test_devices_that_amds_runtime_sees(tmp_path, environ, expected):
 
 @pytest.mark.parametrize("vendor, other", [("nvidia", amd_host), ("amd", nvidia_host)])
 def test_a_vendor_that_the_host_has_not_is_refused(tmp_path, vendor, other):
-    """The job would run on host memory in silence."""
+    """Otherwise the job would silently run on host memory."""
     for root in (tmp_path, other(tmp_path / "other")):
         with pytest.raises(ValueError, match=f"vendor {vendor} was asked for .* has no driver"):
             start(root, "--vendor", vendor)
@@ -133,7 +133,7 @@ def test_all_devices_for_scripts_written_for_torchrun(tmp_path):
 
 @pytest.mark.parametrize("location", [0x2600 | 3, 0x30002600])
 def test_partitions_of_a_device(tmp_path, location):
-    """The partition is in the first bits of an address, or in the last; its folder is the device's."""
+    """The partition is in the first or last bits of an address; its folder is the whole device's."""
     root = amd_host(tmp_path, gpus=2)
     node = root / "sys/class/kfd/kfd/topology/nodes/2/properties"
     node.write_text(node.read_text().replace(f"location_id {0x2600}", f"location_id {location}"))
@@ -181,7 +181,7 @@ def test_settings_only_where_needed(tmp_path):
     ("devices", "visible", "alone"), [(1, "", True), (2, "", False), (2, "1", True), (2, "0,1", False)]
 )
 def test_all_kernels_are_loaded_for_one_device_only(devices, visible, alone):
-    """A library that lacks code for one of several devices would end the process while it is loaded."""
+    """A library without code for one of several devices would end the process while it is loaded."""
     found = [vendors.Device("amd", f"0000:0{n}:00.0", f"/dev/dri/renderD{n}", 0, 0, 0, "") for n in range(devices)]
     names = {s.name for s in vendors.settings("amd", found, environ={"HIP_VISIBLE_DEVICES": visible})}
     assert ("HIP_ENABLE_DEFERRED_LOADING" in names) is alone
@@ -198,7 +198,7 @@ def test_what_has_been_read_or_is_the_users_is_left_alone(monkeypatch):
     assert env["NCCL_RUNTIME_CONNECT"] == "0"
     vendors.leave_alone("nvidia", env)
     assert "NCCL_RUNTIME_CONNECT" not in env and env["CUDA_MODULE_LOADING"] == "EAGER"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" in env  # read by now, for all that is known
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in env  # read by now, as far as is known
 
 
 def always(vendor):
@@ -218,15 +218,15 @@ def test_a_rank_without_the_launcher(tmp_path):
     assert env == none | always("nvidia"), "clients of the multi-process service share the connections"
 
 
-#: GPUs of a host and its vendor, the rank's words and variables -> those of so many processors that it may use.
+#: GPUs of a host and its vendor, the rank's words and variables -> the variables that set the processors.
 PROCESSORS = [
     (4, nvidia_host, [], {"LOCAL_RANK": "0"}, range(16), range(8)),
     (4, nvidia_host, [], {"LOCAL_RANK": "3"}, range(16), range(8, 16)),
-    (4, nvidia_host, [], {"LOCAL_RANK": "3"}, (0, 1), (0, 1)),  # never more than allowed
+    (4, nvidia_host, [], {"LOCAL_RANK": "3"}, (0, 1), (0, 1)),  # never more processors than allowed
     (4, nvidia_host, ["--numa", "off"], {"LOCAL_RANK": "3"}, (0, 9), (0, 9)),
     (2, amd_host, [], {"LOCAL_RANK": "0"}, range(16), range(8)),
     (2, amd_host, [], {"LOCAL_RANK": "0", "ROCR_VISIBLE_DEVICES": "1"}, range(16), range(8, 16)),
-    # Without devices ranks are divided among nodes, where none has more of them than another.
+    # Without devices ranks are divided evenly among NUMA nodes.
     (0, nvidia_host, [], {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "2"}, range(16), range(8, 16)),
     (0, nvidia_host, [], {"MPI_LOCALNRANKS": "3", "MPI_LOCALRANKID": "2"}, range(16), range(16)),
 ]
@@ -270,7 +270,7 @@ def test_a_stray_process_does_not_hold_the_rank():
 
 
 def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path):
-    """Of its group of processes, which launchers give each rank."""
+    """Processes of the rank's process group, which launchers create for each rank."""
     script = "import fcntl, subprocess, sys; lock = open(sys.argv[1]); fcntl.flock(lock, fcntl.LOCK_SH)"
     script += "; subprocess.Popen(['sleep', '500'], pass_fds=[lock.fileno()]); sys.exit(3)"
     path = tmp_path / "locked"
@@ -283,7 +283,7 @@ def test_what_a_program_that_failed_leaves_ends_with_it(tmp_path):
 
 
 def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path):
-    """Nor what a shell has started, to which nobody would say so."""
+    """Nor do processes that a shell has started, to which no signal would be sent."""
     path = tmp_path / "locked"
     path.touch()
     script = "import fcntl, sys, time; fcntl.flock(f := open(sys.argv[1]), 2); print(1, flush=True); time.sleep(1000)"
@@ -332,7 +332,7 @@ def test_the_failure_that_counts(later, named):
 
 
 def test_a_container_engine_runs_the_program(tmp_path, monkeypatch):
-    """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
+    """A fake engine, which passes exactly the requested variables to the program."""
     engine = tmp_path / "engine"
     engine.write_text(
         "#!/bin/bash\nkeep=()\nwhile [ \"$1\" = --env ]; do keep+=(\"$2=${!2}\"); shift 2; done\n"
@@ -360,7 +360,7 @@ STARTED = '{"rank": 0, "host": "a", "event": "started"}'
     ("echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3", 3, "a1 a10 a2", [
         "ucch-run: try: ssh -F keys a10 hostname;",
     ]),
-    # As Slurm after MPI_Abort, which kills ranks before they can tell.
+    # As Slurm after MPI_Abort, which kills ranks before they can report.
     (f"printf '\\036%s\\n' '{STARTED}' >&2; exit 137", 137, "a", [
         "ucch-run: sh ended with status 137, and no rank told why",
     ]),
@@ -372,11 +372,11 @@ def test_a_launcher_that_ends(capfd, script, status, hosts, said):
 
 
 def test_a_launcher_that_has_to_be_killed_leaves_no_ssh(tmp_path, monkeypatch):
-    """As that to a host that never answers, which would hold whoever reads what the job prints."""
+    """Such as an ssh to a host that never answers, which would block readers of the job's output."""
     monkeypatch.setattr("ucc_hetero.launch.supervise.GRACE", 0.1)
     os.mkfifo(tmp_path / "held")
     script = f"trap '' TERM; (trap - TERM; exec sleep 1000) 3> {tmp_path}/held & wait; wait"
     with ThreadPoolExecutor() as reader:
-        said = reader.submit((tmp_path / "held").read_bytes)  # until the last one that could write has ended
+        said = reader.submit((tmp_path / "held").read_bytes)  # until the last process that could write has ended
         assert supervise(("bash", "-c", script), [("a", 1)], 0.5) == LATE
         assert said.result(timeout=300) == b""

@@ -1,4 +1,4 @@
-"""Rules of the source: folders are layers, what belongs to one stays there, and addresses are of what lives on."""
+"""Rules of the source: folders are layers, private parts stay in their folder, and addresses refer to live memory."""
 
 import ast
 import re
@@ -28,11 +28,11 @@ LAYERS = {name: height for height, row in enumerate(ROWS) for name in row}
 #: Modules that may be imported from anywhere, and import from each other.
 VOCABULARY = ROWS[0]
 
-#: The planner computes; it neither communicates nor touches devices. Of the machine it has the vendors' rows.
+#: The planner only computes: it neither communicates nor touches devices. Of the machine it uses the vendors' rows.
 PURE = {"_version", "docstrings", "env", "errors", "installed", "log", "machine", "types", "planner"}
 IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
-#: Where a vendor's words may appear (outside comments and docstrings), and why.
+#: Where a vendor's names may appear (outside comments and docstrings), and why.
 VENDOR_WORDS_IN = {
     "ucc_hetero.machine.vendors": "the rows",
     "ucc_hetero.bindings.ucc": "names of UCC's memory types",
@@ -41,7 +41,7 @@ VENDOR_WORDS_IN = {
 }
 VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(?![a-z])|^['\"](?:amd|nvidia)['\"]$")
 
-#: Folders of the repository, and the packages that they are.
+#: Folders of the repository, and their packages.
 TREES = {"ucc_hetero": "ucc_hetero", "benchmarks": "ucc_hetero.bench", "mpi_launch": "ucc_hetero.launch"}
 
 
@@ -50,7 +50,7 @@ def nodes_of(path):
 
 
 def _modules():
-    """Every module of the three trees: what is in its file, and the package that its relative imports begin in."""
+    """Every module of the three trees: its syntax tree, and the package of its relative imports."""
     found = {}
     for folder, package in TREES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -101,7 +101,7 @@ def test_imports_go_downwards():
 
 
 def test_what_only_some_import():
-    """The extension, torch, and for the planner nothing that communicates or touches devices."""
+    """The extension, torch, and modules that communicate or touch devices, which the planner must not import."""
     assert {part_of(name) for name in MODULES if "_native" in PARTS[name]} == {"native"}
     assert {part_of(name) for name in MODULES if "torch" in TOPS[name]} <= {"torch", "bench"}
     core = [name for name in MODULES if part_of(name) in PURE]
@@ -109,7 +109,7 @@ def test_what_only_some_import():
 
 
 def test_no_circles_between_files():
-    known = MODULES.keys() - {"ucc_hetero"}  # the package itself, in whose place users name it
+    known = MODULES.keys() - {"ucc_hetero"}  # users import the package itself
     try:
         TopologicalSorter({name: IMPORTS[name] & known - {name} for name in known}).prepare()
     except CycleError as error:
@@ -117,7 +117,7 @@ def test_no_circles_between_files():
 
 
 def words(nodes):
-    """Names and texts of everything but docstrings."""
+    """Return names and texts of everything except docstrings."""
     prose = {id(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
     for node in nodes:
         for field, value in ast.iter_fields(node):
@@ -132,7 +132,7 @@ def test_vendor_words_stay_in_the_rows():
 
 
 def private_uses(nodes):
-    """Private names that a module takes from objects other than its own ``self``: (name, the whole expression)."""
+    """Private names of objects other than ``self`` that a module uses: (name, whole expression)."""
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             of = ast.unparse(node.value)
@@ -141,7 +141,7 @@ def private_uses(nodes):
 
 
 def defined(nodes):
-    """Names that a module gives: of functions, classes, attributes and variables."""
+    """Names that a module defines: functions, classes, attributes and variables."""
     found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
     found |= {node.attr for node in stored if isinstance(node, ast.Attribute)}
@@ -150,7 +150,7 @@ def defined(nodes):
 
 def test_private_names_stay_in_their_files():
     own = {name: defined(nodes) for name, (nodes, _) in MODULES.items()}
-    ours = set().union(*own.values()) - {"_device_types"}  # others are those of libraries; so is this one of torch's
+    ours = set().union(*own.values()) - {"_device_types"}  # other names are of libraries; this one is torch's
     found = {
         name: taken
         for name, (nodes, _) in MODULES.items()
@@ -160,25 +160,25 @@ def test_private_names_stay_in_their_files():
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
-# ``pack(x).ptr`` is the address of memory that was given back before anybody reads it; glibc has written into it then.
-# Numpy keeps short blocks as they were, so tests of short arrays do not see it.
+# ``pack(x).ptr`` is the address of memory that is freed before it is read; glibc has then overwritten it. numpy keeps
+# freed short blocks unchanged, so tests with short arrays do not notice.
 
-#: Attributes that are addresses, or lead to one, and keep nothing alive.
+#: Attributes that are addresses, or hold one, and keep nothing alive.
 ADDRESSES = {"ptr", "ctypes", "data_ptr", "__array_interface__", "__cuda_array_interface__"}
 NAMES = re.compile(r"[\w.]+")
-#: Functions that turn memory into an address that keeps nothing alive, and which of their arguments is the memory.
+#: Functions that turn memory into an address that keeps nothing alive, and their argument that is the memory.
 ADDRESSING = {"addressof": 0, "cast": 1, "memmove": 0}
-#: Calls that make memory. A cast of their result is an address whose memory is gone at once.
+#: Calls that allocate memory. A cast of their result is an address of freed memory.
 OWNERS = {"new", "from_buffer", "gc", "empty", "zeros", "array", "ascontiguousarray", "frombuffer", "pack", "copy"}
-#: Modules that make memory of an address, without its owner: DLPack's structures, and memory that HIP gave the doctor's
-#: probes, have no other way in.
+#: Modules that must make memory from an address without its owner: DLPack's structures, and HIP memory of the
+#: doctor's probes.
 UNOWNED_IN = {
     "ucc_hetero.buffers.dlpack", "ucc_hetero.launch.doctor.amd_hip", "ucc_hetero.launch.doctor.amd_probes",
 }  # fmt: skip
 
 
 def last_name(node):
-    """The last part of a dotted name, without what makes it private."""
+    """Return the last part of a dotted name, without leading underscores."""
     return ast.unparse(node).rpartition(".")[2].lstrip("_")
 
 

@@ -1,4 +1,4 @@
-"""RDMA ports of a host and what is said of idle ones; network threads, and the transports that they may use."""
+"""RDMA ports of a host and warnings about idle ones; network threads, and their transports."""
 
 import os
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_threads_run_where_they_should():
 
 
 def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch):
-    """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
+    """Wire numbers are paired: a sending wire would be paired with a receiving one."""
     contexts = []
 
     def opened(devices, slower, cores):

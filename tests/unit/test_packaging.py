@@ -1,4 +1,4 @@
-"""The package as it is installed: all of it, or hidden by a clone's folder; its programs; completed docstrings."""
+"""The installed package: complete, or hidden by a clone's folder; its programs; completed docstrings."""
 
 import inspect
 import os
@@ -36,7 +36,7 @@ def test_every_package_is_listed():
 
 
 def test_the_reference_names_what_is_there():
-    """What the pages' reference is made of; building it takes too long for this place."""
+    """All names in the reference pages exist; building the pages takes too long for a unit test."""
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     names = re.findall(r"^\.\. auto(?:class|function|module):: (\S+)$", pages, re.M)
     missing = [name for name in names if not name.startswith("ucc_hetero.torch") and pydoc.locate(name) is None]
@@ -49,7 +49,7 @@ def run(*words, cwd):
 
 @pytest.fixture
 def clone(tmp_path):
-    """The beginning of a clone in which nothing was installed."""
+    """The start of a clone without an installation."""
     (tmp_path / "cffi_build").mkdir()
     (tmp_path / "ucc_hetero").mkdir()
     for name in ("__init__.py", "installed.py"):
@@ -109,7 +109,7 @@ def test_own_sections_stay_and_arguments_that_are_not_taken_go():
     )
 
 
-# --- programs whose output nobody reads any more, as ``ucch-bench | head`` makes them --------------------------------
+# --- programs whose output is no longer read, as in ``ucch-bench | head`` --------------------------------------------
 
 #: Every program that is installed, with arguments that make it print.
 PROGRAMS = {
@@ -121,7 +121,7 @@ PROGRAMS = {
 
 
 def run_unread(words, unbuffered):
-    """Run a module as a program whose standard output has no reader from the start."""
+    """Run a module as a program whose standard output is closed from the start."""
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     read, write = os.pipe()
@@ -137,7 +137,7 @@ def run_unread(words, unbuffered):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_end_quietly_without_a_reader(program):
-    """Also those whose every line is written at once."""
+    """Also if every line is written at once."""
     done = run_unread(PROGRAMS[program], "1" if program == "bench unbuffered" else "")
     assert (done.returncode, done.stderr) == (CLOSED, ""), done
 
@@ -164,7 +164,7 @@ def test_the_status_is_passed_on_and_the_signal_stays_ignored():
 
 
 def test_a_module_that_is_gone_is_not_installed(tmp_path):
-    """pip builds in the clone, and leaves what it has built there."""
+    """pip builds in the clone, and leaves its build folder there."""
     stale = tmp_path / "ucc_hetero" / "gone.py"
     stale.parent.mkdir()
     stale.touch()

@@ -1,4 +1,4 @@
-"""Places of data and its paths over bridges, for collectives and messages: judged from the facts of all ranks."""
+"""Where data is, and how it crosses bridges, for collectives and messages: decided from the facts of all ranks."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ BOTH = ("host", "cuda", "rocm")
     ([CUDA, FAR], "auto", DIRECT),  # each host has devices of one kind: the network reads both
     ([CUDA, ROCM], "auto", STAGED), ([CUDA, FAR, rank("cuda", THERE)], "auto", STAGED),
     ([CUDA, rank("")], "auto", DIRECT),
-    ([CUDA, rank("", moves=("host",))], "auto", STAGED),  # it could not receive from the other's device
+    ([CUDA, rank("", moves=("host",))], "auto", STAGED),  # the first rank cannot receive from the other's device
     ([CUDA, rank("", THERE, ("host",))], "auto", DIRECT), ([CUDA, rank("cuda", moves=("host",))], "auto", STAGED),
     ([CUDA, ROCM], DIRECT, DIRECT), ([CUDA, CUDA], STAGED, STAGED),
 ])  # fmt: skip
@@ -39,7 +39,7 @@ def test_path(ranks, wanted, how):
 @pytest.mark.parametrize("ranks, reason", [
     ([replace(CUDA, board="01:00.0"), replace(CUDA, board="02:00.0")], ""),
     ([replace(CUDA, board="01:00.0"), replace(rank("cuda", THERE), board="01:00.0")], ""),
-    ([replace(CUDA, board="01:00.0")] * 2, "share a device"),  # NCCL has none of both
+    ([replace(CUDA, board="01:00.0")] * 2, "share a device"),  # NCCL refuses two ranks on one device
     ([CUDA, rank("cuda", moves=("host",))], "cannot move"),
 ])  # fmt: skip
 def test_an_island_whose_devices_no_library_serves(ranks, reason):
@@ -72,7 +72,7 @@ def message_paths(everyone, how=DIRECT):
     ([CUDA, ROCM], STAGED, True),
     ([CUDA, ROCM], DIRECT, True),  # bridge and messages would open the same memory
     ([rank("cuda", moves=("host",)), FAR], DIRECT, True),  # its own libucp cannot move it
-    ([CUDA, rank("cuda", THERE, moves=("host",))], DIRECT, False),  # the other's cannot
+    ([CUDA, rank("cuda", THERE, moves=("host",))], DIRECT, False),  # the other rank's libucp cannot
     ([CUDA, NONE], DIRECT, False),
 ])  # fmt: skip
 def test_messages(everyone, how, detour):
@@ -86,7 +86,7 @@ def test_messages_that_no_setting_decides(there, setting, undecided, monkeypatch
     monkeypatch.setenv("UCCH_STAGING", setting)
     found = message_paths([rank("cuda", moves=BOTH), rank("rocm", there, BOTH)])
     assert found.undecided(1) is undecided
-    assert found.wanted(1, in_stream=True) is (undecided or there == HERE)  # streams copy themselves
+    assert found.wanted(1, in_stream=True) is (undecided or there == HERE)  # streams copy by themselves
 
 
 def test_whoever_it_comes_from_on_a_crowded_host():

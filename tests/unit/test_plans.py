@@ -1,4 +1,4 @@
-"""Plans: as data, in parts, of every registered algorithm on random topologies and calls, and how deep they add."""
+"""Plans: as data, in parts, of every registered algorithm on random topologies and calls, and depths of rounding."""
 
 import random
 import runpy
@@ -32,7 +32,7 @@ EVERY.append(("allreduce", "by_rank_0"))
 
 @pytest.fixture(scope="module", autouse=True)
 def own_algorithm():
-    """That of the example is registered for the tests of this module."""
+    """Register the example's algorithm for this module's tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_TABLE", dict(registry._TABLE))
         runpy.run_path(str(EXAMPLE))
@@ -40,17 +40,17 @@ def own_algorithm():
 
 
 def plan_of(topology, call, name, fragments):
-    # Past the cache: hypothesis would only fill it.
+    # Without the cache, which hypothesis would only fill.
     return make_plan.__wrapped__(topology, call, Choice(name, fragments))
 
 
-#: Kind of topologies -> how they are drawn, how many, the most elements of a block and the most fragments.
+#: Kind of topologies -> how to draw them, how many, the most elements of a block, and the most fragments.
 DRAWN = {
     "any": (plan_cases.topologies(), 6, 40, 4), "queued": (plan_cases.topologies(7), 6, 30, 3),
     "many islands": (plan_cases.many_islands(), 1, 300, 2), "levels": (plan_cases.deep_topologies(), 2, 40, 3),
     "equal islands": (plan_cases.equal_islands(), 4, 40, 4),
 }  # fmt: skip
-#: Up to so many ranks a plan is computed with, too.
+#: Plans are also executed numerically up to this many ranks.
 FEW = 7
 
 
@@ -60,7 +60,7 @@ def shape_of(operand):
 
 
 def own_part(plan, topology, call, choice, rank):
-    """The plan that a rank makes for itself is its part of the whole."""
+    """The plan that a rank makes for itself equals its part of the whole plan."""
     mine = make_plan.__wrapped__(topology, call, choice, rank)
     assert mine.sizes[rank] == plan.sizes[rank]
     pairs = list(zip(mine.steps_of(rank), plan.steps_of(rank), strict=True))
@@ -68,12 +68,12 @@ def own_part(plan, topology, call, choice, rank):
     for (f, _, i, one), (g, _, j, other) in pairs:
         assert (f, i, one.kind, one.ranks, one.link) == (g, j, other.kind, other.ranks, other.link)
         assert (one.root, one.src[i], one.dst[i]) == (other.root, other.src[j], other.dst[j])
-        if ROWS[call.collective].layout not in ("ranks", "matrix"):  # those always run a library's form for any counts
+        if ROWS[call.collective].layout not in ("ranks", "matrix"):  # others always use one library call for any counts
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
 def posted_in_order(plan, ranks):
-    """Each rank posts its steps stage by stage, and every two ranks those that they share in the same order."""
+    """Each rank posts its steps stage by stage, and each pair of ranks posts shared steps in the same order."""
     orders = [list(plan.steps_of(rank)) for rank in range(ranks)]
     for rank, order in enumerate(orders):
         for f, s, member, step in order:
@@ -102,7 +102,7 @@ def test_right(collective, name, kind, monkeypatch):
             if ROWS[collective].layout == "ranks" and data.draw(st.booleans()):
                 call = call._replace(counts=(call.counts[0],) * topology.size)
         choice = Choice(name, data.draw(st.integers(1, fragments)), queued=queued)
-        plan = make_plan.__wrapped__(topology, call, choice)  # past the cache, which would only be filled
+        plan = make_plan.__wrapped__(topology, call, choice)  # without the cache, which would only be filled
         for in_place in (False, True):
             validate(plan, topology, call, in_place, collective in ORDERED)
             if topology.size <= FEW:
@@ -122,7 +122,7 @@ def test_right(collective, name, kind, monkeypatch):
     ("reduce_scatter_block", 2), ("gather", 1 << 16), ("scatter", 2),
 ])  # fmt: skip
 def test_valid_on_32_hosts_of_8(collective, count):
-    """One vendor whose hosts are islands, with the plans that queued calls get there."""
+    """One vendor whose hosts are islands, with the plans of queued calls."""
     hosts = [host for host in range(32) for _ in range(8)]
     topology = Topology.group(["nvidia"] * 256, hosts, fabrics=hosts)
     root = 77 if ROWS[collective].rooted else -1
@@ -132,7 +132,7 @@ def test_valid_on_32_hosts_of_8(collective, count):
 
 
 def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own():
-    """Rank 5, alone in its group, and a rail that moves another's element of its: as long as its own block."""
+    """Rank 5, alone in its group, and a rail that moves another rank's element through it, as long as its own block."""
     vendors = ["nvidia", "amd", "nvidia", "amd", "nvidia", "nvidia", "nvidia", "host"]
     groups = [[0] * 8, [0, 0, 0, 0, 0, 1, 0, 0]]
     topology = Topology.group(vendors, [0] * 8, (1, 1, 1, 1, 1, 2, 3, 1), groups)
@@ -144,7 +144,7 @@ def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own():
 @settings(max_examples=150, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 1 << 32), in_place=st.booleans())
 def test_mutants_that_pass_are_right(data, seed, in_place):
-    """A plan with a mistake is refused, unless the mistake changes nothing in any order the plan allows."""
+    """The validator refuses a plan with a mistake, unless the mistake changes nothing in any allowed order."""
     topology = data.draw(plan_cases.topologies(6))
     call = data.draw(calls(topology, most=9))
     plan = plan_of(topology, call, data.draw(st.sampled_from(algorithms.names(call.collective))), 2)
@@ -176,7 +176,7 @@ def example(topology, collective):
 @pytest.mark.parametrize("topology", LAYOUTS, ids=Topology.describe)
 @pytest.mark.parametrize("collective, name", EVERY)
 def test_no_step_is_idle(topology, collective, name):
-    """Dropping any step of any plan is noticed: nothing is sent for nothing."""
+    """The validator notices if any step of any plan is missing: no step is superfluous."""
     call = example(topology, collective)
     plan = plan_of(topology, call, name, 2)
     ordered = collective in ORDERED
@@ -196,7 +196,7 @@ def teams(plan, rank):
 @settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
 @given(data=st.data())
 def test_all_fragments_are_on_the_teams_of_one(data):
-    """Where islands are alike: a communicator begins with the teams of one fragment, and makes no others later."""
+    """If islands are alike, a communicator creates the teams of one fragment, and no others later."""
     topology = data.draw(plan_cases.equal_islands())
     rank = data.draw(st.integers(0, topology.size - 1))
     for collective in ("allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
@@ -252,7 +252,7 @@ VENDORS = {"n": "nvidia", "a": "amd", "h": "host"}
 
 
 class Depth(Simulation):
-    """Numbers are how many roundings deep a value is; a step over n ranks may add one after the other."""
+    """Values are numbers of roundings; a step over n ranks may add one operand after the other."""
 
     def _garbage(self, count):
         return np.zeros(count, np.int64)
@@ -290,14 +290,14 @@ def test_no_deeper_than_promised(collective, vendors, hosts):
 
 
 def _widths(group):
-    """Roundings of a tree that adds one group's members after the other, on the deepest way down."""
+    """Roundings of a tree that adds one group's members one after the other, on the deepest path."""
     below = max((_widths(child) for child in group.children), default=0)
     return below + max(len(group.children) or len(group.ranks), 1) - 1
 
 
 @pytest.mark.parametrize("collective", REDUCING)
 def test_levels_add_up(collective):
-    """Sites of racks of hosts: what each level divides into is added there, one group after the other at most."""
+    """Sites of racks of hosts: each level adds at most one group after the other."""
     hosts = [0, 0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     racks = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4]
     sites = [0] * 8 + [1] * 8

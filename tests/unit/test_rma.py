@@ -1,4 +1,4 @@
-"""One-sided communication: its bytes and lists; agents that find each other, prove that they know a secret, and go."""
+"""One-sided communication: its bytes and lists; agents that find each other, authenticate, and end."""
 
 import asyncio
 import contextlib
@@ -97,10 +97,10 @@ def test_lists_are_of_one_length_and_inside():
 
 
 def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing():
-    """The thread that tells them used to end with the first such one."""
+    """The thread that wakes event loops used to end at the first closed one."""
 
     class Closing:
-        """As an event loop between the question whether it is closed and the call."""
+        """An event loop that is closed between the check and the call."""
 
         def is_closed(self):
             return False
@@ -122,7 +122,7 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing():
 
 
 def test_threads_that_connect_at_the_same_time_have_one_endpoint():
-    """With each peer, and a counter each."""
+    """Each pair has one endpoint, and each thread a counter."""
     with contextlib.ExitStack() as ended:
         worker, *peers = (ended.enter_context(rma.Worker()) for _ in range(5))
         together, found = threading.Barrier(6), []
@@ -152,7 +152,7 @@ def joined():
 
 
 def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined):
-    """As by the thread that hears of the peer's end."""
+    """As by the thread that learns of the peer's end."""
     _, other, endpoint = joined
     start = endpoint._start
 
@@ -183,7 +183,7 @@ def test_an_endpoint_that_is_closed_while_it_is_asked(joined, monkeypatch):
 
 
 def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch):
-    """A task may be cancelled, and its request be over, before the thread that looks at it hears of that."""
+    """A task may be cancelled, and its request end, before the thread that watches the request notices."""
     worker, *_ = joined
     freed, looked = [], []
 
@@ -213,7 +213,7 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
             await task
             counter.close()
             lib.ucch_progress_once()
-            worker.counter().wait(0)  # what was kept for transfers under way is given back
+            worker.counter().wait(0)  # memory kept for transfers in progress is released
             looked.clear()
 
     asyncio.run(main())
@@ -222,7 +222,7 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
 
 
 def test_a_peer_that_does_not_let_go_is_waited_for_once(joined, monkeypatch):
-    """When a worker is closed, for all of its regions."""
+    """When a worker is closed: one wait for all of its regions."""
     worker, *_ = joined
     kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], []
 
@@ -238,7 +238,7 @@ def test_a_peer_that_does_not_let_go_is_waited_for_once(joined, monkeypatch):
 
 
 def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch):
-    """When a worker is closed, for the ends of all connections."""
+    """When a worker is closed: one wait for the ends of all connections."""
     waited = []
 
     def does_not(done, seconds):
@@ -389,7 +389,7 @@ def test_agents_meet_and_part(agent):
         with pytest.raises(CollectiveTimeout, match="'nothing'"):
             peer.open("nothing", 0.05)
         target = peer.open("room")
-        peer.endpoint.close()  # and its targets with it, as where its end is heard of
+        peer.endpoint.close()  # and its targets, as when the peer's end is noticed
         for length in (None, 8):
             with pytest.raises(PeerError, match="closed"):
                 peer.endpoint.put(source, target, 0, 0, length)
@@ -400,7 +400,7 @@ def test_agents_meet_and_part(agent):
 
 
 def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent, tmp_path):
-    """With what they have pinned."""
+    """Also the memory that they have pinned."""
     with rma.Worker() as worker:
         with rma.Agent(f"unix://{tmp_path}/brief", SECRET, worker=worker) as brief:
             endpoint = brief.connect(agent.address).endpoint
@@ -409,7 +409,7 @@ def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent, tmp_
 
 
 def test_an_agent_comes_back_where_one_was_killed(agent, tmp_path):
-    """Its socket is still there. Of the death itself tests/cluster/test_rma.py has."""
+    """The killed agent's socket still exists. tests/cluster/test_rma.py tests the death itself."""
     address = f"unix://{tmp_path}/back.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(address.removeprefix("unix://"))
@@ -417,20 +417,20 @@ def test_an_agent_comes_back_where_one_was_killed(agent, tmp_path):
         assert agent.connect(back.address).alive
 
 
-#: That an agent keeps for `receive`.
+#: The number of messages that an agent keeps for `receive`.
 MESSAGES = 10_000
 
 
 @pytest.fixture
 def connected(tmp_path):
-    """An agent, one that has called it, and their connection as the latter sees it."""
+    """Return an agent, one that has connected to it, and the connection as the latter sees it."""
     with rma.Agent(f"unix://{tmp_path}/a", SECRET) as called, rma.Agent(f"unix://{tmp_path}/b", SECRET) as calling:
         yield called, calling, calling.connect(called.address)
 
 
 @contextmanager
 def half_connected(called, calling, name):
-    """A connection of our own with an agent, which has said who it is and waits for us to be ready."""
+    """Return a connection of this test to an agent, which has introduced itself and waits for the test's answer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(called.address.removeprefix("unix://"))
         channel = Channel(sock, SECRET, False)
@@ -452,7 +452,7 @@ def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoin
 
 
 def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_a_new_endpoint(connected):
-    """As the other side's is. The thread that would read the end waits here until messages are taken."""
+    """Like the other side's. The thread that would read the end waits here until messages are received."""
     called, calling, first = connected
     until(lambda: called.peers)
     (theirs,) = called.peers
@@ -461,7 +461,7 @@ def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_
     first.leave()
     until(lambda: not calling.peers)
     second = calling.connect(called.address)
-    until(lambda: called.peers[-1] is not theirs)  # the last word of the meeting is this side's
+    until(lambda: called.peers[-1] is not theirs)  # this side sends the last message of the handshake
     assert theirs in called.peers, "its end was read"
     again = called.peers[-1]
     assert not theirs.endpoint.alive
@@ -493,7 +493,7 @@ def test_regions_that_change_while_agents_meet_are_told(connected):
 
 
 def test_more_is_published_than_a_message_or_a_socket_holds(connected):
-    """On both sides, before they connect: a ValueError, and its socket was left open."""
+    """On both sides, before they connect: raises ValueError; its socket used to stay open."""
     called, calling, _ = connected
     with rma.Agent(calling.address + "2", SECRET) as third:
         names = [f"{i:x<990}" for i in range(3000)]
@@ -504,14 +504,14 @@ def test_more_is_published_than_a_message_or_a_socket_holds(connected):
             with pytest.raises(ValueError, match="at most 1000 are allowed"):
                 each.publish("x" * 1001, region)
         peer = third.connect(called.address)
-        until(lambda: len(called.peers) == 2)  # the last word of the meeting is this side's
+        until(lambda: len(called.peers) == 2)  # this side sends the last message of the handshake
         _, theirs = called.peers
         for side in (peer, theirs):
             assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
 
 
 def test_a_peer_that_does_not_read_holds_up_no_other(connected):
-    """One that was stopped, say. It hears of everything once it reads, and of messages behind what was published."""
+    """For example a stopped peer. Once it reads it gets everything, messages after the published data included."""
     called, calling, peer = connected
     with half_connected(called, calling, "stopped") as stopped:
         stopped.send({"ready": True})
@@ -533,14 +533,15 @@ def test_a_peer_that_does_not_read_holds_up_no_other(connected):
 
 @pytest.fixture
 def by_tcp(monkeypatch):
-    """Processes take each other for those of other hosts; a function that has libucp lose all its connections."""
+    """Make processes believe that they are on different hosts; return a function that ends all of libucp's
+    connections."""
     monkeypatch.setattr(workers, "_may_open", lambda process: False)
     monkeypatch.setenv("UCX_TLS", "tcp")
     before = set(os.listdir("/proc/self/fd"))
 
     def cut():
         for file in set(os.listdir("/proc/self/fd")) - before:
-            with contextlib.suppress(OSError):  # it is closed by now, or was not connected
+            with contextlib.suppress(OSError):  # it is already closed, or was not connected
                 if os.readlink(f"/proc/self/fd/{file}").startswith("socket"):
                     with socket.socket(fileno=os.dup(int(file))) as each:
                         listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -552,7 +553,7 @@ def by_tcp(monkeypatch):
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
 def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(by_tcp, connected, is_one_sided):
-    """On both sides, or where the other side has not heard of it. The next connection is a new one at once."""
+    """On both sides, or if only one side has noticed. The next connection can be made at once."""
     called, calling, peer = connected
     room = np.zeros(1000, np.uint8)
     called.publish("room", called.worker.register(room))
@@ -578,7 +579,7 @@ def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(by_tcp, con
     while True:
         try:
             return put(again)
-        except PeerError:  # a network thread had not seen yet that it has lost the other one
+        except PeerError:  # a network thread had not noticed the lost connection yet
             assert not is_one_sided
             again = calling.connect(called.address)
 
@@ -601,7 +602,7 @@ def test_mistakes_are_named(agent, tmp_path):
 
 
 def certificates(folder, name, authority="authority"):
-    """A certificate for 127.0.0.1, signed by an authority that is made with it, if need be."""
+    """Make a certificate for 127.0.0.1, signed by an authority that is created if necessary."""
 
     def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-#: A process and its child, `serve`, which are connected, and have the same memory at one place.
+#: A process and its child, `serve`, which are connected, and have memory at the same address.
 TWO = """
 import ctypes, mmap, os, signal, sys, time
 
@@ -42,7 +42,7 @@ peer.notify().Wait()
 os.read(up[0], 3)
 """
 
-#: The peer is killed, and another process gets its number.
+#: The peer is killed, and another process gets its process id.
 REUSED = TWO
 REUSED += """
 if not peer.native.by_kernel:
@@ -66,7 +66,7 @@ print("clean" if os.waitpid(other, 0)[1] == 0 else "written to", flush=True)
 os._exit(0)
 """
 
-#: Many more than libucp and the peer take: each looks only as far as the first that has not ended.
+#: Many more than libucp and the peer accept: progress only looks as far as the first unfinished one.
 MANY = TWO
 MANY += """
 os.kill(pid, signal.SIGSTOP)
@@ -76,7 +76,7 @@ os.kill(pid, signal.SIGKILL)
 os._exit(0)
 """
 
-#: Puts that take far longer than the worker, which is closed, waits for them.
+#: Puts that take far longer than the closing worker waits for them.
 UNDER_WAY = TWO
 UNDER_WAY += """
 workers._PATIENCE = workers._LEAVING = 0.01
@@ -97,13 +97,13 @@ def two(script, room, tmp_path, before=()):
 
 @pytest.mark.parametrize(("script", "room", "said"), [(MANY, 4096, "begun"), (UNDER_WAY, 16 << 20, "closed")])
 def test_much_is_under_way(tmp_path, script, room, said):
-    """Transfers that wait for each other, and libucp's work when the worker is closed, which ended the process."""
+    """Transfers that wait for each other, and work of libucp when the worker is closed, used to end the process."""
     done = two(script, room, tmp_path)
     assert (done.returncode, done.stdout.split()) == (0, [said]), done
 
 
 def test_a_number_that_another_process_has_now(tmp_path):
-    """What was a peer's memory is another process's, and nothing is put there."""
+    """The peer's memory is now another process's, and nothing is written to it."""
     own = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     done = two(REUSED, 4096, tmp_path, (*own, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"))
     if "skip" in done.stderr or "unshare" in done.stderr:

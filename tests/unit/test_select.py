@@ -75,35 +75,36 @@ PLACES = {
     "5 of 16": islands(*(rank // 16 for rank in range(80))), "racks": islands(0, 1, 2, 3, levels=[[0, 0, 1, 1]]),
 }  # fmt: skip
 TUNINGS = {"devices": Tuning(), "memory": Tuning(plain=True), "streams": Tuning(queued=True)}
-#: As measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many.
+#: As measured on emulated links: first the algorithm with the fewest rounds, then rails in one piece, then the
+#: library's in many.
 BY_LENGTH = "allreduce 1k doubling, 32k doubling, 64k ring, 512k ring, 1m split_rail/2"
-#: Where the data is and where the ranks are -> algorithms, and fragments if several, of calls by their bytes.
+#: Where the data and the ranks are -> algorithms of calls by their bytes, with fragments if there are several.
 CHOICES = [
     ("devices", "one vendor", "allreduce 64m flat"),
     ("devices", "two islands", "allreduce 8 tree, 4k tree, 64k split_rail, 4m split_rail/8, 64m split_rail/128; "
                                "bcast 8 tree, 64m split_rail/128; scan 64m flat; barrier 0 tree"),
     ("devices", "one host", "allreduce 8 tree, 64m split_rail; bcast 8 tree; allgather 1m split_rail"),
-    # A chain needs more fragments than three MiB are.
+    # A chain needs more fragments than three MiB have.
     ("devices", "unlike links", "allreduce 64m direct/128; reduce 64m split_rail/128; bcast 3m split_rail/6, "
                                 "64m ring/85; allgather 64m split_rail/128; reduce_scatter_block 64m split_rail/128"),
     ("devices", "2, 2 and 1", "allreduce 64k tree; allgather 64m ring/85; reduce_scatter_block 64m ring/85; "
                               "gather 64m split_rail; alltoall 256 split_rail"),
-    ("devices", "ranks that share links", "allreduce 64m split_rail/128"),  # those of hosts, which are alike
+    ("devices", "ranks that share links", "allreduce 64m split_rail/128"),  # hosts form groups, as they are alike
     ("devices", "hosts in a rack", "allreduce 64m split_rail/128"),
     ("devices", "5 of 16", "alltoall 256 tree, 1m split_rail/2"),
     ("devices", "4 of 2", "allreduce 64k tree; alltoall 64m split_rail/128"),
     ("devices", "8 of 1", "allreduce 64k tree"),  # sums are kernels
-    # In one memory islands gain nothing; the board carries what is short.
+    # In one memory islands gain nothing; the board carries short calls.
     ("memory", "one host", "bcast 8 flat; allgather 1m flat; allreduce 8 flat, 8k tree, 64m flat"),
     ("memory", "two islands", "bcast 8 tree; allreduce 1k tree, 2k tree, 4k doubling, 32k doubling, 64k split_rail, "
                               "512k split_rail, 64m split_rail/128"),
-    # Bundles save messages, and copy long blocks twice more.
+    # Bundles save messages, but copy long blocks twice more.
     ("memory", "2, 2 and 1", BY_LENGTH),
     ("memory", "4 of 2", f"{BY_LENGTH}; alltoall 128k split_rail, 256k flat, 64m flat; alltoallv 256k flat"),
     ("memory", "8 of 1", BY_LENGTH),
-    ("memory", "16 of 1", "allreduce 64k split_rail"),  # too many for a ring
+    ("memory", "16 of 1", "allreduce 64k split_rail"),  # too many islands for a ring
     ("memory", "unlike links", "allreduce 64k direct; bcast 64k tree"), ("memory", "racks", "allreduce 8 tree"),
-    # Short calls are one kernel, which does only so much; in islands of one rank nothing goes on beside the crossing.
+    # Short calls are one kernel of limited size; in islands of one rank nothing overlaps the traffic between islands.
     ("streams", "mixed host", "allreduce 8 flat, 1m split_rail, 256m split_rail/4"),
     ("streams", "full host", "allreduce 8 tree, 1m split_rail"), ("streams", "pair", "allreduce 256m split_rail"),
 ]  # fmt: skip
@@ -182,7 +183,7 @@ def test_huge_flat_plans_are_small():
 
 
 def test_queued_calls():
-    """No collective crosses the bridge among devices whose streams do all of it."""
+    """If the devices' streams do all work, no collective crosses the bridge."""
     plan = make_plan(MIXED, Call("allreduce", 4, (1 << 24,)), choose(MIXED, "allreduce", MIB, TUNINGS["streams"]))
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
@@ -192,7 +193,7 @@ def test_queued_calls():
 
 
 def test_ucc_types():
-    """``ucc_coll_type_t``: a bit each, in alphabetical order but for fanin and fanout."""
+    """``ucc_coll_type_t``: one bit each, in alphabetical order except for fanin and fanout."""
     names = (
         "allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "barrier", "bcast", "fanin", "fanout",
         "gather", "gatherv", "reduce", "reduce_scatter", "reduce_scatterv", "scatter", "scatterv",

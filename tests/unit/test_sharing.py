@@ -1,4 +1,4 @@
-"""What threads and finders of modules share; waits that leave the core to others; memory that lives on."""
+"""State shared by threads and by import finders; waits that yield the core; memory that stays alive."""
 
 import _thread
 import os
@@ -33,7 +33,7 @@ from ucc_hetero.p2p.messages import Messages
 
 
 def test_finders_behind_ours_are_asked_for_mpi() -> None:
-    """Python goes through its list of finders at that moment: a finder that leaves it hides the next one."""
+    """Python walks its live list of finders: if a finder removes itself, the next one is skipped."""
     python("""
 import importlib.util, sys
 import ucc_hetero
@@ -49,7 +49,7 @@ assert "mpi4py.MPI" in asked, asked
 
 
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
-    """Also where that cannot be found out this time."""
+    """Also if the owner cannot find out this time."""
 
     class Thing:
         pass
@@ -77,7 +77,8 @@ def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
 
 
 def test_things_are_kept_wherever_ctrl_c_comes() -> None:
-    """What libucp or MPI writes to goes on to be kept, and what is over is let go at the next look, at the latest."""
+    """Memory that libucp or MPI writes to is kept, and memory of ended operations is released at the next check, at the
+    latest."""
 
     class Thing:
         pass
@@ -98,7 +99,7 @@ def test_things_are_kept_wherever_ctrl_c_comes() -> None:
 
 
 def test_things_are_there_while_a_thread_looks_at_them() -> None:
-    """Another one counts them meanwhile, and does not look at those: MPI's requests are for one thread at a time."""
+    """Another thread counts them meanwhile, without using them: one thread at a time may use MPI's requests."""
     owner, looks, goes_on, asked = threading.Event(), threading.Event(), threading.Event(), []
 
     def over() -> bool:
@@ -118,7 +119,7 @@ def test_things_are_there_while_a_thread_looks_at_them() -> None:
 
 
 def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes() -> None:
-    """Each once, or given up where it came in the middle of that; none counts as under way from then on."""
+    """Each end is handled once, or given up if Ctrl-C interrupted it; none counts as in progress afterwards."""
     at, interrupted = 0, True
     while interrupted:
         taken: list[int] = []
@@ -133,7 +134,7 @@ def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes() -> None:
 
 
 def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
-    """As for mpi4py: programs divide numbers of ranks."""
+    """As in mpi4py: programs divide numbers of ranks."""
     four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
     assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
     assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
@@ -153,7 +154,7 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
 
         @property
         def fragments(self) -> int:
-            """Another thread's call comes in between."""
+            """Another thread makes a call in between."""
             used[f"call {len(used)}"] = Choice(), "model", None
             return 1
 
@@ -172,7 +173,7 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
 
 
 def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that only looks takes the core from the rank that is to send."""
+    """A thread that only polls takes the core from the sending rank."""
     looks = []
     monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
     board = SimpleNamespace(hosts=[], cuts_off=lambda source, waited: False)
@@ -183,11 +184,11 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 < len(looks) < 2000
 
 
-# --- memory that MPI may still write to lives on, however the wait for it ends ----------------------------------------
+# --- memory that MPI may still write to stays alive, however the wait for it ends -------------------------------------
 
 
 class Failing:
-    """An exchange of MPI's that fails when it is asked for, as one does in which a rank has died."""
+    """An exchange over MPI that fails when it is polled, as after a rank's death."""
 
     def __init__(self) -> None:
         self.memory: list[weakref.ref[Any]] = []
@@ -220,7 +221,7 @@ def test_of_a_wait_that_is_given_up() -> None:
     assert found() is not None
 
 
-# --- waits during which progress is made, and blocking calls in threads of their own, which have a limit --------------
+# --- waits during which progress is made, and blocking calls with a timeout in separate threads -----------------------
 
 
 def gone() -> NoReturn:
@@ -260,7 +261,7 @@ def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
-    """As one that waits in a library for a peer which never comes."""
+    """For example a thread that waits inside a library for a peer that never comes."""
     taken, over = threading.Event(), threading.Event()
     holder = ThreadedCall(lambda: locked(lambda: (taken.set(), over.wait())))
     taken.wait()
@@ -286,7 +287,7 @@ def test_calls_aside() -> None:
 
 
 def test_a_call_that_goes_on_for_too_long() -> None:
-    """Its watchdog tells; not of calls that have ended."""
+    """Its watchdog reports it; calls that have ended are not reported."""
     told: list[str] = []
     bites = threading.Event()
     dog = Watchdog(lambda text: (told.append(text), bites.set()))
@@ -297,7 +298,7 @@ def test_a_call_that_goes_on_for_too_long() -> None:
 
 
 def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a child of the process, which has none of its threads, starts one."""
+    """A child process has none of the threads, and starts one."""
     first = ThreadedCall(threading.get_ident)
     while not threaded._idle:
         os.sched_yield()
@@ -314,14 +315,14 @@ def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pyt
 
 
 def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one for whose first frame there is no memory; threading.Thread.start() never returns then."""
+    """For example if there is no memory for its first frame; threading.Thread.start() then never returns."""
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
     monkeypatch.setattr(threaded, "_idle", [])
     assert not ThreadedCall(time.time).ended(0.01)
 
 
 def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.12 begins no thread for functions of ``atexit``; another reason is an error."""
+    """Python 3.12 starts no threads for functions of ``atexit``; any other reason is an error."""
 
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError(refusals.pop())
@@ -335,7 +336,7 @@ def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first Free was ended by Ctrl-C: the other ranks have come to one exchange, and will not to another."""
+    """Ctrl-C ended its first Free: the other ranks have taken part in one exchange, and will not in another."""
     asked: list[Any] = []
 
     class Interrupted:
@@ -359,7 +360,7 @@ def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_send_first_at_the_same_time_have_one_connection() -> None:
-    """Messages by two would overtake each other."""
+    """With two connections messages would overtake each other."""
     made: list[bytes] = []
     connects, goes_on = threading.Event(), threading.Event()
 

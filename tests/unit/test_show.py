@@ -1,4 +1,4 @@
-"""``plan`` and ``topo``: what they say of layouts and machines, and what they refuse; the rules that ``tune`` makes."""
+"""``plan`` and ``topo``: their output for layouts and machines, and refusals; the rules that ``tune`` makes."""
 
 import itertools
 import json
@@ -103,7 +103,7 @@ def finding(nbytes, **seconds):
 
 
 def test_noise_makes_no_rules():
-    """Five samples of each, as a busy machine gave them for one and the same algorithm; then a clear difference."""
+    """Five samples each, as a busy machine gave them for one and the same algorithm; then a clear difference."""
     default, other = Choice("tree"), Choice("flat")
     same = [(917, 1138, 48708, 680, 646), (689, 1004, 32491, 689, 46808), (983, 3579, 18761, 811, 711)]
     for one, two in itertools.permutations(same, 2):

@@ -1,4 +1,5 @@
-"""The store that ranks meet at, and recovery over one: who lives, agreement, survivors; ranks are threads here."""
+"""The store at which ranks meet, and recovery over a store: living ranks, agreement, survivors; ranks are threads
+here."""
 
 import errno
 import itertools
@@ -20,7 +21,7 @@ SECRET, SIZE = os.urandom(32), 4
 
 
 def on_ranks(ranks, call):
-    """Results, or exceptions, of a call that all of these make at the same time."""
+    """Results, or exceptions, of a call that all these ranks make at the same time."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         calls = [pool.submit(call, rank) for rank in ranks]
         return [each.exception(600) or each.result() for each in calls]
@@ -47,13 +48,13 @@ def test_keys_and_values(server):
     assert one.delete_key("c") and not other.delete_key("c") and not other.check(["c"])
     with pytest.raises(ValueError, match="the store refuses add"):
         one.add("a", 1)
-    assert one.get("a") == data  # it goes on
+    assert one.get("a") == data  # the store continues
     numbers = on_ranks(range(20), lambda _: Store(server.address, SECRET).add("n", 1))
     assert sorted(numbers) == list(range(1, 21))
 
 
 def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypatch):
-    """Ctrl-C, or the end of the process, in a thread that waits for the store: its next question got that answer."""
+    """Ctrl-C, or the end of the process, interrupts a waiting thread: the answer used to go to its next request."""
     store = Store(server.address, SECRET)
     store.set("a", "first")
     store.set("b", "second")
@@ -62,7 +63,7 @@ def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypa
         raise KeyboardInterrupt
 
     for _ in range(2):
-        with server._lock, monkeypatch.context() as patched:  # no answer comes
+        with server._lock, monkeypatch.context() as patched:  # no answer arrives
             patched.setattr(Channel, "_wait", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.get("a")
@@ -103,9 +104,9 @@ def comms():
 
 
 def test_deaths_are_looked_for_while_others_are_waited_for(comms):
-    """A death on one rank's board ends the exchanges of all."""
+    """A death on one rank's board ends the exchanges of all ranks."""
     looks = itertools.count()
-    comms[1].watch(lambda: [3] if next(looks) > 20 else [])  # the others have long been waiting
+    comms[1].watch(lambda: [3] if next(looks) > 20 else [])  # the others have been waiting for long
     for failure in on_ranks(comms[:3], lambda comm: comm.allgather(0)):
         assert isinstance(failure, PeerError) and "rank(s) [3]" in str(failure)
     made = on_ranks(comms[:3], StoreComm.Shrink)
@@ -115,7 +116,7 @@ def test_deaths_are_looked_for_while_others_are_waited_for(comms):
 
 
 def test_the_first_to_tell_of_a_death_is_right(comms):
-    """Where a cut network has two sides take each other for dead."""
+    """When a cut network makes two sides declare each other dead."""
     for comm, others in ((comms[2], [0, 1]), (comms[0], [2, 3]), (comms[1], [2, 3])):
         comm.watch(lambda others=others: others)
     assert [comm.dead() for comm in (comms[2], *comms)] == [[0, 1]] * 5
@@ -125,7 +126,7 @@ def test_the_first_to_tell_of_a_death_is_right(comms):
 
 
 class Ends:
-    """A store that a rank has until it has changed so much in it."""
+    """A store that a rank loses after it has changed so many entries."""
 
     def __init__(self, store, changes):
         self._store, self._changes = store, changes
@@ -155,7 +156,7 @@ def test_a_rank_that_dies_as_it_tells_of_a_death_hides_no_later_one(comms, chang
 
 def test_threads_that_read_of_a_death_at_a_time_miss_no_later_one(comms):
     class Beside:
-        """A store in which another thread of the rank reads between two calls of the first."""
+        """A store that another thread of the rank reads between two calls of the first thread."""
 
         def __getattr__(self, name):
             return getattr(comms[0].store, name)
@@ -192,14 +193,14 @@ def test_agreement(comms):
 
 
 def test_exchanges_take_no_room_in_the_store(comms):
-    """A job that makes and releases communicators for weeks must not fill its store."""
+    """A job that creates and frees communicators for weeks must not fill its store."""
     store = comms[0].store
 
     def work(comm):
         part = comm.Dup()
         for number in range(20):
             assert part.allgather((number, comm.Get_rank())) == [(number, rank) for rank in range(SIZE)]
-            for _ in range(3):  # the others run ahead of the first one here
+            for _ in range(3):  # the others run ahead of the first rank
                 assert part.gather(number) == (None if comm.Get_rank() else [number] * SIZE)
         word = bytearray(1)
         for number in range(20):

@@ -1,4 +1,4 @@
-"""Grouping ranks into islands, topologies of sub-communicators, and bytes on the wires, as their pages have them."""
+"""Grouping ranks into islands, topologies of sub-communicators, and bytes on the links as the pages state them."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -52,7 +52,7 @@ def test_levels_join_islands_and_divide_them():
     assert racks == [(0, 0, 0, 0, 1, 1, 1, 1), (0, 0, 1, 1, 2, 2, 2, 2)]
     tree = Topology.group(["host"] * 8, hosts, (), racks).tree
     assert [child.height for child in tree.children] == [1, 1] and tree.children[0].ranks == (0, 1, 2, 3)
-    # Groups of one rank inside an island are no level; an island over a border of a level is divided by it.
+    # Groups of one rank inside an island are not a level; an island across a level's border is divided.
     assert not Topology.group(["amd"] * 3, [0, 1, 2], (), [[0, 1, 2]]).deep
     across = Topology.group(["amd"] * 4, [0] * 4, (), [[5, 5, 9, 9]])
     assert across.flat and across.deep and across.tree.children == (Group((0, 1)), Group((2, 3)))
@@ -98,11 +98,11 @@ def test_fabrics_divide_vendors():
 
 
 def test_hosts_of_several_islands_are_a_level():
-    """What they have to tell other hosts crosses the links once; half as much as without, of two devices a host."""
+    """Data for other hosts crosses the links once: half as much as without the level, with two devices a host."""
     hosts, islands = [0, 0, 1, 1], [0, 1, 2, 3]
     assert share_hosts(islands, hosts) and share_hosts([0, 0, 1, 2], [0, 0, 0, 1])
     assert not share_hosts([0, 0, 1, 1], hosts)  # one on each host
-    assert not share_hosts([0, 1, 0, 1], hosts) and not share_hosts([0, 1, 2, 2], [0, 0, 0, 1])  # some over both
+    assert not share_hosts([0, 1, 0, 1], hosts) and not share_hosts([0, 1, 2, 2], [0, 0, 0, 1])  # some on both hosts
     assert not share_hosts([0, 1], [0, 0])
     vendors, queued, n = ["nvidia", "amd", "amd", "nvidia"], replace(Tuning(), queued=True), 16 << 20
     for collective, share in (("allreduce", 2), ("allgather", 1), ("reduce_scatter_block", 1)):
@@ -179,7 +179,7 @@ def wire(topology, collective, name, *counts, fragments=1):
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 3, 2), (4, 1, 1, 2)])
 def test_direct_divides_by_what_each_host_s_link_carries(sizes):
-    """Hosts of different size with equal links: each sends and receives the same."""
+    """Hosts of different sizes with equal links: each sends and receives the same amount."""
     hosts = [host for host, n in enumerate(sizes) for _ in range(n)]
     topology = Topology.group(["host"] * len(hosts), hosts, link_weights(hosts, [1000] * len(hosts)))
     m, count = len(sizes), 12 << 20
@@ -188,7 +188,8 @@ def test_direct_divides_by_what_each_host_s_link_carries(sizes):
     assert max(*got.host_out, *got.host_in) == pytest.approx(least, rel=0.01)
 
 
-#: The algorithm of an allreduce of 9,600 bytes -> what leaves each host, which is what enters it, and each rank.
+#: The algorithm of an allreduce of 9,600 bytes -> bytes that leave each host, which equal those that enter it, and each
+#: rank.
 ALLREDUCES = [
     # Once each way, over all links at the same time.
     (TWO, "split_rail", (9600,) * 2, (4800,) * 4), (INTERLEAVED, "split_rail", (9600,) * 2, (4800,) * 4),
@@ -198,7 +199,7 @@ ALLREDUCES = [
     (FOUR, "ring", (14400,) * 4, ()), (TWO, "direct", (9600,) * 2, ()), (TWO, "ring", (9600,) * 2, ()),
     (Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 1, 2, 3], [1, 3, 2, 2]), "split_rail", (),
      (2400, 7200, 4800, 4800)),
-    # A link four times slower: its host reduces nothing, so that its N bytes each way are all that it waits for.
+    # A link four times slower: its host reduces nothing, and only its N bytes each way limit it.
     (Topology.group(["host"] * 6, [0, 0, 1, 1, 2, 2], [1, 1, 4, 4, 4, 4]), "direct", (9600, 14400, 14400), ()),
 ]  # fmt: skip
 

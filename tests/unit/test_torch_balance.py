@@ -1,4 +1,4 @@
-"""Division of work between unequal ranks, and what tells replicas apart: against every other way to divide."""
+"""Division of work between unequal ranks, and detection of differing replicas: compared with every other division."""
 
 import itertools
 import logging
@@ -47,7 +47,7 @@ def test_no_other_cut_is_quicker(seed):
     assert slowest(cuts) == pytest.approx(min(map(slowest, others)))
 
 
-#: Microseconds of equal steps with 1 and with 4 samples, each on one of three processes at a time on two busy cores.
+#: Microseconds of equal steps with 1 and with 4 samples, on one of three processes at a time, on two busy cores.
 NOISY = (
     (((48708, 1138, 917, 680, 646), (64775, 92288, 50176, 38162, 37964)),
      ((32491, 1004, 689, 689, 46808), (41010, 31820, 72775, 53811, 64808)),
@@ -63,14 +63,14 @@ NOISY = (
 
 @pytest.fixture
 def warnings(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("ucc_hetero"), "propagate", True)  # whoever has configured it
+    monkeypatch.setattr(logging.getLogger("ucc_hetero"), "propagate", True)  # whatever has configured it
     return caplog
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [1, 2], [2, 0], [0, 1, 2]])
 @pytest.mark.parametrize("job", NOISY)
 def test_noise_divides_nothing(job, ranks, warnings):
-    """Ranks that are alike got shares such as 255 and 1 of 256."""
+    """Equal ranks used to get shares such as 255 and 1 of 256."""
     profile = fitted(0, (1, 4), [job[rank] for rank in ranks])
     counts = profile.split(240).counts
     assert counts == (240 // len(ranks),) * len(ranks) and "equal shares" in warnings.text

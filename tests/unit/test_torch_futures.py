@@ -1,4 +1,4 @@
-"""Futures of calls: what callbacks see, whoever publishes the result, and however late; and how ranks start."""
+"""Futures of calls: what callbacks see, whichever thread publishes the result, and however late; how ranks start."""
 
 import random
 import threading
@@ -34,19 +34,19 @@ def thread():
 
 @pytest.fixture
 def future(thread):
-    """One whose result is 3."""
+    """Return a future whose result is 3."""
     made = Future(lambda _level: thread)
     made.set_result(3)
     return made
 
 
 def test_failures_keep_their_type_on_devices(thread):
-    """A future of devices looks for tensors in its result as it gets it; C++ that does so later fails."""
+    """A future of devices looks for tensors in its result when it gets it; C++ fails if it does so later."""
     found = []
 
     class OnDevice(Future):
         def set_result(self, result):
-            found.append(_extract_tensors(result))  # as C++ does where there are devices
+            found.append(_extract_tensors(result))  # as C++ does if there are devices
             found.append(result)
             super().set_result(result)
 
@@ -61,10 +61,10 @@ def test_failures_keep_their_type_on_devices(thread):
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), None])
 def test_callbacks_run_once_there_is_a_result(thread, error):
-    """The call had ended, the thread that publishes its result had not yet done so, and the callback asked for it."""
+    """The call has ended, but the thread that publishes its result has not done so when the callback asks for it."""
     published, seen = threading.Event(), []
     work = SimpleNamespace(devices=None, error=error, future=None, wait=lambda: None)
-    work.publish = lambda failure=None: published.set()  # as if the completing thread had been first
+    work.publish = lambda failure=None: published.set()  # as if the completing thread had been faster
     future = Future(lambda _level: thread, work)
 
     def look(each):
@@ -75,7 +75,7 @@ def test_callbacks_run_once_there_is_a_result(thread, error):
 
     out = future.then(look)
     assert published.wait(600)
-    threading.Event().wait(0.05)  # a callback that does not wait for the result has most likely run by now
+    threading.Event().wait(0.05)  # a callback that does not wait has most likely run by now
     assert not seen
     future.set_result([1]) if error is None else future.set_exception(error)
     out.wait()
@@ -83,7 +83,7 @@ def test_callbacks_run_once_there_is_a_result(thread, error):
 
 
 def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread, future):
-    """One that was attached after its group had ended used to wait for ever."""
+    """A callback attached after the end of its group used to wait for ever."""
     thread.stop(5)
     out = future.then(lambda each: each.value() + 1)
     assert out.done() and out.value() == 4
@@ -91,7 +91,7 @@ def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread, future):
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_what_a_callback_raises(thread, future, caplog, kind):
-    """It ends neither the thread nor the wait, and is logged where nobody waits for it."""
+    """An exception ends neither the thread nor the wait, and is logged if no caller waits for it."""
 
     def fails(_each):
         raise kind("mine")
@@ -106,7 +106,7 @@ def test_what_a_callback_raises(thread, future, caplog, kind):
 
 
 class EndedRequest:
-    """A request that has ended, and that nobody has completed."""
+    """A request that has ended, but has not been completed by a thread."""
 
     finished = lasting = False
 
@@ -136,7 +136,7 @@ def fail():
 
 
 def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for():
-    """Whichever thread collects the call; it used to end the one that completes futures."""
+    """Whichever thread collects the call; the exception used to end the thread that completes futures."""
     group = Group()
     work = Work(group, [], [EndedRequest()], fail)
     future = work.get_future()
@@ -162,7 +162,7 @@ def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on():
 
 
 def test_calls_that_are_waited_for_together_are_those_of_the_thread():
-    """Also those that have ended: their errors used to be lost."""
+    """Also ended calls: their errors used to be lost."""
     from ucc_hetero.torch.group import ProcessGroupUCCH
 
     group = Group()
@@ -181,12 +181,13 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread():
     assert group._register(good) is good and group._batch.works is None
 
 
-# --- how ranks start: with which device, and with which backend, which all must have chosen ---------------------------
+# --- how ranks start: with which device and backend, which all ranks must have chosen ---------------------------------
 
 
 @pytest.mark.parametrize("count, local, chosen", [(4, 1, [1]), (2, 5, [1]), (1, 1, []), (0, 3, [])])
 def test_torch_begins_with_the_device_of_the_rank(monkeypatch, count, local, chosen):
-    """Once it begins, not before: a script may fork until then. One that chooses a device does so afterwards."""
+    """When CUDA is initialised, not before: until then a script may fork. A script that sets a device does so
+    afterwards."""
     found = []
     monkeypatch.setattr(torch.cuda, "_queued_calls", [])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -215,13 +216,13 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch):
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_that_the_group_does_not_have(rank):
-    """It used to be an IndexError, and of -1 a wait for the last one."""
+    """It used to raise IndexError, and rank -1 waited for the last rank."""
     with pytest.raises(ValueError, match=f"rank {rank} of 2 rank.*WORLD_SIZE"):
         rendezvous.await_all(dist.HashStore(), rank, [0, 1], 0.01)
 
 
 def test_a_group_of_another_size_is_made_where_one_was():
-    """After all groups were destroyed torch counts their names from 0 again, and torchrun's store is the same."""
+    """After all groups are destroyed torch numbers groups from 0 again, in the same store of torchrun."""
     store = dist.HashStore()
     for size in random.sample([2, 3, 4], 3):
         with ThreadPoolExecutor(size) as pool:
@@ -230,7 +231,7 @@ def test_a_group_of_another_size_is_made_where_one_was():
 
 
 def test_a_rank_that_chose_another_backend_where_a_group_was():
-    """It is found, also where ranks that waited in vain come again."""
+    """It is found, also if ranks that waited in vain try again."""
     store = dist.HashStore()
 
     def come(ranks, seconds):
@@ -246,7 +247,7 @@ def test_a_rank_that_chose_another_backend_where_a_group_was():
 
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
 def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch, installs):
-    """Whether it imports ucc_hetero.torch or not; once."""
+    """Whether it imports ucc_hetero.torch or not; the hint is given once."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(_rendezvous_handlers, "env", _env_rendezvous_handler)
@@ -267,7 +268,7 @@ def test_ranks_that_chose_the_same_backend_go_on():
         thread.join()
 
 
-#: A group that comes while a thread that makes another looks which groups are over.
+#: A group is created while another thread, which creates one, checks which groups have ended.
 GROUPS = """
 import threading
 from datetime import timedelta
@@ -296,5 +297,5 @@ assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.group
 
 
 def test_groups_that_threads_make_at_once():
-    """All are listed, and so ended at the end of the process."""
+    """All groups are listed, and so ended at process exit."""
     python(GROUPS, timeout=100)

@@ -1,4 +1,4 @@
-"""Calls on a device's tensors: what is asked of streams and in which order, when messages are copied, by notes."""
+"""Calls on device tensors: requests to streams and their order, and when messages are copied, recorded by fakes."""
 
 import threading
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 class Stream:
-    """Stands for one of torch's, and for an event that was recorded in it; notes what is asked of it."""
+    """Fake of torch's stream, and of an event recorded in it; records the requests to it."""
 
     def __init__(self, name, notes, device=FIRST):
         self.name, self.notes, self.device, self.cuda_stream = name, notes, device, id(self)
@@ -31,7 +31,7 @@ class Stream:
 
 
 class Cuda:
-    """Stands for ``torch.cuda``, with streams beside ``main``."""
+    """Fake of ``torch.cuda``, with streams besides ``main``."""
 
     Event = Mock
 
@@ -51,7 +51,7 @@ class Cuda:
     def device(self, device):
         before, self.here.device = getattr(self.here, "device", FIRST), device
         yield
-        self.here.device = before  # in name only, until something is done there
+        self.here.device = before  # nominally, until work is given to it
 
     @contextmanager
     def stream(self, stream):
@@ -67,14 +67,14 @@ class Cuda:
 def cuda(monkeypatch):
     found = Cuda()
     monkeypatch.setattr(streams.torch, "cuda", found)
-    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
-    monkeypatch.setattr(streams, "_raw_stream_of", lambda kind: None)  # a torch for CUDA asks the driver
+    monkeypatch.setattr(streams, "module", lambda device: found)  # also for host tensors
+    monkeypatch.setattr(streams, "_raw_stream_of", lambda kind: None)  # the real function asks torch for CUDA's driver
     monkeypatch.setattr(streams, "_idle", {})
     return found
 
 
 def test_calls_that_order_themselves_take_streams_in_turn(cuda):
-    """No call then waits for the end of the one before."""
+    """So no call waits for the end of the previous one."""
     side, taken = streams.SideStream(FIRST, 2), []
     for _ in range(4):
         request = SimpleNamespace(in_stream=True, finished=True)
@@ -83,7 +83,7 @@ def test_calls_that_order_themselves_take_streams_in_turn(cuda):
 
 
 def test_threads_leave_nothing_on_the_first_device(cuda):
-    """A stream on a device of another rank would make a context there."""
+    """A stream on another rank's device would create a context there."""
     seen = []
 
     def work():
@@ -101,7 +101,7 @@ def test_experts_work_beside_the_current_stream(cuda):
     notes = cuda.notes
 
     class Kept(torch.Tensor):
-        """Says that it is on a device."""
+        """Pretends to be on a device."""
 
         is_cpu, device, name = False, FIRST, "result"
 

@@ -1,4 +1,4 @@
-"""Merging what ranks recorded: the ring, the clocks, who waited for whom, Chrome's format, and the command for it."""
+"""Merging the ranks' records: the ring, the clocks, wait times between ranks, Chrome's format, and the command."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduc
 
 
 def ring(events, capacity):
-    """Trace file of the native engine after writing these events one by one."""
+    """Trace file of the native engine after recording these events one by one."""
     slots = np.zeros(capacity, EVENT)
     for i, event in enumerate(events):
         slots[i % capacity] = (*event, 0)[:7]
@@ -88,7 +88,7 @@ def test_waiting_for_the_rank_that_came_last():
 
 
 def test_clocks_are_drawn_together():
-    # Rank 1's clock is 1 ms ahead; on one clock both came at the same time.
+    # Rank 1's clock is 1 ms ahead; by a common clock both arrived at the same time.
     shift = 1_000_000
     one = [(1000, 3000, 1, 1, 0, 0)]
     two = [(1000 + shift, 3000 + shift, 1, 1, 0, 0)]
@@ -115,14 +115,14 @@ def test_what_never_ended_lasts_to_the_end():
 
 
 def test_a_wire_has_a_row_each_way():
-    wire = 0xFFFFFFFF  # number 2 sends, 3 receives
+    wire = 0xFFFFFFFF  # wire 2 sends, wire 3 receives
     sent = [(1000, 4000, 27, wire, 2, 0, 80), (1000, 6000, 27, wire, 2, 0, 16), (7000, 0, 27, wire, 2, 0, 16)]
     other = [(2000, 9000, 27, wire, 3, 0, 64), (3000, 5000, 99, wire, 0, -1, 8)]
     trace = document([part(0, sent + other)])
     rows = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     shown = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert [(rows[e["tid"]], e["name"], e["ts"], e["dur"]) for e in shown] == [
-        # Messages of a wire follow each other; what has not ended lasts to the end.
+        # Messages of a wire follow each other; one that has not ended lasts to the end.
         ("send 2", "to rank 1", 0.0, 3.0), ("receive 2", "from rank 1", 1.0, 7.0),
         ("send", "to rank -1 (failed)", 2.0, 2.0), ("send 2", "to rank 1", 3.0, 2.0),
         ("send 2", "to rank 1 (not finished)", 6.0, 2.0),

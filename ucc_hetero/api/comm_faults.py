@@ -173,7 +173,7 @@ class FaultMethods(ABC):
 
         Args:
             store: Store in which they wait: torch's, or :class:`ucc_hetero.Store`.
-            least: Let nobody in unless this many wait.
+            least: Admit no process unless this many wait.
 
         Returns:
             A communicator of these ranks followed by the new ones; None at once if fewer than ``least`` wait. This

@@ -208,9 +208,9 @@ def _no_message(spec: object) -> str:
     if isinstance(spec, (list, tuple)) and spec:
         kind = type(spec).__name__
         if all(isinstance(each, (int, float, complex, np.number)) for each in spec):
-            return f"a {kind} of numbers is no memory: pass numpy.array of it (a list is [array, count, dtype])"
+            return f"a {kind} of numbers is not a buffer: pass numpy.array of it (a list means [array, count, dtype])"
         if len(spec) > 1 and all(hasattr(each, "shape") for each in spec):
-            return f"a {kind} of arrays is no message: pass one array (a list is [array, count, dtype])"
+            return f"a {kind} of arrays is not a message: pass one array (a list means [array, count, dtype])"
     return ""
 
 

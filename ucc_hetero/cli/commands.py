@@ -210,7 +210,7 @@ def _trace(args: argparse.Namespace) -> int:
         print(f"{args.file} is whole; open it at ui.perfetto.dev")
         return 0
     write(args.file, merge(args.file.absolute()))
-    print(f"merged what the ranks left beside it into {args.file}; open it at ui.perfetto.dev")
+    print(f"merged the ranks' files into {args.file}; open it at ui.perfetto.dev")
     return 0
 
 

@@ -387,7 +387,7 @@ register(
         ),
         settings=(
             Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
-            # CUDA can be asked what it has read, so setting it late does no harm.
+            # CUDA reports the value that it uses, so setting it late does no harm.
             Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER, "calls"),
             # Clients of the multi-process service share the connections: four clients with 32 each got no context.
             Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32", "no MPS", _QUEUES.format("eight"), "start"),
@@ -456,8 +456,8 @@ register(
                 "peer memory is unusable on these kernels, and UCX does not try dmabuf by itself; told that it "
                 "must, it gives up where the kernel's configuration is out of sight, as in containers",
             ),
-            # HIP cannot be asked what it has read. If it is loaded already and the variable was not set, streams are
-            # not held, and device memory is shared over xGMI alone (docs/gpu-inside.md).
+            # HIP does not report the value that it uses. If it is already loaded and the variable was not set, streams
+            # are not held, and device memory is shared over xGMI alone (docs/gpu-inside.md).
             Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
             Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES.format("four"), "start"),
             Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
@@ -577,7 +577,8 @@ def apply(
 ) -> None:
     """Set what this host's devices need and is not set; for a rank that was started without the launcher.
 
-    ``late``: what a vendor's runtime reads then (``load``, ``start``) is left alone, as it would say what is not so.
+    ``late``: a loaded or started runtime (``load``, ``start``) no longer reads its variables; they are not set, as they
+    would not show the values in use.
     """
     found = devices(root)
     for vendor in dict.fromkeys(device.vendor for device in found):

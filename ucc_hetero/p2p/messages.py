@@ -220,7 +220,7 @@ class Messages:
         return bool(self._fate(source))
 
     def gone_text(self, source: int) -> str:
-        """What to say of a source that is gone."""
+        """Return why the source cannot send any more, for an error message."""
         if source == self.any_source:
             return "every other rank has left the job or died"
         return gone_text(self.state.board, source, self.rank)

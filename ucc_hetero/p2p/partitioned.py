@@ -288,7 +288,7 @@ class _Send(PartitionedRequest):
 
 
 class _Receive(PartitionedRequest):
-    """The receive side: receives the sender's partitions, and tells which of its own partitions they complete."""
+    """The receive side: receives the sender's partitions, and reports which of its own partitions they complete."""
 
     _direction = "receive from"
 

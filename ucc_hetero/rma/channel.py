@@ -126,7 +126,7 @@ class Channel:
             raise ChannelError(f"a message is not JSON: {error}") from None
 
     def answer(self) -> Any:
-        """The answer to the last message, where every one has an answer; not those of waits that were interrupted."""
+        """Receive the answer to the last message, if every message has one. Skips answers to interrupted waits."""
         while self._received + 1 < self._sent:
             self.receive()
         return self.receive()

@@ -586,7 +586,7 @@ def _form(
     if "T" in sizes:
         tokens = sizes.pop("T")
         if not block_size or tokens % block_size:
-            raise ValueError(f"block_size: {tokens} tokens are no blocks of {block_size}")
+            raise ValueError(f"block_size: {tokens} tokens do not divide into blocks of {block_size}")
         sizes |= {"B": tokens // block_size, "N": block_size}
     elif block_size not in (None, sizes.get("N")):
         raise ValueError(f"block_size: {block_size}, and the arrays have {sizes.get('N')} tokens a block")

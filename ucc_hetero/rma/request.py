@@ -22,7 +22,7 @@ _REASONS = {
     lib.UCCH_FAIL_TIMEOUT: (CollectiveTimeout, "is not done after {seconds:.3g} s"),
     lib.UCCH_FAIL_PEER: (PeerError, "failed: the peer has ended or cannot be reached"),
     lib.UCCH_FAIL_CONNECTION: (PeerError, "failed: the peer has ended or cannot be reached"),
-    lib.UCCH_FAIL_STALE: (RefusedError, "was refused by its owner: there is no such region any more"),
+    lib.UCCH_FAIL_STALE: (RefusedError, "was refused by its owner: the region is no longer registered"),
     lib.UCCH_FAIL_RANGE: (RefusedError, "was refused by its owner: it goes outside of the region"),
     lib.UCCH_FAIL_MEMORY: (UCCHError, "failed: out of memory"),
     lib.UCCH_FAIL_PATH: (UCCHError, "failed: the two processes see no common memory, and no wires join them"),

@@ -202,7 +202,9 @@ def finish() -> None:
             try:
                 write(path, document([parse_part(*part) for part in parts]))
             except OSError as error:
-                failure = f"UCCH_TRACE: {path} could not be written ({error}); what the ranks recorded is beside it"
+                failure = (
+                    f"UCCH_TRACE: {path} could not be written ({error}); the ranks' own files are in the same folder"
+                )
                 print(failure, file=sys.stderr, flush=True)
         written &= not any(comm.allgather(failure))
     if written:
