@@ -1,1 +1,1 @@
-"""OSU-style benchmarks of ucc_hetero and its peers: ``python -m ucc_hetero.bench``; benchmarks/ in the repository."""
+"""OSU-style benchmarks of ucc_hetero and its peers: ``python -m ucc_hetero.bench``. This folder is benchmarks/."""

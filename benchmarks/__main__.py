@@ -14,7 +14,7 @@ from .table import BENCHES, VERSION, Bench
 from .validate import WrongResult
 from .world import NotOffered, open_world, prepare
 
-# Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
+# Programs beside the OSU benchmarks. Each module has run(arguments, command) -> status.
 _PROGRAMS = {
     "compare": "ours, mpi4py and plain UCC in one process start, with ratios (under mpirun)",
     "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
@@ -23,19 +23,19 @@ _PROGRAMS = {
 
 
 def _say(text: str, stream: str = "stderr") -> None:
-    """Print on one rank only: what is wrong with a command line is wrong on all of them."""
+    """Print on rank 0 only: a wrong command line is wrong on all ranks."""
     if probable_rank() == 0:
         print(text, file=getattr(sys, stream), flush=True)
 
 
 def _refuse(why: Exception) -> int:
-    """Say why; the status is rank 0's alone, because mpirun kills the others as soon as one fails."""
+    """Print the error. Only rank 0 returns a status other than 0: mpirun kills the others as soon as one rank fails."""
     _say(f"error: {why}")
     return 1 if probable_rank() == 0 else 0
 
 
 def overview() -> str:
-    """The list of benchmarks and programs."""
+    """A list of benchmarks and programs."""
     lines = ["Usage: mpirun -n N python -m ucc_hetero.bench NAME [options]", "", "Programs:"]
     lines += [f"  {name:<36}{text}" for name, text in _PROGRAMS.items()]
     lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
@@ -44,10 +44,10 @@ def overview() -> str:
 
 
 def _guarded(work: Callable[[], int]) -> int:
-    """Run the collective part. An error on one rank must not leave the others waiting."""
+    """Run the collective part. If one rank raises, the job is aborted, so that the others do not wait."""
     try:
         return work()
-    except HelpWanted:  # which has been given
+    except HelpWanted:  # help was printed already
         return 0
     except (BadUsage, NotOffered, WrongResult) as why:  # raised on every rank
         return _refuse(why)
@@ -73,15 +73,15 @@ def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
     world = open_world()
     status = runner.run(bench, options, world, command)
     world.close()
-    # As OSU's programs: rank 0 alone reports the failure.
+    # As in OSU's programs, only rank 0 reports the failure.
     return status if world.rank == 0 else 0
 
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one benchmark or program; returns the exit status."""
+    """Run one benchmark or program. Returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # For result files: what was run, not where its files lie.
+    # For result files: the command without local paths.
     shown = (os.path.basename(word) if os.path.isabs(word) else word for word in words)
     command = ["python", "-m", "ucc_hetero.bench", *shown]
     if not words or words[0] in ("-h", "--help"):
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if bench is None:
             raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
         options = parse(bench, rest)
-    except HelpWanted:  # which has been given
+    except HelpWanted:  # help was printed already
         return 0
     except BadUsage as why:
         return _refuse(why)

@@ -1,4 +1,4 @@
-"""Calls to time: from a row of the table to buffers per rank and arguments as mpi4py takes them."""
+"""Calls to time: makes buffers and mpi4py arguments from a row of the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .world import Peer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One collective of one size on one rank. ``count`` is OSU's element count of the size column."""
+    """A collective of one size, on one rank. ``count``: OSU's number of elements for the size column."""
 
     row: Collective
     rank: int
@@ -35,20 +35,20 @@ class Case:
 
 @dataclass(slots=True)
 class Buffers:
-    """The blocks of one case; None where this rank has no such buffer."""
+    """The buffers of a case; None where this rank has none."""
 
     send: Block | None
     recv: Block | None
 
 
 def shares(total: int, ranks: int, vector: bool) -> list[int]:
-    """Elements per rank of a reduce_scatter: OSU spreads the rest over the first ranks, the block form drops it."""
+    """Elements per rank of a reduce_scatter. OSU gives the remainder to the first ranks; the block form drops it."""
     each, rest = divmod(total, ranks)
     return [each + (vector and r < rest) for r in range(ranks)]
 
 
 def lengths(case: Case) -> tuple[int | None, int | None]:
-    """(send, recv) elements of this rank; None for a buffer it does not have."""
+    """(send, receive) elements of this rank; None for a buffer that it does not have."""
     count, everything, at_root = case.count, case.count * case.ranks, case.rank == case.root
     if case.row.kind == "reduce_scatter":
         parts = shares(count, case.ranks, case.row.vector)
@@ -67,17 +67,17 @@ def lengths(case: Case) -> tuple[int | None, int | None]:
 
 
 def longest(row: Collective, count: int, ranks: int) -> int:
-    """Elements of the longest buffer that any rank needs."""
+    """Elements of the longest buffer of any rank."""
     return count if row.whole else count * ranks
 
 
 def in_place_only(peer: Peer, row: Collective) -> bool:
-    """True if the peer has no other form, as torch.distributed's allreduce: that is measured then."""
+    """True if the peer only works in place, as torch.distributed's allreduce does; then that form is measured."""
     return peer.name in ("gloo", "nccl") and row.kind == "reduce_all"
 
 
 class Pool:
-    """Two long blocks whose beginnings serve every size, so that pages are touched once, as in OSU's programs."""
+    """Two long buffers whose beginnings serve all sizes, so that pages are touched once, as in OSU's programs."""
 
     def __init__(self, memory: Memory, dtype: np.dtype[Any], elements: int) -> None:
         self._send = memory.block(dtype, elements)
@@ -89,7 +89,7 @@ class Pool:
 
 
 def arguments(peer: Peer, case: Case, buffers: Buffers) -> tuple[Any, ...]:
-    """The timed call's positional arguments."""
+    """The positional arguments of the timed call."""
     row, kind = case.row, case.row.kind
     send = buffers.send.array if buffers.send else None
     recv = buffers.recv.array if buffers.recv else None
@@ -119,7 +119,7 @@ def arguments(peer: Peer, case: Case, buffers: Buffers) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to time, what releases it, and its buffers: mpi4py 4.1's ``Allgatherv_init`` does not keep them."""
+    """A call to time, its release, and its buffers, which mpi4py 4.1's ``Allgatherv_init`` does not keep alive."""
 
     run: Callable[[], Any]
     free: Callable[[], None] = lambda: None
@@ -127,7 +127,7 @@ class Call:
 
 
 def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Call:
-    """The call to time: blocking, starting a request, or starting and waiting for a persistent one."""
+    """Make the call to time: blocking; one that starts a request; or one that starts and waits for a persistent one."""
     method, given = case.row.method, arguments(peer, case, buffers)
     if family != "persistent":
         return Call(partial(peer.method(f"I{method.lower()}" if family == "nonblocking" else method), *given))
@@ -142,7 +142,7 @@ def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Call:
 
 
 def roots(row: Collective, root: int | None, ranks: int) -> Sequence[int]:
-    """The roots that are used in turn."""
+    """The roots to use in turn."""
     if not row.rooted:
         return (0,)
     return range(ranks) if root is None else (root,)

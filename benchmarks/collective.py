@@ -1,7 +1,7 @@
-"""The timed loops of the collectives, blocking, persistent and non-blocking, by OSU's rule.
+"""Timed loops of collectives (blocking, persistent, non-blocking), with OSU's rules.
 
-Only the call itself is inside the timed window; a barrier outside it keeps ranks together. A rank's latency is the
-mean over iterations, a row is mean, least and most of these over the ranks.
+Only the call itself is timed; a barrier before it keeps the ranks together. A rank's latency is the mean over
+iterations; a row has the mean, minimum and maximum over ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Latency:
-    """One peer's blocking or persistent calls of one size: one per root, each with its own buffers and checker."""
+    """A peer's blocking or persistent calls of one size: one per root, each with its own buffers and checker."""
 
     def __init__(self, session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> None:
         row, world, options = session.bench.collective, session.world, session.options
@@ -52,10 +52,10 @@ class Latency:
         return np.asarray(self.timed(iterations, warmup, _blocking))
 
     def timed(self, iterations: int, warmup: int, once: Callable[[Callable[[], Any]], Any]) -> list[Any]:
-        """What ``once`` returned in each iteration after the warm-up."""
+        """The results of ``once`` in each iteration after the warm-up."""
         session, checkers = self.session, self.checkers
         barrier, samples = session.world.barrier, []
-        # OSU's barrier benchmark has no barrier of its own between the timed ones.
+        # OSU's barrier benchmark has no extra barrier between iterations.
         apart = session.bench.sized or session.bench.family == "nonblocking"
         for i in range(warmup + iterations):
             k = i % len(self.calls)
@@ -76,7 +76,7 @@ class Latency:
         return samples
 
     def row(self, samples: Floats) -> Row:
-        """Mean, least and most of the ranks' means, in µs."""
+        """Mean, minimum and maximum of the ranks' means, in µs."""
         session, mine = self.session, samples * 1e6
         mean, least, most = session.world.spread(float(mine.mean()))
         return Row(self.size, mean, least, most, mine.size, percentiles=session.percentiles(mine))
@@ -88,7 +88,7 @@ class Latency:
 
 
 def _finish(request: Any) -> None:
-    """Wait for what a non-blocking call returned; blocking ones return nothing."""
+    """Wait for the request of a non-blocking call; blocking calls return none."""
     if hasattr(request, "Wait"):
         request.Wait()
 
@@ -105,7 +105,7 @@ _DIMENSION = 25
 
 
 class Compute:
-    """Work for a given time: small matrix operations, as OSU's benchmarks do, in pieces of about a microsecond."""
+    """Computation for a given time, as in OSU's benchmarks: small matrix operations of about a microsecond each."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -113,7 +113,7 @@ class Compute:
         self._x = np.zeros(_DIMENSION)
 
     def spend(self, seconds: float) -> None:
-        """Compute until that much time went into computing."""
+        """Compute until this much time was spent computing."""
         spent = 0.0
         while spent < seconds:
             start = perf_counter()
@@ -122,7 +122,7 @@ class Compute:
 
 
 def _overlapped(compute: Compute, seconds: float, tests: int) -> Callable[[Callable[[], Any]], Floats]:
-    """One iteration: start, compute with calls of Test in between, wait."""
+    """An iteration: start, compute with calls of Test in between, wait."""
 
     def once(call: Callable[[], Any]) -> Floats:
         begin = perf_counter()
@@ -151,17 +151,17 @@ def _pure(call: Callable[[], Any]) -> float:
 
 
 class Overlapped(Latency):
-    """Non-blocking calls: first the communication alone, then with as much computation."""
+    """Non-blocking calls: first the communication alone, then with as much computation as that takes."""
 
     def run(self, iterations: int, warmup: int) -> Floats:
-        """Seconds of each iteration: alone, and then overall, computing, starting, testing and waiting."""
+        """Seconds of each iteration: alone; then overall, computing, starting, testing and waiting."""
         alone = self.timed(iterations, warmup, _pure)
         self.session.world.barrier()
         once = _overlapped(Compute(), float(np.mean(alone)), self.session.options.test_calls)
         return np.column_stack((alone, self.timed(iterations, warmup, once)))
 
     def row(self, samples: Floats) -> Row:
-        """Means over the ranks, in µs, and the share of the communication that computation hid."""
+        """Means over the ranks in µs, and the share of the communication that computation hid."""
         session, world = self.session, self.session.world
         mine = samples * 1e6
         _, overall, computing, init, test, wait = world.gather(mine.mean(axis=0)).mean(axis=0)

@@ -1,8 +1,8 @@
-"""Measure our calls, mpi4py's and plain UCC's in one process start, side by side.
+"""Compares this package's calls with mpi4py's and plain UCC's, in one job.
 
-Each round measures every series once, in turn, so that whatever disturbs the machine disturbs all of them; the
-ratios come from rounds drawn in pairs. One sample is the mean of back-to-back calls that together take about a
-millisecond. Results are checked against numpy before anything is timed.
+Each round measures every series once, in turn, so that disturbances hit all of them; ratios use paired rounds. A sample
+is the mean of back-to-back calls that together take about a millisecond. Results are checked against numpy before
+anything is timed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .table import COLLECTIVES
 from .validate import proven_call
 from .world import Peer, World, open_world, prepare
 
-#: Length of one sample, in seconds, and the most calls in it.
+#: Seconds of a sample, and maximum number of calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
 _STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One column of the comparison: a peer's call in one form."""
+    """A column of the comparison: a peer's call in one form."""
 
     peer: Peer
     form: str  # "blocking" or "persistent"
@@ -51,7 +51,7 @@ class Series:
 
 @dataclass(slots=True)
 class Bound:
-    """A series ready to be timed at one size, and how many calls make one sample."""
+    """A series ready to be timed at one size, and its number of calls per sample."""
 
     call: Call
     calls: int = 1
@@ -79,7 +79,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _series(peers: Sequence[Peer]) -> list[Series]:
-    """Blocking and persistent calls of each peer, but plain UCC's persistent calls only."""
+    """Blocking and persistent calls of each peer; of plain UCC only persistent ones."""
     found = []
     for peer in peers:
         if peer.name != "ucc" or len(peers) == 1:
@@ -100,7 +100,7 @@ def _sample(bound: Bound, world: World) -> float:
 
 
 def _calibrate(bound: Bound, world: World) -> None:
-    """Warm up, and choose how many calls make one sample: the same number on every rank."""
+    """Warm up, and choose the number of calls per sample, equal on every rank."""
     for calls in (1, 10, 100):
         bound.calls = calls
         mean, _, _ = world.spread(_sample(bound, world))
@@ -112,7 +112,7 @@ def _calibrate(bound: Bound, world: World) -> None:
 def measure(
     series: Sequence[Series], case: Case, dtype: np.dtype[Any], pools: Sequence[Pool], rounds: int, world: World
 ) -> list[npt.NDArray[np.float64]]:
-    """Per series the µs of each round, means over ranks; equal on every rank."""
+    """For each series the µs of each round, as means over ranks; equal on every rank."""
     bounds = []
     for one, pool in zip(series, pools, strict=True):
         own = replace(case, in_place=in_place_only(one.peer, case.row))
@@ -129,7 +129,7 @@ def measure(
 
 
 def _pairs(series: Sequence[Series]) -> list[tuple[int, int]]:
-    """(theirs, ours) to be compared: the base's call of the same form, or of the form that it has."""
+    """(theirs, ours) to compare: the base's call of the same form, or of the form that it has."""
     base = series[0].peer.name
     own = {s.form: k for k, s in enumerate(series) if s.peer.name == base}
     return [(k, own.get(s.form, next(iter(own.values())))) for k, s in enumerate(series) if s.peer.name != base]
@@ -159,7 +159,7 @@ print(time.perf_counter() - start)
 
 
 def _import_ms(world: World) -> list[float] | None:
-    """Milliseconds of ``import ucc_hetero`` beyond numpy and mpi4py, in fresh processes started by rank 0 alone."""
+    """Milliseconds of ``import ucc_hetero`` beyond numpy and mpi4py, in new processes started by rank 0 alone."""
     times: list[float] = []
     if world.rank == 0:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
@@ -170,13 +170,13 @@ def _import_ms(world: World) -> list[float] | None:
             )
             if child.returncode == 0:
                 times.append(float(child.stdout) * 1e3)
-    world.idle_barrier()  # the other ranks leave the cores to the children
+    world.idle_barrier()  # the other ranks leave the cores to these processes
     found: list[float] = world.comm.bcast(times)
     return found or None
 
 
 def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
-    """A peer, and the slowest rank's time of its creation: the first, then some more after it was freed."""
+    """A peer, and the slowest rank's times to create it: first, and again after it was freed."""
     times: list[float] = []
     for left in reversed(range(_STARTS)):
         world.barrier()
@@ -189,7 +189,7 @@ def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
 
 
 def run(words: Sequence[str], command: list[str]) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure and print. Returns the exit status."""
     arguments = _arguments(words)
     prepare(arguments.peers)
     world = open_world()
@@ -270,7 +270,7 @@ def _figures(imports: list[float] | None, creation: dict[str, list[float]]) -> s
 
 
 def _noise(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for the reader about how far the numbers can be trusted."""
+    """A line about how noisy the measurements were."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     unclear = [str(row["size"]) for row in rows if any(r["verdict"] == "too noisy" for r in row["ratios"])]
     restless = [str(row["size"]) for row in rows if any(s["spread"] > NOISY for s in row["series"])]

@@ -1,4 +1,4 @@
-"""Result files as curves: our own JSON, the text of OSU's C programs, and nccl-tests' text."""
+"""Reads result files as curves: this package's JSON, and the text output of OSU's C programs and nccl-tests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .table import BENCHES
 
 Data = dict[str, Any]
 
-#: Label of the curve of what the links allow.
+#: Label of the curve of the links' limit.
 LIMIT = "limit"
 
 
 class UnknownFile(ValueError):
-    """A file that is none of the known formats; the message says what was expected."""
+    """The file has none of the known formats. The message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size of a curve."""
+    """A value at one size."""
 
     size: int
     value: float
@@ -32,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over message sizes. ``unit`` is us, MB/s or GB/s; ``label`` says whose, ``source`` which file."""
+    """Values over message sizes. ``unit``: us, MB/s or GB/s; ``label``: the implementation; ``source``: the file."""
 
     benchmark: str
     label: str
@@ -44,14 +44,14 @@ class Curve:
 
 
 class _Points:
-    """Points of one file, collected by the curves that they belong to."""
+    """Collects the points of a file into curves."""
 
     def __init__(self, source: str, facts: Data | None = None) -> None:
         self._source, self._facts = source, facts or {}
         self._found: dict[tuple[str, str, str, str], list[Point]] = {}
 
     def add(self, key: tuple[str, str, str, str], size: int, value: float) -> None:
-        """Add a point to the curve of this benchmark, label, unit and dtype."""
+        """Add a point to the curve with this benchmark, label, unit and dtype."""
         self._found.setdefault(key, []).append(Point(size, value))
 
     def curves(self) -> list[Curve]:
@@ -67,7 +67,7 @@ def _text(path: Path) -> str:
 
 
 def _data(path: Path, text: str) -> Data | None:
-    """Results of a JSON file, of whatever kind; None for other text."""
+    """Contents of a JSON result file of any kind; None for other text."""
     try:
         return json.loads(text) if text.lstrip().startswith("{") else None
     except ValueError as why:
@@ -94,14 +94,14 @@ def _curves(path: Path, text: str, data: Data | None) -> list[Curve]:
 
 
 def read(path: str | Path) -> list[Curve]:
-    """The curves of a file. Raises UnknownFile, naming the file, where it cannot be read."""
+    """The curves of a file. ``UnknownFile`` names a file that cannot be read."""
     path = Path(path)
     text = _text(path)
     return _curves(path, text, _data(path, text))
 
 
 def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, Data]]]:
-    """The curves of all files, in order, and name and data of the JSON files, which need not have any curves."""
+    """The curves of all files in order, and (name, contents) of the JSON files, which may have no curves."""
     curves: list[Curve] = []
     files: list[tuple[str, Data]] = []
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""Rounds: one size of a benchmark for all peers of a session, in turns, so that what disturbs one disturbs all."""
+"""Rounds: all peers of a session take turns at one size, so that disturbances hit all of them."""
 
 from __future__ import annotations
 

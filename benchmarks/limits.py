@@ -1,7 +1,7 @@
-"""``--limit``: for each size of a benchmark the least time, or the most bandwidth, that the job's links allow.
+"""``--limit``: for each size the minimum time, or maximum bandwidth, that the job's links allow.
 
-The links are measured in the same run, with the messages of ours and of the MPI in use, whichever is faster. Only what
-holds for every algorithm and every implementation counts, so the limit of small messages is one message's latency.
+The links are measured in the same job, with this package's messages and the MPI's; the faster counts. Only bounds that
+hold for every algorithm and implementation are used, so the limit of small messages is one message's latency.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .roofline import least_seconds
 from .session import Session
 from .world import NotOffered, Peer
 
-#: Puts of which the quickest counts.
+#: Number of puts, of which the fastest counts.
 _PUTS = 200
 
 
@@ -31,7 +31,7 @@ class Limit:
 
 
 def _carriers(session: Session) -> tuple[list[Peer], list[Peer]]:
-    """(who is measured, those of them that were opened for it). MPI may not know what device memory is."""
+    """(peers to measure, those of them that were opened for it). MPI may not support device memory."""
     found = [peer for peer in session.peers.values() if peer.name in ("ours", "mpi4py", "nccl")]
     opened = []
     wanted = ["ours"] + ["mpi4py"] * (session.memory.accelerator == "host")
@@ -47,7 +47,7 @@ def _carriers(session: Session) -> tuple[list[Peer], list[Peer]]:
 
 
 def _islands(peers: Sequence[Peer], session: Session) -> list[list[int]]:
-    """The ranks of each island, as ours knows them; without ours the ranks of each node."""
+    """The ranks of each island, from this package's topology; without it, the ranks of each node."""
     for peer in peers:
         if peer.name == "ours":
             return [list(island.ranks) for island in peer.comm.topology.islands]
@@ -60,7 +60,7 @@ def _islands(peers: Sequence[Peer], session: Session) -> list[list[int]]:
 
 
 def open_limit(session: Session) -> Limit:
-    """Measure the links that the session's benchmark uses. Collective; raises NotOffered where no peer can."""
+    """Measure the links that the benchmark uses. Collective. ``NotOffered`` if no peer can."""
     peers, opened = _carriers(session)
     try:
         row = session.bench.collective
@@ -71,7 +71,7 @@ def open_limit(session: Session) -> Limit:
 
 
 def _put_seconds(session: Session, a: int, b: int) -> float:
-    """Seconds until rank a knows that a byte that it put into rank b's memory is there. Equal on every rank."""
+    """Seconds until rank a knows that its one-byte put is in rank b's memory; equal on every rank."""
     from mpi4py import MPI
 
     world, best = session.world, float("inf")
@@ -92,7 +92,7 @@ def _on_devices(session: Session) -> bool:
 
 
 def _quickest(session: Session, links: Links, islands: Sequence[Sequence[int]]) -> Links:
-    """With the latencies of puts where all memory is on devices: there messages cost far more than the links do."""
+    """Use the latency of puts if all memory is on devices, where messages cost far more than the links do."""
     if not _on_devices(session):
         return links
     inside = next(((island[0], island[1]) for island in islands if len(island) > 1), None)
@@ -126,7 +126,7 @@ def _traffic(session: Session) -> Traffic:
 
 
 def _messages(session: Session, peers: Sequence[Peer]) -> Limit:
-    """Of benchmarks between pairs of ranks."""
+    """The limit for benchmarks between pairs of ranks."""
     world, memory, traffic = session.world, session.memory, _traffic(session)
     rate = best_bandwidth(peers, world, memory, traffic)
     total = rate * len(traffic)

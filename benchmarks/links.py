@@ -1,7 +1,7 @@
 """Links between ranks: latency and bandwidth of pairs, one at a time and all at once.
 
-Messages of every peer that can send them; the best of all counts: these figures are limits that a benchmark is held
-against, and so the fastest that was seen, not the usual.
+Every peer that can send messages is measured, and the best result counts: the figures are limits for benchmarks, so
+they are the fastest that was seen, not the typical.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from .memory import Block, Memory
 from .world import Peer, World
 
-#: Message sizes of which the one that is carried fastest counts: caches of the host make smaller ones faster than the
-#: largest, and devices need long ones to get going.
+#: Message sizes, of which the fastest counts: host caches make short messages faster than long ones, while devices need
+#: long ones to reach their rate.
 _BYTES, _DEVICE_BYTES = (1 << 16, 1 << 19, 1 << 22), (1 << 22, 1 << 25, 1 << 28)
-#: Bytes that one sample moves at least, messages in it at most, samples, and ping-pongs.
+#: Minimum bytes per sample, maximum messages per sample, samples, and ping-pongs.
 _SAMPLE, _MOST, _SAMPLES, _PINGS = 4 << 20, 32, 4, 200
-#: Pairs of ranks inside and between islands that stand for all of them.
+#: Number of pairs inside and between islands that are measured.
 _PAIRS = 4
 _TAG = 77
 
-#: Messages that are under way at the same time: sender -> receiver.
+#: Simultaneous messages: sender -> receiver.
 Traffic = dict[int, int]
 
 
@@ -34,8 +34,9 @@ Traffic = dict[int, int]
 class Links:
     """Measured links: seconds and bytes per second, one way, equal on every rank.
 
-    ``port``: the most that a rank sent while it received as much. ``cuts``: for each island what all its ranks together
-    send to the others while they receive as much; empty where there is one island. ``bridge_latency`` is None then.
+    ``port``: maximum rate of a rank that sends and receives. ``cuts``: for each island the rate at which all its ranks
+    together send to other islands while they receive as much; empty if there is one island, and then ``bridge_latency``
+    is None.
     """
 
     latency: float
@@ -44,7 +45,7 @@ class Links:
     cuts: tuple[float, ...]
 
     def data(self) -> dict[str, Any]:
-        """For result files: microseconds and megabytes (10⁶) per second."""
+        """For result files: microseconds, and megabytes (10⁶) per second."""
         bridge = None if self.bridge_latency is None else self.bridge_latency * 1e6
         return {
             "latency us": self.latency * 1e6, "bridge latency us": bridge,
@@ -53,7 +54,7 @@ class Links:
 
 
 def lengths(world: World, memory: Memory) -> tuple[int, ...]:
-    """Bytes of the messages by which bandwidth is measured. Collective: long ones only if all memory is on devices."""
+    """Message lengths in bytes for bandwidth. Collective: only long ones if all memory is on devices."""
     return _BYTES if "host" in world.comm.allgather(memory.accelerator) else _DEVICE_BYTES
 
 
@@ -63,7 +64,7 @@ def _blocks(memory: Memory, nbytes: int) -> tuple[Block, Block]:
 
 
 def latency(peer: Peer, world: World, memory: Memory, a: int, b: int) -> float:
-    """Seconds of one byte from rank a to rank b: half of the quickest way there and back. On every rank."""
+    """Seconds of one byte from rank a to rank b: half of the fastest round trip. Equal on every rank."""
     send, recv = _blocks(memory, 1)
     best = float("inf")
     if world.rank in (a, b):
@@ -82,7 +83,7 @@ def latency(peer: Peer, world: World, memory: Memory, a: int, b: int) -> float:
 
 
 def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes: int) -> float:
-    """Bytes per second that every sender of ``traffic`` gets at the same time; the best of some samples."""
+    """Bytes per second of each sender of ``traffic`` when all send at once; the best sample."""
     to = traffic.get(world.rank)
     sources = [a for a, b in traffic.items() if b == world.rank]
     count = max(1, min(_MOST, _SAMPLE // nbytes))
@@ -100,13 +101,13 @@ def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes
             spent = 0.0
         world.idle_barrier()
         slowest = world.spread(spent)[2]
-        if sample:  # the first one makes connections
+        if sample:  # the first sample makes connections
             best = min(best, slowest)
     return nbytes * count / best
 
 
 def best_bandwidth(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
-    """Bytes per second of every sender, by the fastest peer at its fastest size; 0 without senders."""
+    """Bytes per second of each sender, by the fastest peer at its fastest size; 0 without senders."""
     if not traffic:
         return 0.0
     sizes = lengths(world, memory)
@@ -114,7 +115,7 @@ def best_bandwidth(peers: Sequence[Peer], world: World, memory: Memory, traffic:
 
 
 def _some(pairs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A few of many pairs, spread over all of them."""
+    """A few of many pairs, evenly spread."""
     everything = list(pairs)
     step = max(1, len(everything) // _PAIRS)
     return everything[::step][:_PAIRS]
@@ -129,21 +130,21 @@ def _between(islands: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _cut(island: Sequence[int], ranks: int) -> Traffic:
-    """Each rank of an island with one outside, both ways, as long as there are any left outside."""
+    """Pair each rank of an island with one outside, both ways, until there are none left outside."""
     outside = [rank for rank in range(ranks) if rank not in set(island)]
     pairs = list(zip(island, outside, strict=False))
     return dict(pairs) | {b: a for a, b in pairs}
 
 
 def _rings(islands: Sequence[Sequence[int]]) -> Traffic:
-    """Each rank of every island to the next one in it."""
+    """Each rank of every island sends to the next one in it."""
     return {
         a: b for island in islands if len(island) > 1 for a, b in zip(island, [*island[1:], island[0]], strict=True)
     }
 
 
 def measure_links(peers: Sequence[Peer], world: World, memory: Memory, islands: Sequence[Sequence[int]]) -> Links:
-    """Measure a job's links. Collective; ``islands`` are the ranks of each. Some hundred milliseconds and more."""
+    """Measure a job's links. Collective; takes some hundred milliseconds or more. ``islands``: ranks of each."""
     inside, between = _inside(islands), _between(islands)
     alone = [best_bandwidth(peers, world, memory, {a: b}) for a, b in inside + between]
     duplex = [best_bandwidth(peers, world, memory, {a: b, b: a}) for a, b in (inside + between)[:1]]

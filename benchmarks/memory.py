@@ -1,7 +1,7 @@
-"""Memory of a benchmark's messages: numpy's, or a GPU's through torch.
+"""Memory for a benchmark's messages: numpy's, or a GPU's through torch.
 
-A ``Memory`` hands out blocks: ``block.array`` is what the peer gets, ``block.put`` and ``block.get`` move numpy data in
-and out, ``block.overrun`` is true after a write behind the end.
+A ``Memory`` makes blocks: ``block.array`` is for the peer, ``block.put`` and ``block.get`` copy numpy data in and out,
+and ``block.overrun`` is true after a write past the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .options import BadUsage
 from .world import World
 
 Host = npt.NDArray[Any]
-#: Elements behind each block that no call may write, and the byte they hold.
+#: Guard elements behind each block, which no call may write, and the byte in them.
 _GUARD, _GUARD_BYTE = 64, 0x5A
 
 _OSU_NAMES = {"mpi_char": "int8", "mpi_int": "int32", "mpi_float": "float32"}
@@ -27,7 +27,7 @@ _MPI_NAMES = {"int8": "MPI_CHAR", "int32": "MPI_INT", "float32": "MPI_FLOAT", "f
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of an OSU type name or of one of ours. Raises ValueError for unknown ones."""
+    """The numpy dtype of an OSU type name, or of one of this package's. ``ValueError`` if unknown."""
     known = _OSU_NAMES.get(name, name)
     if known not in DTYPES:
         raise ValueError(f"option -T {name!r}: known are all, {', '.join((*_OSU_NAMES, *DTYPES))}")
@@ -43,13 +43,13 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def label_of(dtype: np.dtype[Any]) -> str:
-    """The datatype's name as OSU prints it."""
+    """OSU's name of the datatype."""
     return _MPI_NAMES.get(dtype.name, f"MPI_{dtype.name.upper()}")
 
 
 @dataclass(slots=True)
 class Block:
-    """``count`` elements and a guard behind them. ``whole`` is numpy for host memory, a torch tensor otherwise."""
+    """``count`` elements and a guard behind them. ``whole``: numpy array for host memory, else a torch tensor."""
 
     array: Any
     whole: Any
@@ -61,7 +61,7 @@ class Block:
         self._write(0, data)
 
     def get(self) -> Host:
-        """A copy, or for host memory a view, of the elements."""
+        """A copy of the elements; for host memory a view."""
         return self._host()[: self.count]
 
     def overrun(self) -> bool:
@@ -69,7 +69,7 @@ class Block:
         return bool((self._host()[self.count :].view(np.uint8) != _GUARD_BYTE).any())
 
     def head(self, count: int) -> Block:
-        """The first ``count`` elements, with a fresh guard behind them."""
+        """A block of the first ``count`` elements, with a new guard behind them."""
         whole = self.whole[: count + _GUARD]
         block = Block(whole[:count], whole, count, self.dtype)
         filler = np.full(_GUARD * self.dtype.itemsize, _GUARD_BYTE, np.uint8)
@@ -90,7 +90,7 @@ class Block:
         torch, size = importlib.import_module("torch"), self.dtype.itemsize
         raw = self.whole.view(torch.uint8)[start * size : (start + data.size) * size]
         raw.copy_(torch.from_numpy(data.copy().view(np.uint8)))
-        if not self.whole.is_cpu:  # until it is there: calls without a stream do not wait
+        if not self.whole.is_cpu:  # wait for the copy, as calls without a stream do not
             torch.cuda.current_stream().synchronize()
 
 
@@ -101,7 +101,7 @@ class Memory:
     accelerator: str
 
     def block(self, dtype: np.dtype[Any], count: int) -> Block:
-        """``count`` elements, their pages touched."""
+        """A block of ``count`` elements whose pages were touched."""
         total: int = count + _GUARD
         store: Any
         if self.accelerator == "host":
@@ -113,7 +113,7 @@ class Memory:
 
 
 def _accelerator_here() -> tuple[str, str]:
-    """("cuda" | "rocm" | "host", why not) as torch sees this machine."""
+    """("cuda" | "rocm" | "host", reason for "host") of this machine, from torch."""
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -124,7 +124,7 @@ def _accelerator_here() -> tuple[str, str]:
 
 
 def memory_of(world: World, accelerator: str) -> Memory:
-    """Memory of each rank. Collective; raises BadUsage on all ranks where one cannot have what was asked for."""
+    """Memory of each rank. Collective; ``BadUsage`` on all ranks if one rank cannot have it."""
     local = world.local_rank()
     try:
         return world.agreed(lambda: open_memory(accelerator, local), ValueError)
@@ -133,9 +133,9 @@ def memory_of(world: World, accelerator: str) -> Memory:
 
 
 def open_memory(accelerator: str, local_rank: int) -> Memory:
-    """The memory of this rank; binds a GPU to it where one is asked for.
+    """Memory of this rank. Binds a GPU to the rank if one is asked for.
 
-    Raises ValueError, naming the way out, where the accelerator asked for is not there.
+    ``ValueError`` with the way out if the accelerator does not exist.
     """
     if accelerator == "host":
         return Memory("host")

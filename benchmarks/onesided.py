@@ -1,6 +1,6 @@
-"""The timed loops of one-sided communication, by OSU's rule: the whole loop is timed, not each put.
+"""Timed loops of one-sided communication, with OSU's rules: the whole loop is timed, not each put.
 
-``ours`` puts to a region of the other rank's and gets from it, ``mpi4py`` through an MPI window that is locked.
+``ours`` puts to and gets from a region of the other rank, ``mpi4py`` uses a locked MPI window.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Window:
-    """An MPI window of both ranks, and memory of this one to put from and to get to."""
+    """An MPI window over both ranks, and local memory to put from and get to."""
 
     win: Any
     local: Any
     partner: int
-    #: Waits for the other rank, which may be needed to carry transfers out.
+    #: Barrier with the other rank, which may have to make progress for the transfers.
     meet: Callable[[], None]
 
     def transfer(self, what: str, start: int, size: int) -> None:
@@ -39,13 +39,13 @@ class Window:
         call(self.local[start : start + size], self.partner, (start, size))
 
     def flush(self) -> None:
-        """Wait until all transfers are done on the other side."""
+        """Wait until all transfers are complete on the other side."""
         self.win.Flush(self.partner)
 
 
 @dataclass(slots=True)
 class Regions:
-    """The other rank's region, and one of as many bytes of this rank's to copy from and to."""
+    """The other rank's region, and a local region of the same size."""
 
     peer: Any
     there: Any
@@ -59,7 +59,7 @@ class Regions:
         self.under_way.append(call(self.local, self.there, start, start, size))
 
     def flush(self) -> None:
-        """Wait until all transfers are done on the other side."""
+        """Wait until all transfers are complete on the other side."""
         for request in self.under_way:
             request.Wait()
         self.under_way.clear()
@@ -67,7 +67,7 @@ class Regions:
 
 @contextmanager
 def regions(comm: Any, memory: Memory, nbytes: int) -> Iterator[Regions]:
-    """Regions of both ranks of an MPI communicator, opened by the other one."""
+    """Context with regions of both ranks, opened by the other rank."""
     from ucc_hetero import rma
 
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def regions(comm: Any, memory: Memory, nbytes: int) -> Iterator[Regions]:
 
 @contextmanager
 def window(session: Session, comm: Any, nbytes: int) -> Iterator[Window]:
-    """An MPI window of both ranks, locked on the other one."""
+    """Context with an MPI window over both ranks, locked on the other rank."""
     from mpi4py import MPI
 
     win, partner = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, comm), 1 - comm.rank
@@ -100,13 +100,13 @@ def window(session: Session, comm: Any, nbytes: int) -> Iterator[Window]:
 
 
 class Transfers:
-    """One peer's transfers of one size: an iteration is one of them, or a window of them in bandwidth tests."""
+    """A peer's transfers of one size. An iteration is one transfer, or in bandwidth tests a window of them."""
 
     def __init__(self, session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> None:
         self.session, self.size, self.wrong = session, size, 0
         self.messages = session.options.window if session.bench.unit == "bandwidth" else 1
         self.what = session.bench.name.split("_")[1]
-        #: True if both ranks transfer at once; otherwise the second one only provides memory.
+        #: True if both ranks transfer at once; otherwise rank 1 only provides memory.
         self.both = session.bench.name.endswith("_bibw")
         self.stack = ExitStack()
         nbytes = max(size * self.messages, 1)
@@ -118,13 +118,13 @@ class Transfers:
         self.memory: Window | Regions = self.stack.enter_context(opened)
 
     def _once(self) -> None:
-        """One iteration of rank 0, or of both."""
+        """An iteration of rank 0, or of both ranks."""
         for j in range(self.messages):
             self.memory.transfer(self.what, j * self.size, self.size)
         self.memory.flush()
 
     def run(self, iterations: int, warmup: int) -> Floats:
-        """Seconds of each iteration, without a gap between them; none on a rank that takes no part."""
+        """Seconds of each iteration, without gaps between them; empty on a rank that does not take part."""
         self.memory.meet()
         stamps = []
         if self.both or self.session.world.rank == 0:
@@ -138,7 +138,7 @@ class Transfers:
         return np.diff(stamps)
 
     def row(self, samples: Floats) -> Row:
-        """The mean time in µs, or MB/s; of both directions together where both ranks transfer."""
+        """The mean time in µs, or MB/s; of both directions together if both ranks transfer."""
         session = self.session
         total = session.world.comm.allgather(float(samples.sum()))
         times = session.world.comm.bcast(samples)

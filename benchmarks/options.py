@@ -1,4 +1,4 @@
-"""Command lines: OSU's options of a benchmark, those that all benchmarks take, and those of programs under mpirun."""
+"""Command lines: OSU's options, options of all benchmarks, and options of programs under mpirun."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .table import LARGE, VERSION, Bench
 #: Implementations whose calls can be measured.
 PEERS = ("ours", "mpi4py", "ucc", "gloo", "nccl")
 _SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-#: Limits of OSU's: validation warm-ups, percentile columns, and the least memory limit.
+#: OSU's limits: warm-ups with validation, percentile columns, minimum of the memory limit.
 _MOST_WARMUPS, _MOST_PERCENTILES, _LEAST_MEMORY = 10, 5, 1 << 20
 
 
 class BadUsage(ValueError):
-    """A mistake on the command line; the message names the option, its value and what would be right."""
+    """The command line is wrong. The message names the option, its value, and what is allowed."""
 
 
 class HelpWanted(Exception):
-    """``-h`` was given, and help was printed."""
+    """Help was asked for with ``-h``, and was printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One benchmark's settings. Sizes are bytes; ``None`` iterations and warm-ups mean the row's defaults."""
+    """Settings of a benchmark. Sizes in bytes. ``None`` for iterations or warm-ups: the row's default."""
 
     max_size: int
     min_size: int = 1
@@ -57,7 +57,7 @@ class Options:
     def loops(self, bench: Bench, size: int) -> tuple[int, int]:
         """(iterations, warm-up calls) for messages of ``size`` bytes."""
         row = bench.loops
-        # OSU's osu_ibarrier runs with the counts for large messages.
+        # OSU runs osu_ibarrier with the counts for large messages.
         large = size > LARGE or (bench.family == "nonblocking" and not bench.sized)
         default, warmup = (row.large, row.warmup_large) if large else (row.small, row.warmup_small)
         return default if self.iterations is None else self.iterations, warmup if self.warmup is None else self.warmup
@@ -110,7 +110,7 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def value(convert: Callable[..., Any], *limits: int) -> dict[str, Any]:
-    """An option with a value, whose mistakes are said with the value that was given."""
+    """An argparse option with a value; errors show the value."""
 
     def checked(text: str) -> Any:
         try:
@@ -124,8 +124,8 @@ def value(convert: Callable[..., Any], *limits: int) -> dict[str, Any]:
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _WORD: dict[str, Any] = {"type": str.lower}
 
-#: Every option: OSU's letter, or none where OSU has no such option and every benchmark takes it; its name, the field of
-#: Options that it sets, how, and its help.
+#: All options: OSU's letter (none for options that OSU lacks and every benchmark takes), name, field of Options,
+#: argparse arguments, help.
 _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("f", "full", "full", _FLAG, "also print minimum, maximum and iterations"),
     ("m", "message-size", "sizes", value(sizes_of),
@@ -162,12 +162,12 @@ _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
 
 
 def probable_rank() -> int:
-    """This process's rank as the launcher tells, before MPI is initialised; 0 without a launcher."""
+    """This process's rank from the launcher's variables, before MPI is initialised; 0 without a launcher."""
     return launchers.number("RANK", os.environ, 0, torchrun=False)
 
 
 class ProgramParser(argparse.ArgumentParser):
-    """Options of a program under mpirun: mistakes and wishes for help are raised, so that all ranks leave together."""
+    """Parser of a program under mpirun. It raises errors and requests for help, so that all ranks leave together."""
 
     def __init__(self, name: str, **more: Any) -> None:
         raw = argparse.RawDescriptionHelpFormatter
@@ -179,7 +179,7 @@ class ProgramParser(argparse.ArgumentParser):
         raise BadUsage(f"{self.name}: {message}; --help lists the options")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options that were given. Raises BadUsage, and HelpWanted after help was printed on one rank."""
+        """Parse. Raises ``BadUsage``; raises ``HelpWanted`` after help was printed on one rank."""
         found = self.parse_args(list(words))
         if found.help:
             if probable_rank() == 0:
@@ -189,7 +189,7 @@ class ProgramParser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """``-v``: prints the benchmark's version on one rank."""
+    """``-v``: print the benchmark's version on one rank."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         if probable_rank() == 0:
@@ -198,7 +198,7 @@ class _Version(argparse.Action):
 
 
 def _parser(bench: Bench) -> ProgramParser:
-    """Options that a benchmark offers."""
+    """Parser with the benchmark's options."""
     found = ProgramParser(bench.name, description=bench.plain_title, argument_default=argparse.SUPPRESS)
     found.set_defaults(help=False, places=[])
     found.add_argument("-v", "--version", action=_Version, nargs=0, help="print the version")
@@ -213,11 +213,11 @@ def _parser(bench: Bench) -> ProgramParser:
 
 
 def parse(bench: Bench, arguments: Sequence[str]) -> Options:
-    """Read a benchmark's command line.
+    """Parse a benchmark's command line.
 
-    Raises BadUsage for a mistake, and HelpWanted after help or the version was printed on one rank.
+    ``BadUsage`` for a mistake. ``HelpWanted`` after help or the version was printed on one rank.
     """
-    # OSU's -z takes a word of its own only; argparse would take the next one.
+    # OSU's -z takes a value only if attached; argparse would take the next word.
     words = ["--tail-lat=50,90,99" if word in ("-z", "--tail-lat") else word for word in arguments]
     given = vars(_parser(bench).read(words))
     low, high = given.pop("sizes", (None, None))
@@ -230,7 +230,7 @@ def parse(bench: Bench, arguments: Sequence[str]) -> Options:
 
 
 def _check(bench: Bench, options: Options) -> None:
-    """Raise BadUsage for what only the options together can tell."""
+    """Raise ``BadUsage`` for combinations of options that are wrong."""
     words = " ".join(options.places)
     if options.places and (len(options.places) != 2 or not set(options.places) <= {"H", "D"}):
         raise BadUsage(f"argument {words!r}: {bench.name} takes H or D, twice; see --help")

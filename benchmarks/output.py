@@ -1,4 +1,4 @@
-"""Tables as text, in OSU's C format byte for byte. Pure functions of measurements."""
+"""Tables in OSU's C format, byte for byte. Pure functions of measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCELERATOR = {"host": "", "cuda": "-CUDA", "rocm": "-ROCM"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured line. ``value`` is µs, or MB/s (10⁶ bytes) in bandwidth tests; ``wrong`` counts wrong elements."""
+    """A measured line. ``value``: µs, or MB/s (10⁶ bytes) in bandwidth tests; ``wrong``: number of wrong elements."""
 
     size: int
     value: float
@@ -29,16 +29,16 @@ class Row:
     rate: float = 0.0
     overlap: Overlap | None = None
     ratios: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
-    #: Limit set by the links, in the unit of the value; None without --limit.
+    #: The links' limit in the unit of the value; None without --limit.
     limit: float | None = None
 
     @property
     def compared(self) -> float:
-        """The time that ratios and limits are of: of a non-blocking call that without computation."""
+        """The time for ratios and limits: of a non-blocking call, that without computation."""
         return self.value if self.overlap is None else self.overlap.pure
 
     def of_limit(self, *, rates: bool) -> float | None:
-        """The share of what the links allow that was reached. ``rates``: values are per time."""
+        """Share of the links' limit that was reached. ``rates``: values are bandwidths."""
         if self.limit is None or not self.compared or not self.limit:
             return None
         return self.compared / self.limit if rates else self.limit / self.compared
@@ -58,7 +58,7 @@ def _title(bench: Bench, accelerator: str) -> str:
 
 
 def osu_preamble(bench: Bench, options: Options, accelerator: str = "host", pairs: int = 0) -> str:
-    """Lines before the first header. ``accelerator`` is that of rank 0."""
+    """Lines before the first header. ``accelerator``: that of rank 0."""
     title = _title(bench, accelerator)
     if bench.family == "onesided":
         return title + "# Window creation: MPI_Win_allocate\n# Synchronization: MPI_Win_flush\n"
@@ -70,7 +70,7 @@ def osu_preamble(bench: Bench, options: Options, accelerator: str = "host", pair
 
 
 def mix_line(accelerators: Sequence[str]) -> str:
-    """A comment naming the kinds of memory, where the ranks differ in it; empty otherwise."""
+    """A comment with the kinds of memory if ranks differ in it; else empty."""
     if len(set(accelerators)) == 1:
         return ""
     runs = [f"{len(list(group))}x {kind}" for kind, group in groupby(accelerators)]
@@ -79,7 +79,7 @@ def mix_line(accelerators: Sequence[str]) -> str:
 
 
 def datatype(name: str) -> str:
-    """The line naming the datatype, before each header of a benchmark that moves data."""
+    """The line with the datatype, printed before each header of a benchmark that moves data."""
     return f"# Datatype: {name}.\n"
 
 
@@ -144,7 +144,7 @@ def osu_row(bench: Bench, options: Options, row: Row) -> str:
 
 
 def noise_line(backend: str, unclear: Mapping[str, Sequence[int]]) -> str:
-    """Says of which peers and sizes nothing can be said; empty where there are none."""
+    """A line with peers and sizes whose measurements are too noisy; empty if there are none."""
     return "".join(
         f"# too noisy to tell whether {backend} or {peer} is faster at sizes {', '.join(map(str, sizes))}: "
         "repeat on a quiet machine or with more --rounds and iterations\n"

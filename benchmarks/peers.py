@@ -1,6 +1,6 @@
-"""Peers, whose calls are timed: each is an object with mpi4py's methods, so that one runner serves all of them.
+"""Peers whose calls are timed: objects with mpi4py's methods, so that one runner serves all.
 
-``ours`` is ucc_hetero.Communicator, ``mpi4py`` the MPI in use, ``ucc`` plain UCC calls without our layers, ``gloo`` and
+``ours`` is ucc_hetero.Communicator, ``mpi4py`` the installed MPI, ``ucc`` plain UCC without this package's layers,
 ``nccl`` torch.distributed's backends.
 """
 
@@ -16,7 +16,7 @@ def _ours(world: World) -> Peer:
     try:
         api = importlib.import_module("ucc_hetero")
         comm = api.Communicator(world.comm)
-    except ImportError as why:  # also LibraryNotFound, which tells the files that were tried
+    except ImportError as why:  # also LibraryNotFound, which lists the files that were tried
         raise NotOffered(f"peer 'ours': {why}") from why
     return Peer("ours", comm, api.IN_PLACE, api.SUM, comm.Free)
 
@@ -24,7 +24,7 @@ def _ours(world: World) -> Peer:
 def _mpi4py(world: World) -> Peer:
     from mpi4py import MPI
 
-    # A communicator of its own, so that its messages never meet those of the measuring.
+    # A duplicate, so that its messages cannot match those of the measurement.
     comm = world.comm.Dup()
     return Peer("mpi4py", comm, MPI.IN_PLACE, MPI.SUM, comm.Free)
 
@@ -53,5 +53,5 @@ _OPEN: dict[str, Callable[[World], Peer]] = {
 
 
 def open_peer(name: str, world: World) -> Peer:
-    """Create a peer's communicator over all ranks. Collective; raises NotOffered on every rank if one rank cannot."""
+    """Make a peer's communicator over all ranks. Collective; ``NotOffered`` on every rank if one rank cannot."""
     return world.agreed(lambda: _OPEN[name](world), NotOffered)

@@ -1,4 +1,5 @@
-"""The timed loops between pairs of ranks, by OSU's rule: each of the first half talks to its partner in the second."""
+"""Timed loops between pairs of ranks, with OSU's rules: rank r of the first half and rank r of the second are a
+pair."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from .world import Peer
 
 Floats = npt.NDArray[np.float64]
 
-# OSU's tags: ping-pong, the two directions of a window, its answer.
+# OSU's tags: ping-pong, the two directions of a window, the reply.
 _PING, _DATA, _BACK, _ANSWER = 1, 100, 10, 101
 
 
 class Pairs:
-    """One peer's messages of one size between all pairs: an iteration is one ping-pong, or one window of messages.
+    """A peer's messages of one size between all pairs. An iteration is a ping-pong, or a window of messages.
 
-    ``directions`` in which a window's messages go at once; 0 for ping-pongs.
+    ``directions``: number of directions in which a window is sent at once; 0 for ping-pongs.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Pairs:
         self.pairs = options.pairs or world.size // 2
         self.first = world.rank < self.pairs
         partner = world.rank + (self.pairs if self.first else -self.pairs)
-        #: None for a rank that is left over.
+        #: The rank's partner; None without one.
         self.partner = partner if world.rank < 2 * self.pairs else None
         count = size // dtype.itemsize
         self.send, self.recv = (session.memory.block(dtype, count).head(count) for _ in range(2))
@@ -73,41 +74,41 @@ class Pairs:
         return draw(self.dtype, self.send.count, 2, rank, iteration)
 
     def _load(self, iteration: int) -> None:
-        """Fresh data to send, and its complement where it is to arrive."""
+        """Write new data to send, and its complement where it will arrive."""
         if self.partner is None:
             return
         self.send.put(self._data(self.session.world.rank, iteration))
         self.recv.put(complement(self._data(self.partner, iteration)))
 
     def _compare(self, iteration: int) -> None:
-        """Compare every element that has come; in a one-way window the first rank receives none."""
+        """Compare all received elements; in a one-way window rank 0 of the pair receives none."""
         if self.partner is None or (self.first and self.once is _one_way):
             return
         self.wrong += int(differences(self.recv.get(), self._data(self.partner, iteration)).size) + self.recv.overrun()
 
     def row(self, samples: Floats) -> Row:
-        """The mean time one way in µs, or what all pairs move in MB/s."""
+        """The mean one-way time in µs, or the rate of all pairs in MB/s."""
         session, size = self.session, self.size
         table = session.world.gather(samples)[: self.pairs]
         if not self.directions:
-            # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
+            # OSU's osu_multi_lat prints these columns' titles without values.
             one_way = table / 2 * 1e6
             percentiles = session.percentiles_of(one_way.mean(axis=0))
             return Row(size, float(one_way.mean()), iterations=table.shape[1], percentiles=percentiles)
-        megabytes = size / 1e6 * self.window * self.pairs * self.directions  # of all pairs in one iteration
+        megabytes = size / 1e6 * self.window * self.pairs * self.directions  # of all pairs in an iteration
         value = megabytes / float(table.mean())
         percentiles = session.percentiles_of(megabytes / table.mean(axis=0))
         return Row(size, value, iterations=table.shape[1], percentiles=percentiles, rate=1e6 * value / size)
 
     def free(self) -> None:
-        """Nothing: messages leave nothing behind."""
+        """Do nothing: messages need no release."""
 
 
 Once = Callable[[Pairs], None]
 
 
 def _ping_pong(pair: Pairs) -> None:
-    """There and back, blocking."""
+    """A blocking round trip."""
     send, recv = pair.peer.comm.Send, pair.peer.comm.Recv
     if pair.first:
         send(pair.send.array, pair.partner, _PING)
@@ -118,12 +119,12 @@ def _ping_pong(pair: Pairs) -> None:
 
 
 def _begun(call: Callable[..., Any], block: Block, pair: Pairs, tag: int) -> list[Any]:
-    """Requests of a window of messages."""
+    """The requests of a window of messages."""
     return [call(block.array, pair.partner, tag) for _ in range(pair.window)]
 
 
 def _one_way(pair: Pairs) -> None:
-    """A window of messages to the second rank, and its answer."""
+    """A window of messages to the second rank, and its reply."""
     comm = pair.peer.comm
     if pair.first:
         pair.peer.waitall(_begun(comm.Isend, pair.send, pair, _DATA))
@@ -134,7 +135,7 @@ def _one_way(pair: Pairs) -> None:
 
 
 def _both_ways(pair: Pairs) -> None:
-    """A window of messages in each direction at once."""
+    """A window of messages in both directions at once."""
     comm, (out, back) = pair.peer.comm, (_DATA, _BACK) if pair.first else (_BACK, _DATA)
     receives = _begun(comm.Irecv, pair.recv, pair, back)
     sends = _begun(comm.Isend, pair.send, pair, out)

@@ -1,7 +1,7 @@
-"""Draw result files into one self-contained HTML page, and PNGs.
+"""Draws result files as a self-contained HTML page and PNGs.
 
-Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests;
-archives of them (.tar.xz, each with a README.md) become a page each.
+Reads result files of all programs here and in tools/, and saved output of OSU's C programs and nccl-tests. Archives of
+them (.tar.xz, each with a README.md) become one page each.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ th:first-child, td:first-child { text-align: left; }
 pre { background: #f4f6f8; padding: .6em; white-space: pre-wrap; } summary { cursor: pointer; color: #0065a8; }
 </style></head><body><h1>$title</h1><p>$lead</p><nav>$links</nav>$about$figures$files</body></html>
 """)
-#: Okabe and Ito's colours, which people with colour blindness can tell apart; a peer has the same in every figure.
+#: Okabe and Ito's colours, which are distinguishable with colour blindness. A peer has one colour in all figures.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ucc_hetero"}
-#: How the names of archives of results end.
+#: Suffix of archives of results.
 ARCHIVE = ".tar.xz"
-#: Parts of a file that say where its numbers come from.
+#: Keys of a file that tell where its numbers come from.
 _ORIGIN = ("date", "machine", "source", "versions", "gpu", "ranks", "job", "topology", "ucc", "ucx", "nccl", "torch")
-#: Settings that the package makes itself, and paths, which say where and not what.
+#: Settings that the package sets itself, and paths, which say where and not what.
 _OWN = ("UCCHB_", "UCCHN_", "UCC_MC_CUDA_MPOOL_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
 
 
@@ -57,7 +57,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Curves drawn together: same benchmark, datatype and unit."""
+    """Curves to draw together: equal benchmark, datatype and unit."""
 
     benchmark: str
     dtype: str
@@ -66,7 +66,7 @@ class Figure(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What is drawn."""
+        """Description of the contents."""
         return {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
 
     @property
@@ -81,7 +81,7 @@ class Figure(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        """Names of the curves: the file's name is added where two files have the same series."""
+        """Names of the curves; with the file's name if two files have the same series."""
         plain = [curve.label for curve in self.curves]
         return [f"{c.label} ({c.source})" if plain.count(c.label) > 1 else c.label for c in self.curves]
 
@@ -105,14 +105,15 @@ def number(value: Any) -> str:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(name, text) of all plain values in a value: ``peers mpi4py ratio low``; entries of lists go by their words."""
+    """(name, text) of all scalars in a value, such as ``peers mpi4py ratio low``; list entries are named by their
+    texts."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from flat(each, f"{name} {key}".strip())
     elif isinstance(value, list):
         for each in value:
             if isinstance(each, dict):
-                # A verdict is another one in each row.
+                # The verdict differs in each row, so it is no name.
                 words = {key: word for key, word in each.items() if isinstance(word, str) and key != "verdict"}
                 rest = {key: part for key, part in each.items() if key not in words}
                 yield from flat(rest, " ".join([*filter(None, [name]), *words.values()]))
@@ -121,7 +122,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def tables(data: Data, title: str = "") -> Iterator[Table]:
-    """The tables of a result file, of whatever kind: its rows, those of its cases, and all other values."""
+    """The tables of a result file of any kind: its rows, the rows of its cases, and all other values."""
     rows = data.get("rows")
     rows = [dict(flat(row)) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     names = tuple(dict.fromkeys(name for row in rows for name in row))
@@ -139,7 +140,7 @@ def tables(data: Data, title: str = "") -> Iterator[Table]:
 
 
 def _values(figure: Figure) -> Table:
-    """The numbers of a figure, with the ratio of every other series to the first where both have a size."""
+    """The numbers of a figure, with the ratio of every other series to the first at common sizes."""
     columns = [{point.size: point.value for point in curve.points} for curve in figure.curves]
     others = [i for i, curve in enumerate(figure.curves) if i and curve.label != LIMIT]
     names, rows = figure.labels, []
@@ -153,13 +154,13 @@ def _values(figure: Figure) -> Table:
 
 
 def _facts(data: Data) -> Data:
-    """The facts of a file, wherever its program keeps them."""
+    """The facts of a file, which programs store in different places."""
     about = data.get("about")
     return {**about, **data} if isinstance(about, dict) else data
 
 
 def reproduce(data: Data) -> str:
-    """The command that makes such a file: settings, mpirun where the ranks are its own, and the words of then."""
+    """The command that repeats a measurement: settings, mpirun if ranks were started by it, and the recorded words."""
     facts = _facts(data)
     settings = {name: str(v) for name, v in (facts.get("settings") or facts.get("environment") or {}).items()}
     shown = [f"{k}={shlex.quote(v)}" for k, v in settings.items() if v and "/" not in v and not k.startswith(_OWN)]
@@ -173,7 +174,7 @@ def reproduce(data: Data) -> str:
 
 
 def figures(curves: Sequence[Curve]) -> list[Figure]:
-    """Group the curves; the order is that of first appearance."""
+    """Group curves into figures, in order of first appearance."""
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.benchmark, curve.dtype, curve.unit), []).append(curve)
@@ -181,18 +182,18 @@ def figures(curves: Sequence[Curve]) -> list[Figure]:
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """A figure as ``png`` or ``svg``. ``BadUsage`` where matplotlib is missing."""
+    """A figure as ``png`` or ``svg``. ``BadUsage`` if matplotlib is missing."""
     try:
         matplotlib, module = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:
         raise BadUsage("report: matplotlib draws the figures; install the extra 'plot'") from None
     out = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        columns = max(1, min(3, 110 // (max(map(len, figure.labels)) + 6)))  # of the legend: none is cut off
+        columns = max(1, min(3, 110 // (max(map(len, figure.labels)) + 6)))  # of the legend: no label is cut off
         rows = -(-len(figure.labels) // columns)
         canvas = module.Figure(figsize=(8.0, 4.2 + 0.2 * rows), dpi=110, layout="constrained")
         _draw(figure, canvas, columns)
-        # Neither date nor version: equal results make equal files.
+        # Without date and version, so that equal results give equal files.
         plain = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
         canvas.savefig(out, format=kind, metadata=plain)
     return out.getvalue()
@@ -205,7 +206,7 @@ def _draw(figure: Figure, canvas: Any, columns: int) -> None:
         if curve.label == LIMIT:
             axes.plot(x, y, color="black", linestyle="--", linewidth=1.1, label=label)
             continue
-        series = curve.label.removesuffix("*")  # a star: persistent calls
+        series = curve.label.removesuffix("*")  # a star marks persistent calls
         colour = _COLOURS[_KNOWN.get(series, i) % len(_COLOURS)]
         line = ":" if curve.label.endswith("*") else "-"
         axes.plot(x, y, color=colour, marker="osD^vP*X"[i % 8], markersize=3.5, linestyle=line, label=label)
@@ -242,7 +243,7 @@ def _section(figure: Figure, svg: bytes) -> str:
 
 
 def _file(source: str, data: Data) -> str:
-    """One result file: where it comes from, its tables, its plans."""
+    """A section about a result file: origin, tables, plans."""
     facts = _facts(data)
     origin = "; ".join(f"{name} {value}" for name, value in flat({k: facts[k] for k in _ORIGIN if k in facts}))
     plans = f"<pre>{escape(str(data['plans']))}</pre>" if data.get("plans") else ""
@@ -254,7 +255,7 @@ def _file(source: str, data: Data) -> str:
 
 
 def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]], title: str, about: str = "") -> str:
-    """The whole page, of figures with their SVGs and files by name; ``about`` is above the figures."""
+    """The page with figures (as SVG) and result files; ``about`` is shown above the figures."""
     return _PAGE.substitute(
         title=escape(title),
         lead=f"{counted(len(drawn), 'figure')}, {counted(len(files), 'result file')}",
@@ -268,7 +269,7 @@ def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]
 def write_page(
     paths: Sequence[str | Path], target: Path, title: str = "ucc_hetero benchmarks", about: str = ""
 ) -> list[Figure]:
-    """Write the page of some result files, with a heading and a text; returns what was drawn."""
+    """Write a page for some result files, with a title and a text. Returns the figures."""
     curves, files = read_all(paths)
     found = figures(curves)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -278,11 +279,11 @@ def write_page(
 
 
 def _unpacked(archive: Path, folder: Path) -> list[Path]:
-    """The result files of an archive, written to a folder together with its README."""
+    """Extract the result files and README of an archive to a folder."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                # Names are looked at, not trusted: an archive holds plain files and no folders.
+                # Do not trust names in archives: accept plain files only.
                 content = tar.extractfile(member) if member.name == Path(member.name).name else None
                 if content is not None:
                     (folder / member.name).write_bytes(content.read())
@@ -292,7 +293,7 @@ def _unpacked(archive: Path, folder: Path) -> list[Path]:
 
 
 def write_archives(archives: Sequence[str | Path], folder: Path) -> int:
-    """Write a page for each archive, below what its README says; returns how many figures there are."""
+    """Write a page for each archive, with its README as text. Returns the number of figures."""
     drawn = 0
     for archive in map(Path, archives):
         with tempfile.TemporaryDirectory() as scratch:

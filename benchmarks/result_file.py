@@ -1,4 +1,4 @@
-"""Rows as files: JSON with everything needed to repeat the run."""
+"""Result files: JSON with everything that is needed to repeat the run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .output import Row
 from .stats import verdict
 from .world import World
 
-#: Version of the JSON layout; ``report`` refuses others.
+#: Version of the JSON layout; ``report`` rejects others.
 FORMAT = "ucc_hetero.bench/1"
 _PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")
 
 
 def origin(benchmark: str, command: list[str]) -> dict[str, Any]:
-    """The part of every result file that says on what machine and by what it was made."""
+    """The part of a result file about the machine and the command."""
     return {
         "format": FORMAT,
         "benchmark": benchmark,
@@ -36,7 +36,7 @@ def origin(benchmark: str, command: list[str]) -> dict[str, Any]:
 def write_job(
     path: str, benchmark: str, command: list[str], world: World, data: dict[str, Any], accelerators: Sequence[str] = ()
 ) -> None:
-    """Write a job's result file from rank 0; all memory is the host's unless said. Collective."""
+    """Write a job's result file from rank 0. All memory is host memory by default. Collective."""
     nodes = world.nodes()
     if world.rank == 0:
         job = {"ranks": world.size, "nodes": nodes, "memory": list(accelerators) or ["host"] * world.size}
@@ -44,7 +44,7 @@ def write_job(
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:
-    """Write a result file whole or not at all."""
+    """Write a result file atomically."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")

@@ -1,9 +1,9 @@
-"""The least time that a collective can take over given links: pure functions.
+"""Minimum time of a collective over given links. Pure functions.
 
-Nothing can end before one message has come from another rank (from another island where there are several), nor before
-every port and every island's bridges have moved what has to go through them. How much that is does not depend on the
-algorithm: what a rank or an island needs and does not have, or has and others need. For allreduce also over all ports
-together: 2(P-1)/P of the vector each (Patarasu and Yuan, Bandwidth Optimal All-reduce Algorithms, 2009).
+A collective cannot end before one message has arrived from another rank (from another island, if there are several),
+nor before every port and every island's bridges have moved what must cross them. That amount does not depend on the
+algorithm: it is what a rank or island needs and lacks, or has and others need. For allreduce there is also the bound
+over all ports: 2(P-1)/P of the vector each (Patarasu and Yuan, Bandwidth Optimal All-reduce Algorithms, 2009).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .table import Kind
 
 
 def port_bytes(kind: Kind, size: int, ranks: int) -> float:
-    """Bytes that the busiest port has to carry one way. ``size`` as OSU counts it for this kind."""
+    """Bytes that the busiest port must carry one way. ``size``: as OSU counts it for this kind."""
     others = ranks - 1
     table: dict[Kind, float] = {
         "reduce_all": 2 * others / ranks * size,
@@ -32,9 +32,9 @@ def port_bytes(kind: Kind, size: int, ranks: int) -> float:
 
 
 def crossing_bytes(kind: Kind, size: int, inside: int, ranks: int, *, has_root: bool) -> float:
-    """Bytes that have to leave or to enter (whichever is more) an island with ``inside`` of the ranks.
+    """Bytes that must leave or enter (the larger counts) an island with ``inside`` of the ranks.
 
-    ``has_root``: the root of a rooted collective is one of them.
+    ``has_root``: the root of a rooted collective is in the island.
     """
     outside = ranks - inside
     table: dict[Kind, float] = {
@@ -52,13 +52,13 @@ def crossing_bytes(kind: Kind, size: int, inside: int, ranks: int, *, has_root: 
 
 
 def least_seconds(kind: Kind, size: int, links: Links, islands: Sequence[Sequence[int]], root: int = 0) -> float:
-    """The least seconds of a collective of ``size`` bytes over these links."""
+    """Minimum seconds of a collective of ``size`` bytes over these links."""
     ranks = sum(map(len, islands))
     busy = [port_bytes(kind, size, ranks) / links.port]
     if links.cuts:
         for island, rate in zip(islands, links.cuts, strict=True):
             busy.append(crossing_bytes(kind, size, len(island), ranks, has_root=root in island) / rate)
-        if kind == "reduce_all":  # all islands together: each vector but one to be added up, and as many results
+        if kind == "reduce_all":  # all islands together: reduce all vectors but one, and distribute as many results
             busy.append(2 * (len(islands) - 1) * size / sum(links.cuts))
     start = links.latency if links.bridge_latency is None else links.bridge_latency
     return start + max(busy)

@@ -1,4 +1,4 @@
-"""One benchmark from its command line to its table and files. The loops that are timed are elsewhere."""
+"""Runs one benchmark: command line, table and files. The timed loops are in other modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .world import NotOffered, Peer, World
 
 
 def _series(bench: Bench) -> Open:
-    """What binds the calls of a benchmark for one peer and size."""
+    """The function that makes a benchmark's calls for a peer and size."""
     if bench.family == "onesided":
         return onesided.Transfers
     if bench.collective is None:
@@ -33,7 +33,7 @@ def _series(bench: Bench) -> Open:
 
 
 def _check_offered(bench: Bench, peer: Peer) -> None:
-    """Raise NotOffered, before anything is printed, where the peer lacks what the benchmark calls."""
+    """Raise ``NotOffered``, before anything is printed, if the peer lacks the benchmark's calls."""
     if bench.family == "onesided":
         if peer.name not in ("ours", "mpi4py"):
             raise NotOffered(f"{bench.name}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
@@ -45,7 +45,7 @@ def _check_offered(bench: Bench, peer: Peer) -> None:
 
 
 def _limited(session: Session) -> Options:
-    """The options with the largest message that ``-M`` allows."""
+    """The options, with the message size limited by ``-M``."""
     options, row = session.options, session.bench.collective
     if row is None or row.kind == "barrier":
         return options
@@ -71,15 +71,15 @@ def _check_ranks(bench: Bench, world: World, options: Options) -> None:
 
 
 def _memory(options: Options, world: World) -> Memory:
-    """This rank's memory, which depends on its half of the ranks where the command line says so."""
+    """This rank's memory; it may differ between the two halves of the ranks."""
     half = int(world.rank >= (world.size + 1) // 2)
     return memory_of(world, "host" if options.places and options.places[half] == "H" else options.accelerator)
 
 
 def run(bench: Bench, options: Options, world: World, command: list[str]) -> int:
-    """Run a benchmark and print its table. Collective; returns the exit status, equal on all ranks.
+    """Run a benchmark and print its table. Collective. Returns the exit status, equal on all ranks.
 
-    Raises BadUsage or NotOffered, on all ranks, before anything is measured.
+    ``BadUsage`` or ``NotOffered`` on all ranks, before anything is measured.
     """
     _check_ranks(bench, world, options)
     try:
@@ -109,7 +109,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
 
 
 def _about(session: Session) -> dict[str, Any]:
-    """What a result file says of the whole run."""
+    """What a result file says about the whole run."""
     bench, options, peer = session.bench, session.options, session.peer
     return {
         "family": bench.family, "unit": "us" if bench.unit == "time" else "MB/s", "backend": options.backend,
@@ -128,7 +128,7 @@ def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
 
 
 def _osu(session: Session, dtypes: list[np.dtype[Any]], accelerators: Sequence[str], rows: list[dict[str, Any]]) -> int:
-    """Print the tables, and keep their rows; returns the exit status."""
+    """Print the tables and collect their rows. Returns the exit status."""
     bench, options, say = session.bench, session.options, session.world.say
     pairs = options.pairs or session.world.size // 2
     say(output.osu_preamble(bench, options, accelerators[0], pairs) + output.mix_line(accelerators))

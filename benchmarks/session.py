@@ -1,4 +1,4 @@
-"""State that the timed loops share: the job, the options, the memory and the peers."""
+"""State shared by the timed loops: job, options, memory and peers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from .world import Peer, World
 
 @dataclass(slots=True)
 class Session:
-    """State of the timed loops: who measures what, with which options, in which memory."""
+    """State of the timed loops."""
 
     bench: Bench
     options: Options
     world: World
     memory: Memory
     peers: dict[str, Peer]
-    #: Size -> limit set by the links, in the unit of the benchmark; None without --limit.
+    #: Size -> the links' limit in the benchmark's unit; None without --limit.
     limit: Callable[[int], float] | None = None
     _plans: dict[str, str] = field(default_factory=dict)
 
     @property
     def peer(self) -> Peer:
-        """The one that the stock columns describe."""
+        """The peer of the standard columns."""
         return self.peers[self.options.backend]
 
     def plan(self) -> str | None:
-        """The plan of the calls that were made since the last question, as ours describes it; None of other peers."""
+        """The plan of the calls since the last query, if the peer is ``ours``; else None."""
         summary = getattr(self.peer.comm, "plan_summary", None)
         if self.peer.name != "ours" or summary is None:
             return None
         known, self._plans = self._plans, dict(line.split(": ", 1) for line in summary().splitlines()[1:])
         self._plans.pop("rings", None)
         new = [plan for label, plan in self._plans.items() if label not in known]
-        # None new: the calls of this row were made before, in the row before it.
+        # Nothing new: this row's calls used the plan of the row before.
         return new[-1] if new else next(reversed(self._plans.values()), None)
 
     def percentiles(self, mine: npt.NDArray[np.float64]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Arithmetic of measurements: pure functions on numbers, no MPI, no clock."""
+"""Statistics of measurements. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: A ratio whose confidence interval is wider than this share of it says nothing.
+#: A ratio whose confidence interval is wider than this share of it is too noisy.
 NOISY = 0.25
-#: Differences below this are not reported as such.
+#: Smaller differences count as equal.
 SAME = 0.02
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Times of one non-blocking call in µs, means over ranks; ``percent`` is how much was hidden by computation."""
+    """Times of a non-blocking call in µs, as means over ranks; ``percent``: share that computation hid."""
 
     overall: float
     compute: float
@@ -54,27 +54,27 @@ def sizes(least: int, most: int, itemsize: int, factor: int = 2) -> Iterator[int
 
 
 def osu_percentile(samples: Floats, percentile: int) -> float:
-    """OSU's percentile: no interpolation, and at least the smallest sample."""
+    """OSU's percentile: without interpolation, and at least the smallest sample."""
     ordered = np.sort(samples)
     return float(ordered[max(len(ordered) * percentile // 100 - 1, 0)])
 
 
 def overlap(overall: float, compute: float, test: float, pure: float) -> float:
-    """Percent of the communication that computation hid. ``compute`` contains the calls of Test."""
+    """Percent of the communication that computation hid. ``compute`` includes the calls of Test."""
     return max(0.0, 100.0 - (overall - (compute - test)) / pure * 100.0) if pure > 0 else 0.0
 
 
 def relative_spread(samples: Sequence[float] | Floats) -> float:
-    """Distance of the quartiles as a share of the median: how noisy repeated measurements were."""
+    """Interquartile distance as a share of the median: the noise of repeated measurements."""
     low, middle, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
     return float((high - low) / middle) if middle > 0 else 0.0
 
 
 def ratio(theirs: Sequence[float] | Floats, ours: Sequence[float] | Floats, draws: int = 2000) -> Interval:
-    """median(theirs) / median(ours) of paired rounds, with a bootstrap interval: above 1 where ours is faster.
+    """median(theirs) / median(ours) of paired rounds, with a bootstrap interval. Above 1 if ours is faster.
 
-    Round i of both ran next to each other, so rounds are drawn in pairs: what slowed both cancels out.
-    Raises ValueError unless both have the same number of rounds, at least two.
+    Round i of both ran next to each other, so rounds are resampled in pairs: common disturbances cancel out.
+    ``ValueError`` unless both have the same number of rounds, at least two.
     """
     a, b = np.asarray(theirs, dtype=np.float64), np.asarray(ours, dtype=np.float64)
     if a.shape != b.shape or a.size < 2:
@@ -86,8 +86,8 @@ def ratio(theirs: Sequence[float] | Floats, ours: Sequence[float] | Floats, draw
 
 
 def verdict(interval: Interval) -> str:
-    """Verdict on a ratio theirs / ours: ``faster``, ``slower``, ``same`` or ``too noisy``."""
-    # An interval wholly on one side decides even if it is wide.
+    """``faster``, ``slower``, ``same`` or ``too noisy`` for a ratio theirs / ours."""
+    # An interval on one side of 1 decides, even if it is wide.
     if interval.low > 1 + SAME:
         return "faster"
     if interval.high < 1 - SAME:

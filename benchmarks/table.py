@@ -1,7 +1,7 @@
-"""Table of benchmarks: family, OSU's title and options, default sizes and loop counts.
+"""The table of benchmarks: family, OSU's title and options, default sizes and loop counts.
 
-Titles, option letters and defaults are those of the OSU Micro-Benchmarks 7.4. A new collective is one row of
-``COLLECTIVES``: the blocking, non-blocking and persistent benchmarks follow from it.
+Titles, option letters and defaults are those of the OSU Micro-Benchmarks 7.4. A new collective is a row of
+``COLLECTIVES``, from which its blocking, non-blocking and persistent benchmarks follow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ucc_hetero.planner.collectives import ROWS
 
 #: The OSU release whose output is printed.
 VERSION = "7.4"
-#: Above this message size the loop counts for large messages hold.
+#: Message size above which the loop counts for large messages apply.
 LARGE = 8192
 
 Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided"]
@@ -36,7 +36,7 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: mpi4py's method, OSU's words for it, how data moves; ``vector``: counts are given per rank."""
+    """A collective: mpi4py's method, OSU's words, kind of data movement; ``vector``: counts per rank are given."""
 
     name: str
     method: str
@@ -54,13 +54,13 @@ class Collective:
 
     @property
     def whole(self) -> bool:
-        """True if sizes are those of the whole vector, and not of a rank's part of it."""
+        """True if sizes are those of the whole vector, not of a rank's part."""
         return self.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One benchmark. ``title`` has ``%s`` where OSU puts the accelerator; ``letters`` is a getopt string."""
+    """A benchmark. ``title`` has ``%s`` for the accelerator, as in OSU; ``letters`` is a getopt string."""
 
     name: str
     family: Family
@@ -89,7 +89,7 @@ class Bench:
 
 _LATENCY = Loops(10000, 100, 1000, 10)
 _BANDWIDTH = Loops(100, 10, 20, 2)
-# OSU's osu_mbw_mr knows no large messages.
+# OSU's osu_mbw_mr has no separate counts for large messages.
 _MESSAGE_RATE = Loops(100, 10, 100, 10)
 _COLL = Loops(1000, 100, 100, 10)
 
@@ -113,7 +113,7 @@ COLLECTIVES: dict[str, Collective] = {
     )
 }
 
-# Where OSU's titles of the non-blocking benchmarks do not follow from the blocking one's.
+# Titles of OSU's non-blocking benchmarks that do not follow from the blocking one's.
 _NONBLOCKING_TITLES = {"alltoall": "Non-blocking All-to-All", "bcast": "Non-Blocking Broadcast"}
 
 
@@ -122,7 +122,7 @@ def _letters(row: Collective, family: Family) -> str:
     if row.kind == "barrier":
         return f"d:hvfi:x:M:{calls}u:z::"
     in_place = "" if row.kind == "bcast" else "l"
-    # OSU rotates roots only where the root is an argument of the timed call, and never in bcast.
+    # OSU rotates roots only if the root is an argument of the timed call, and never in bcast.
     root = "k:" if row.rooted and row.kind != "bcast" and family != "persistent" else ""
     return f"d:hvfm:i:x:M:{calls}cu:T:{in_place}z::{root}"
 

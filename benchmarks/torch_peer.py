@@ -1,4 +1,4 @@
-"""torch.distributed's Gloo and NCCL behind mpi4py's method names."""
+"""torch.distributed's Gloo and NCCL with mpi4py's method names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .world import NotOffered, World
 
 
 class _InPlace:
-    """Stands for the send buffer of a call in place."""
+    """The send buffer of an in-place call."""
 
 
 @dataclass(slots=True)
 class _View:
-    """An array as torch sees it, and where the backend reads and writes: itself, or a copy in host memory."""
+    """An array as a torch tensor, and the memory that the backend uses: the array's, or a copy on the host."""
 
     array: Any
     tensor: Any
@@ -30,9 +30,9 @@ class _View:
 
 
 class _Work:
-    """A torch.distributed Work with an mpi4py Request's methods.
+    """A torch.distributed Work with the methods of an mpi4py Request.
 
-    A message starts when the first of those beside it is waited for: NCCL wants to know all of them at once.
+    Messages posted together start when the first of them is waited for: NCCL needs them in one group.
     """
 
     def __init__(self, comm: TorchComm, work: Any, written: _View | None, operation: Any = None) -> None:
@@ -56,9 +56,9 @@ class _Work:
 
 
 class TorchComm:
-    """Calls of torch.distributed in the same form. Allreduce works in place only.
+    """torch.distributed with mpi4py's methods. Allreduce works in place only.
 
-    Gloo gets device memory by way of copies in pinned host memory, which is how its users do it; the copies count.
+    For Gloo device memory is copied to pinned host memory and back, as its users do; the copies are timed too.
     """
 
     IN_PLACE = _InPlace()
@@ -70,7 +70,7 @@ class TorchComm:
         self._waiting: list[_Work] = []
 
     def _view(self, array: Any) -> _View:
-        """Made once for each array, because only the collective is to be timed."""
+        """Make the view of an array, once: only the collective is to be timed."""
         known = self._views.get(id(array))
         if known is None:
             tensor = array if isinstance(array, self._torch.Tensor) else self._torch.from_numpy(array)
@@ -81,7 +81,7 @@ class TorchComm:
         return known
 
     def _read(self, array: Any) -> Any:
-        """The tensor from which the backend takes the array's data as it is now."""
+        """The tensor that the backend reads, with the array's current data."""
         view = self._view(array)
         if view.copied:
             view.used.copy_(view.tensor)
@@ -91,14 +91,14 @@ class TorchComm:
         return _Work(self, work, None if written is None else self._view(written))
 
     def synchronize(self) -> None:
-        """Wait for the device: a Work's own wait only orders streams, and MPI's Wait means that the data is there."""
+        """Wait for the device. A Work's wait only orders streams, while MPI's Wait means that the data is there."""
         if self._backend == "nccl":
             self._torch.cuda.current_stream().synchronize()
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """The blocking call of a non-blocking one."""
+        """The blocking call for a non-blocking one."""
         start = getattr(type(self), f"I{name.lower()}", None)
         if start is None or not name[0].isupper():
             raise AttributeError(name)
@@ -150,29 +150,29 @@ class TorchComm:
         return message
 
     def begin(self) -> None:
-        """Start the messages that are not on their way yet."""
+        """Start the messages that have not started yet."""
         messages, self._waiting = self._waiting, []
         if messages:
             works = self._dist.batch_isend_irecv([message.operation for message in messages])
             for i, message in enumerate(messages):
-                message.work = works[i if len(works) == len(messages) else 0]  # NCCL has one for all
+                message.work = works[i if len(works) == len(messages) else 0]  # NCCL returns one Work for all
 
     def Free(self) -> None:
-        """The last one ends torch.distributed, which ends the others' groups, too."""
+        """Free the group. The last one ends torch.distributed, which ends all groups."""
         self._views.clear()
         _open.remove(self)
         if not _open:
             self._dist.destroy_process_group()
 
 
-#: Those that are in use: torch.distributed has one default group, and others beside it.
+#: Communicators in use: torch.distributed has one default group; others exist beside it.
 _open: list[TorchComm] = []
 
 
 def open_torch(backend: str, world: World) -> TorchComm:
-    """A process group over all ranks, met through a TCP store at rank 0.
+    """Make a process group over all ranks, through a TCP store on rank 0.
 
-    Raises NotOffered where torch or the backend is missing, on every rank if on any.
+    ``NotOffered`` on every rank if torch or the backend is missing on one.
     """
 
     def modules() -> tuple[Any, Any]:

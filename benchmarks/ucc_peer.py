@@ -1,6 +1,6 @@
-"""UCC as it is, behind mpi4py's method names: no plans, no checks, no locks, the shortest way to libucc from Python.
+"""Plain UCC with mpi4py's method names: no plans, checks or locks, the shortest way from Python to libucc.
 
-What our own layers add is measured against this.
+The baseline for the overhead of this package's layers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ucc_hetero.types import DTYPES, OPS, DType
 
 from .world import NotOffered, World
 
-#: Rounds of progress before the core is offered to others.
+#: Polls before the core is yielded.
 _SPINS = 1000
 
 
 class RawRequest:
-    """One UCC request, with an mpi4py Request's methods."""
+    """A UCC request with the methods of an mpi4py Request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -53,7 +53,7 @@ class RawRequest:
 
 
 class _Once(RawRequest):
-    """A request that is released as soon as it is finished."""
+    """A request that is released once it is complete."""
 
     def Wait(self) -> None:
         super().Wait()
@@ -61,7 +61,7 @@ class _Once(RawRequest):
 
 
 class RawComm:
-    """One UCC team over all ranks. Any ``X``, ``Ix`` and ``X_init`` whose collective is in the table can be called."""
+    """A UCC team over all ranks. It has ``X``, ``Ix`` and ``X_init`` for all collectives in the table."""
 
     IN_PLACE = object()
     SUM = OPS["SUM"]
@@ -109,11 +109,11 @@ Form = Callable[..., tuple[Coll, dict[str, Any]]]
 
 
 def _seen(array: Any) -> tuple[Any, DType, MemType]:
-    """Description of an array of numpy's or torch's for a team: its memory, its datatype, the kind of memory."""
+    """(memory, datatype, memory type) of a numpy array or torch tensor."""
     if isinstance(array, np.ndarray):
         return array, DTYPES[array.dtype.name], MemType.HOST
     dtype = DTYPES[str(array.dtype).removeprefix("torch.")]
-    # torch calls AMD's devices by NVIDIA's name; its DLPack device type (2 and 10) tells them apart.
+    # torch calls AMD devices "cuda" too; their DLPack device types (2 and 10) differ.
     kind = MemType.HOST if array.is_cpu else {2: MemType.CUDA, 10: MemType.ROCM}[int(array.__dlpack_device__()[0])]
     return (array.data_ptr(), array.nbytes), dtype, kind
 
@@ -136,10 +136,10 @@ def _sides(send: Any, recv: Any) -> dict[str, Any]:
 
 
 def _form(coll: Coll, *names: str, in_place: bool = True) -> Form:
-    """A call with two buffers and then arguments of these names.
+    """A call with two buffers, followed by arguments of these names.
 
-    Without ``in_place`` UCC has no such form with MPI's meaning: its alltoall has none on host memory, and its
-    reduce_scatter leaves the result elsewhere than MPI.
+    ``in_place=False``: UCC has no in-place form with MPI's meaning. Its alltoall has none on host memory, and its
+    reduce_scatter puts the result elsewhere than MPI.
     """
 
     def form(comm: RawComm, send: Any, recv: Any, *rest: Any) -> tuple[Coll, dict[str, Any]]:
@@ -155,7 +155,7 @@ def _bcast(comm: RawComm, buffer: Any, root: int) -> tuple[Coll, dict[str, Any]]
 
 
 def _scatter(comm: RawComm, send: Any, recv: Any, root: int) -> tuple[Coll, dict[str, Any]]:
-    """As SCATTERV: UCC's TL/UCP has no SCATTER."""
+    """As SCATTERV, since UCC's TL/UCP has no SCATTER."""
     sides = _sides(send, recv)
     if send is not None and send is not RawComm.IN_PLACE:
         each = send.nbytes // sides["dtype"].itemsize // comm.size

@@ -1,8 +1,8 @@
-"""Validation: every element of a result is compared with plain numpy's.
+"""Validation: every element of a result is compared with numpy's.
 
-Inputs are fresh random data in each iteration, drawn from counters, so that every rank can compute every other rank's
-input without communication. Outputs are poisoned with the complement of what is expected: a call that writes nothing
-cannot pass, whatever the data.
+Inputs are new random data in each iteration, generated from counters, so that every rank can compute all ranks' inputs
+without communication. Outputs are first filled with the complement of the expected values, so that a call that writes
+nothing always fails.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Source = Callable[[int], Host]
 
 
 class WrongResult(RuntimeError):
-    """A call gave another result than numpy."""
+    """A call's result differs from numpy's."""
 
 
 def draw(dtype: np.dtype[Any], count: int, seed: int, rank: int, iteration: int, summed: int | None = None) -> Host:
-    """Random elements of ``rank``'s input in ``iteration``; equal wherever they are drawn.
+    """Random elements of ``rank``'s input in ``iteration``; all ranks compute the same.
 
-    Integers use the whole range, unless ``summed`` ranks' data will be added up: then no sum overflows, because some
-    MPI libraries wrap around where others saturate. Floating point has small integers, so that sums of up to 2048 ranks
-    are exact in float32 and every order of summation gives the same bits; half precision has fewer.
+    Integers use the whole range, unless ``summed`` ranks' data will be added: then no sum overflows, as some MPI
+    libraries wrap around and others saturate. Floating-point data are small integers, so that sums of up to 2048 ranks
+    are exact in float32 in any order; half precision has fewer.
     """
     rng = np.random.Generator(np.random.Philox(key=[seed, rank], counter=[0, 0, 0, iteration]))
     if dtype.kind in "iu" and summed is None:
@@ -39,7 +39,7 @@ def draw(dtype: np.dtype[Any], count: int, seed: int, rank: int, iteration: int,
         return np.frombuffer(rng.bytes(size), dtype) if size else np.empty(0, dtype)
     if dtype.kind in "iu":
         most = int(np.iinfo(dtype).max)
-        # More ranks than the type can count: the first ones carry the data.
+        # If there are more ranks than the type can count, only the first ones have nonzero data.
         limit = max(most // summed, 1) if summed and rank < most else 0
         return rng.integers(-limit if dtype.kind == "i" else 0, limit, count, dtype=dtype, endpoint=True)
     if dtype.kind == "b":
@@ -52,9 +52,9 @@ def draw(dtype: np.dtype[Any], count: int, seed: int, rank: int, iteration: int,
 
 
 def expected(case: Case, source: Source) -> Host | None:
-    """Expected contents of this rank's receive buffer (bcast: its only buffer); None where it receives nothing.
+    """Expected contents of this rank's receive buffer (for bcast: its buffer); None if it receives nothing.
 
-    ``source(r)`` is rank r's whole input.
+    ``source(r)`` is the whole input of rank r.
     """
     kind, rank, ranks, count = case.row.kind, case.rank, case.ranks, case.count
     if kind == "bcast":
@@ -80,12 +80,12 @@ def expected(case: Case, source: Source) -> Host | None:
 
 
 def complement(data: Host) -> Host:
-    """Every bit flipped: no element equals the original."""
+    """All bits flipped, so that no element equals the original."""
     return np.invert(np.ascontiguousarray(data).view(np.uint8)).view(data.dtype)
 
 
 def differences(got: Host, want: Host) -> npt.NDArray[np.intp]:
-    """Indices of elements whose bits differ, but that 0.0 and -0.0 are the same."""
+    """Indices of elements whose bits differ; 0.0 and -0.0 count as equal."""
     if want.dtype.kind in "fc":
         return np.flatnonzero(~(got == want))
     size = want.dtype.itemsize
@@ -100,14 +100,14 @@ def differences(got: Host, want: Host) -> npt.NDArray[np.intp]:
 
 @dataclass(slots=True)
 class Checker:
-    """Fills and checks the buffers of one case, iteration by iteration."""
+    """Fills and checks the buffers of a case, iteration by iteration."""
 
     case: Case
     dtype: np.dtype[Any]
     seed: int = 1
 
     def source(self, rank: int, iteration: int) -> Host:
-        """Rank ``rank``'s input."""
+        """The input of rank ``rank``."""
         case = self.case
         everything = case.row.kind in ("scatter_root", "exchange")
         count = case.count * (case.ranks if everything else 1)
@@ -120,7 +120,7 @@ class Checker:
         return expected(self.case, lambda r: self.source(r, iteration))
 
     def load(self, buffers: Buffers, iteration: int) -> None:
-        """Write this rank's input and poison what the call is to write."""
+        """Write this rank's input, and poison what the call should write."""
         case, want = self.case, self._expected(iteration)
         mine = self.source(case.rank, iteration) if buffers.send else None
         if case.row.kind == "bcast":
@@ -140,7 +140,7 @@ class Checker:
         buffers.recv.put(poison)
 
     def wrong(self, buffers: Buffers, iteration: int) -> int:
-        """How many elements are not what they must be, an overrun counting as one."""
+        """Number of wrong elements; an overrun counts as one."""
         case, errors = self.case, 0
         want = self._expected(iteration)
         if case.row.kind == "bcast":
@@ -150,13 +150,13 @@ class Checker:
             if want is not None and buffers.recv is not None and not self._stays_put:
                 errors += _compare(buffers.recv, want)
             if buffers.send is not None:
-                errors += _compare(buffers.send, self.source(case.rank, iteration))  # it must not change
+                errors += _compare(buffers.send, self.source(case.rank, iteration))  # the call must not change it
         blocks = [block for block in (buffers.send, buffers.recv) if block is not None]
         return errors + sum(block.overrun() for block in blocks)
 
     @property
     def _stays_put(self) -> bool:
-        """An in-place scatter leaves the root's part in the send buffer."""
+        """True for an in-place scatter, which leaves the root's part in the send buffer."""
         return self.case.row.kind == "scatter_root" and self.case.sends_in_place
 
 

@@ -1,1 +1,1 @@
-"""Starting jobs, and the emulated cluster that rehearses them; mpi_launch/ in the repository."""
+"""The launcher ``ucch-run``, the doctor and the emulated cluster. In the repository this folder is mpi_launch/."""

@@ -1,4 +1,4 @@
-"""``ucch-run``: start a job on one machine or on a cluster that a file describes, whatever MPI or scheduler there is.
+"""``ucch-run``: starts a job on this machine or on the hosts of a cluster file, with the MPI or scheduler there is.
 
 ucch-run -np 8 python train.py
 ucch-run -c cluster.yaml python train.py
@@ -27,15 +27,15 @@ from . import cluster as cluster_file
 from . import command, launcher, sources, supervise
 from .cluster import Cluster, ClusterError
 
-#: Program of every rank under --check.
+#: Program of every rank with --check.
 DOCTOR = (*module("ucc_hetero.launch.doctor"), "--job")
 
-#: Seconds within which every rank has to start. Containers may have to fetch their image first.
+#: Seconds within which every rank has to start; containers may have to pull an image first.
 START_TIMEOUT = 120.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says how options of mpirun and values that begin with a dash are given, which argparse takes for options."""
+    """Explains how to pass mpirun options and values that begin with a dash, which argparse rejects."""
 
     def error(self, message: str) -> NoReturn:
         if "--mpi-args: expected" in message:
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    """The hosts: of the file, of the hostfile, of the scheduler that runs us, or this machine."""
+    """The hosts: of the cluster file, the hostfile, the scheduler, or this machine."""
     if options.np is not None and options.np < 1:
         raise ClusterError(f"-np {options.np}: must be at least 1")
     if options.cluster and options.hostfile:
-        raise ClusterError("--hostfile: the cluster file names the hosts already; give one of the two")
+        raise ClusterError("--hostfile: the cluster file names the hosts already; give only one of the two")
     if options.cluster:
         found = cluster_file.load(options.cluster)
     elif options.hostfile:
@@ -101,18 +101,18 @@ def _cluster(options: argparse.Namespace) -> Cluster:
 
 
 def _variables(words: Sequence[str]) -> dict[str, str]:
-    """``-x NAME=VALUE``, and ``-x NAME`` with the value it has here."""
+    """Parse ``-x NAME=VALUE``, and ``-x NAME`` for the value of this environment."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals and name not in os.environ:
-            raise ClusterError(f"-x {name}: is not set here; give it a value: -x {name}=…")
+            raise ClusterError(f"-x {name}: the variable is not set here; give a value: -x {name}=…")
         found[name] = value if equals else os.environ[name]
     return found
 
 
 def _free_port(here: bool) -> int:
-    """A port for torch's rendezvous: one that is free where rank 0 is this machine, else one that probably is."""
+    """A port for torch's rendezvous: free if rank 0 runs here, otherwise a random one."""
     if not here:
         return random.randint(20000, 29999)
     with socket.socket() as probe:
@@ -121,7 +121,7 @@ def _free_port(here: bool) -> int:
 
 
 def _runs_itself(script: Path) -> bool:
-    """True if the system can run a script: it may, and the script says by which program."""
+    """True if the script is executable and has an interpreter line."""
     try:
         with script.open("rb") as file:
             return os.access(script, os.X_OK) and file.read(2) == b"#!"
@@ -130,7 +130,7 @@ def _runs_itself(script: Path) -> bool:
 
 
 def _as_root(kind: str, given: str) -> list[str]:
-    """Words without which Open MPI starts nothing as root, unless the user has given them; says so."""
+    """mpirun options that Open MPI needs for root, unless the user gave them. Says so on stderr."""
     told = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= set(os.environ)
     if kind != "openmpi" or os.geteuid() != 0 or told or "--allow-run-as-root" in given:
         return []
@@ -139,14 +139,14 @@ def _as_root(kind: str, given: str) -> list[str]:
 
 
 def _program(words: tuple[str, ...], python: str) -> tuple[str, ...]:
-    """The program, by ``python`` if it is a script of Python's that the system cannot run."""
+    """The program; a Python script that is not executable is run by ``python``."""
     if words and words[0].endswith(".py") and os.path.isfile(words[0]) and not _runs_itself(Path(words[0])):
         return (python, *words)
     return words
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start a job and return its exit status."""
+    """Start a job. Returns its exit status."""
     options = _parser().parse_args(arguments)
     found = _cluster(options)
     python = found.python or sys.executable
@@ -155,7 +155,7 @@ def run(arguments: Sequence[str]) -> int:
     variables = _variables(options.env)
     if options.check:
         program = (python, *DOCTOR, *program)
-        # UCX logs to the standard output, which is the report's.
+        # UCX logs to standard output by default, where the report goes.
         variables.setdefault("UCX_LOG_FILE", "stderr")
     starter = launcher.find()
     mpi_args = (*_as_root(starter.kind, options.mpi_args), *shlex.split(options.mpi_args))
@@ -175,7 +175,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line. Returns the exit status."""
     have_home(os.environ)
     try:
         return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""The cluster file: which hosts, how many ranks, whose GPUs, which image; and the same from a scheduler's words."""
+"""The cluster file: hosts, slots, vendors and images; or the same from a scheduler's variables."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _VENDOR_WORDS = ("auto", *VENDORS)
 
 
 class ClusterError(ValueError):
-    """Something in the cluster file or the scheduler's variables that cannot be; names the field and what to write."""
+    """The cluster file or a scheduler's variable is invalid. The message names the field, and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class VendorPart:
-    """Settings that ranks of one vendor get beyond those of all."""
+    """Settings for ranks of one vendor, in addition to those for all ranks."""
 
     image: str = ""
     runtime: str = "docker"
-    #: Words for the container engine, such as volumes.
+    #: Options for the container engine, such as volumes.
     runtime_args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    #: As in the whole cluster's; replaces it.
+    #: As for the whole cluster, which it replaces.
     interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Hosts and what they share."""
+    """Hosts and their common settings."""
 
     hosts: tuple[Host, ...] = ()
     vendors: Mapping[str, VendorPart] = field(default_factory=dict)
-    #: Network interfaces, best first: ``eth0`` as the kernel names them, ``mlx5_0:1`` as UCX does.
+    #: Network interfaces, best first, named as in the kernel (``eth0``) or in UCX (``mlx5_0:1``).
     interfaces: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    #: Command that reaches a host; empty for MPI's own choice.
+    #: Command that reaches a host; empty for MPI's default.
     ssh: str = ""
-    #: Interpreter of the ranks' wrapper on every host; empty for the one that runs ucch-run.
+    #: Interpreter of the ranks' wrapper on every host; empty for that of ucch-run.
     python: str = ""
 
     @property
     def size(self) -> int:
-        """Slots of all hosts."""
+        """Number of slots of all hosts."""
         return sum(host.slots for host in self.hosts)
 
     def part(self, vendor: str) -> VendorPart:
@@ -105,7 +105,7 @@ def _map(where: str, value: Any) -> dict[str, str]:
     for name in value:
         if not isinstance(name, str) or not name or "=" in name:
             raise _fail(where, f"{name!r} is not a name")
-    # YAML reads "on" and "yes" as true: a variable must get what was written.
+    # YAML reads "on" and "yes" as true, but a variable must get the text.
     words = {True: "true", False: "false", None: ""}
     return {n: words[v] if v is None or isinstance(v, bool) else _text(f"{where}.{n}", v) for n, v in value.items()}
 
@@ -122,13 +122,13 @@ def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
 
 
 _vendor = _one_of(*_VENDOR_WORDS)
-#: How each field is read.
+#: Field -> function that parses it.
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("image", "ssh", "python"), _text),
     **dict.fromkeys(("interfaces", "runtime_args"), _list),
     "name": _name, "env": _map, "slots": _count, "vendor": _vendor, "runtime": _one_of(*RUNTIMES),
 }  # fmt: skip
-#: Fields that stand for a list of hosts or are defaults of its entries; an entry's; all others.
+#: Fields that list hosts or are defaults for them; fields of a host; other fields.
 _HOSTS = ("hosts", "hostfile", "source", "slots", "vendor", "components")
 _HOST = ("name", "slots", "vendor")
 _OTHERS = ("interfaces", "env", "ssh", "python")
@@ -194,7 +194,7 @@ def _part(where: str, value: Any) -> VendorPart:
 
 
 def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None = None) -> Cluster:
-    """The cluster that a parsed YAML document describes; ``ClusterError`` names the field that cannot be."""
+    """Make a cluster from a parsed YAML document. ``ClusterError`` names an invalid field."""
     if not isinstance(document, dict):
         raise ClusterError(f"must have fields such as hosts: [node0], not {document!r}")
     given = _mapping("", document, (*_HOSTS, *_OTHERS, "vendors"))
@@ -210,7 +210,7 @@ def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None 
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
-    """Read a cluster file. ``ClusterError`` names file and field."""
+    """Read a cluster file. ``ClusterError`` names the file and the field."""
     try:
         import yaml
     except ImportError:
@@ -228,12 +228,12 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
 
 
 def local(np: int) -> Cluster:
-    """This machine alone."""
+    """A cluster of this machine only."""
     return Cluster(hosts=(Host("localhost", np),))
 
 
 def limited(cluster: Cluster, np: int) -> Cluster:
-    """The cluster with the first ``np`` slots only; ``ClusterError`` when there are fewer."""
+    """The cluster reduced to its first ``np`` slots. ``ClusterError`` if it has fewer."""
     if np > cluster.size:
         raise ClusterError(f"-np {np}: the hosts have {cluster.size} slots in all; raise slots or take fewer ranks")
     hosts = []

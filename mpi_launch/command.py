@@ -1,4 +1,4 @@
-"""A job compiled to one command line of Open MPI 4 or 5, Hydra or Slurm: a part per vendor, ranks in hosts' order."""
+"""Compiles a job to one command line of Open MPI 4 or 5, Hydra or Slurm, with a part for each vendor."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from .sources import Host
 
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
-#: Variables, by their first letters, whose values here hold for every rank, when ranks run elsewhere.
+#: Variables (prefixes of names) that are passed on to ranks on other hosts.
 FORWARDED = ("UCCH_", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def is_here(name: str) -> bool:
-    """True if a host's name is one of this machine, as far as names tell."""
+    """True if a host name is one of this machine, as far as names can tell."""
     return name in LOCAL_NAMES or name.partition(".")[0] == socket.gethostname().partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Program to run, and where."""
+    """The program to run, and where."""
 
     cluster: Cluster
     program: tuple[str, ...]
     master_port: int
-    #: Variables named on the command line.
+    #: Variables given on the command line.
     env: Mapping[str, str] = field(default_factory=dict)
-    #: How many of its vendor's devices a rank sees: "one", "all", or "auto", which depends on the program.
+    #: Devices that a rank sees: "one", "all", or "auto", which depends on the program.
     devices: str = "auto"
     numa: bool = True
-    #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using their devices.
+    #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using devices.
     emulate: bool = False
     report: bool = False
-    #: Words for the launcher, before all others.
+    #: Options for the launcher, before all others.
     mpi_args: tuple[str, ...] = ()
 
     @property
     def only_here(self) -> bool:
-        """True when no rank runs on another machine, as far as names tell."""
+        """True if all ranks run on this machine, as far as names can tell."""
         return all(host.name in LOCAL_NAMES for host in self.cluster.hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring hosts whose ranks get the same words: one application context of ``mpirun``."""
+    """Neighbouring hosts whose ranks get the same options: one application context of ``mpirun``."""
 
     hosts: tuple[Host, ...]
     vendor: str
-    #: Ranks of earlier parts on the same hosts, which have other devices.
+    #: Number of ranks of earlier parts on the same hosts, which use other devices.
     first_local: int
 
     @property
@@ -69,7 +69,7 @@ class Part:
 
 
 def parts(cluster: Cluster) -> list[Part]:
-    """Divide the hosts where vendor, position on the host, or component of a Slurm job change."""
+    """Divide the hosts into parts: at a change of vendor, of position on the host, or of Slurm component."""
     taken: dict[str, int] = {}
     keyed = []
     for host in cluster.hosts:
@@ -86,7 +86,7 @@ def _emulated(job: Job) -> str:
 
 
 def _interfaces(names: Sequence[str]) -> dict[str, str]:
-    """UCX takes all of them; sockets only those that the kernel knows by these names."""
+    """Settings for the interfaces: UCX uses all of them; sockets only those with kernel names."""
     sockets = ",".join(name for name in names if ":" not in name)
     found = {"UCX_NET_DEVICES": ",".join(names)}
     if sockets:
@@ -95,7 +95,7 @@ def _interfaces(names: Sequence[str]) -> dict[str, str]:
 
 
 def _env(job: Job, part: Part, environ: Mapping[str, str]) -> dict[str, str]:
-    """A part's variables: this machine's, the file's, the file's vendor's, the command line's; the last one wins."""
+    """A part's variables: of this machine, the file, the file's vendor and the command line; the last one wins."""
     special = job.cluster.part(part.vendor)
     elsewhere = not job.only_here or bool(special.image)
     inherited = {name: value for name, value in environ.items() if elsewhere and name.startswith(FORWARDED)}
@@ -105,7 +105,7 @@ def _env(job: Job, part: Part, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
-    """The program with its wrapper, whose options say what `rank.py` must do."""
+    """The program behind its wrapper, whose options tell `rank.py` what to do."""
     first = job.cluster.hosts[0].name
     words = [job.cluster.python or sys.executable, "-I", "-S", str(RANK_WRAPPER)]
     words += ["--vendor", "host" if job.emulate else part.vendor, "--size", str(job.cluster.size)]
@@ -123,10 +123,10 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
 
 
 def container(part: VendorPart, vendor: str, cwd: str, user: tuple[int, int]) -> str:
-    """The engine's command up to the image; ``{env}`` stands where the rank's variables are to be named.
+    """The engine's command up to the image. ``{env}`` is replaced by options for the rank's variables.
 
-    The container shares network, processes and System V memory with the host, so that ranks in several containers of
-    one host are one node to UCX; it may read its neighbours' memory (CMA) and pin as much as it likes.
+    The container shares network, process ids and System V memory with the host, so that UCX treats ranks in several
+    containers of a host as one node. It may read other processes' memory (CMA), and pin memory without limit.
     """
     devices = VENDORS[vendor].containers.get(part.runtime, ())
     if part.runtime == "apptainer":
@@ -138,7 +138,7 @@ def container(part: VendorPart, vendor: str, cwd: str, user: tuple[int, int]) ->
         words += ["--userns=keep-id", "--group-add=keep-groups"]
     else:
         words += [f"--user={user[0]}:{user[1]}"]
-    # MPI's sockets are below /tmp.
+    # MPI's sockets are in /tmp.
     words += ["--volume=/tmp:/tmp", f"--volume={cwd}:{cwd}", f"--workdir={cwd}"]
     return shlex.join([*words, "{env}", *part.runtime_args, part.image]).replace("'{env}'", "{env}")
 
@@ -151,12 +151,13 @@ def _joined(head: Sequence[str], contexts: Sequence[Sequence[str]]) -> list[str]
 
 
 def _has(job: Job, environ: Mapping[str, str], parameter: str) -> bool:
-    """The user chose this MPI parameter already."""
+    """True if the user has set this MPI parameter."""
     return f"OMPI_MCA_{parameter}" in environ or parameter in job.mpi_args
 
 
 def _openmpi(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
-    """Open MPI's. Its own messages only steer the job, so it is kept off UCX, of which it may bring another build."""
+    """Command line of Open MPI. Its own messages only control the job, so it is kept off UCX: it may bring another
+    UCX."""
     if " " in launcher.path and not all(is_here(host.name) for host in job.cluster.hosts):
         raise ClusterError(
             f"{launcher.path}: Open MPI starts its helper on other hosts by this path, which cannot have a space: "
@@ -185,10 +186,10 @@ def _openmpi(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[s
 
 
 def _placed(cluster: Cluster) -> Iterator[tuple[Part, list[tuple[str, int]]]]:
-    """Parts, and their hosts with slots, as Open MPI takes them.
+    """The parts, with their hosts and slots, as Open MPI takes them.
 
-    Where a host appears in several parts, Open MPI 4 wants to read all of its slots each time, and would then fill them
-    with one part's ranks before it goes to the next host: such parts are divided by hosts.
+    If a host is in several parts, Open MPI 4 must be told all its slots each time, and would fill them with ranks of
+    one part before it goes to the next host. Such parts are divided by hosts.
     """
     slots: dict[str, int] = {}
     for host in cluster.hosts:
@@ -202,7 +203,7 @@ def _placed(cluster: Cluster) -> Iterator[tuple[Part, list[tuple[str, int]]]]:
 
 
 def _hydra(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
-    """Hydra's: one list of hosts, whose slots the parts fill in turn."""
+    """Command line of Hydra: one list of hosts, whose slots the parts fill in turn."""
     head = [launcher.path]
     if not job.only_here:
         where = ",".join(f"{host.name}:{host.slots}" for host in job.cluster.hosts)
@@ -220,7 +221,7 @@ def _hydra(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str
 
 
 def _srun(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
-    """Slurm's, inside an allocation: a component of the heterogeneous job per part."""
+    """Command line of Slurm inside an allocation: each part is a component of the heterogeneous job."""
     found = parts(job.cluster)
     components = int(environ.get("SLURM_HET_SIZE", "1"))
     if len(found) != components:
@@ -234,7 +235,7 @@ def _srun(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]
         het = [f"--het-group={i}"] if components > 1 else []
         counts = [f"--ntasks={part.size}", f"--nodes={len(part.hosts)}", "--distribution=block"]
         contexts.append([*het, *counts, *_wrapped(job, part, environ)])
-    # Options before the first colon are the first part's; those that all need are repeated.
+    # Options before the first colon apply to the first part only, so common options are repeated.
     return _joined([*head, *job.mpi_args], [contexts[0], *([*head[1:], *context] for context in contexts[1:])])
 
 
@@ -242,7 +243,7 @@ _DIALECTS = {"openmpi": _openmpi, "hydra": _hydra, "srun": _srun}
 
 
 def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None = None) -> list[str]:
-    """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
+    """The words of the command that starts the job. ``ClusterError`` if the launcher cannot express it."""
     if not job.program:
         raise ClusterError("no program: give it at the end, as in: ucch-run -np 4 python train.py")
     return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)

@@ -10,8 +10,8 @@ runs the command on the first of two hosts, whose environment makes ``mpirun`` f
 A host is a set of namespaces (network, process ids, mounts, host name, System V IPC) with its own boot id,
 ``/dev/shm``, ``/sys`` and ``/etc/hosts``; the file system is shared, as on a cluster with a network file system. The
 switch is one more network namespace. Nothing is visible from the machine's own namespaces and nothing routes out of the
-cluster's. All of it lives exactly as long as a pipe to the process that made it, so that it also goes when that process
-is killed.
+cluster's. All of it lives as long as a pipe to the process that made it, so it also disappears when that process is
+killed.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from ..closed_pipe import ends_with_its_reader
 from . import emulated_host, emulated_net
 from .emulated_host import EmulatedHost
 
-#: Bytes of a socket's call, and seconds in which sockets that neither connect nor move anything have failed.
+#: Bytes per socket call; seconds after which sockets that do not connect or transfer have failed.
 _CHUNK, _PATIENCE = 1 << 20, 10.0
 
 
 @functools.cache
 def unavailable() -> str | None:
-    """Return why no cluster can be emulated on this machine, with the way out, or None where one can."""
+    """Return why this machine cannot emulate a cluster, and the way out; None if it can."""
     if not sys.platform.startswith("linux"):
         return f"emulated hosts are made of Linux namespaces; this is {sys.platform}"
     beyond = [folder for folder in ("/usr/sbin", "/sbin") if folder not in os.environ.get("PATH", "").split(os.pathsep)]
-    # Where Debian has ip and tc, and a user's PATH does not lead.
+    # Debian has ip and tc in folders that are not on a user's PATH.
     os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), *beyond])
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc", "cat") if shutil.which(tool) is None]
     if missing:
@@ -112,7 +112,7 @@ class Cluster:
         return sum(host.slots for host in self.layout)
 
     def start(self) -> Cluster:
-        """Build the cluster; it is ready for commands on return. Leaves nothing behind if it fails."""
+        """Build the cluster; on return it accepts commands. Removes everything if that fails."""
         if self.hosts:
             raise RuntimeError("this cluster is already running; close() it first, or make another")
         reason = unavailable()
@@ -149,7 +149,7 @@ class Cluster:
         emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
 
     def close(self) -> None:
-        """End every process of every host and remove the cluster; harmless when repeated."""
+        """End all processes of all hosts, and remove the cluster. May be called again."""
         if os.getpid() != self._owner:
             return
         atexit.unregister(self.close)
@@ -240,12 +240,12 @@ class Cluster:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def kill_all(self) -> None:
-        """Kill every process on every host; the hosts stay up."""
+        """Kill all processes on all hosts; the hosts stay up."""
         for host in self.hosts:
             host.kill_all()
 
     def set_rate(self, host: int, rate: str, link: int = 0) -> None:
-        """Give a link of a host another rate, in both directions.
+        """Change the rate of a host's link, in both directions.
 
         Args:
             host: number of the host.
@@ -263,18 +263,18 @@ class Cluster:
         self.layout = (*self.layout[:host], plan, *self.layout[host + 1 :])
 
     def set_link(self, host: int, up: bool, link: int = 0) -> None:
-        """Pull a host's cable out of the switch, or put it back.
+        """Disconnect a host's link from the switch, or connect it again.
 
         Args:
             host: number of the host.
-            up: True to put it back.
+            up: True to connect.
             link: number of the host's link.
         """
         port = self.layout[host].links[link].port
         emulated_host.configure(self._switch_pid(), f"link set dev {port} {'up' if up else 'down'}\n", "")
 
     def power_off(self, host: int) -> None:
-        """End a host and all its processes, without notice to the others.
+        """Kill a host and all its processes, without notice to other hosts.
 
         Args:
             host: number of the host.

@@ -1,4 +1,4 @@
-"""Emulated hosts as seen by the process that owns the cluster: their files, their namespaces, and commands on them."""
+"""Emulated hosts as seen by the process that owns the cluster: their files, namespaces and commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..machine.launchers import INSIDE_A_JOB
 from . import emulated_net
 from .emulated_net import HostLayout
 
-#: Enter namespaces of one's own, as process 1 of them, all of which ends with this command.
+#: Command that enters new namespaces, with process 1 in them; they end with the command.
 UNSHARE = [
     "unshare",
     *(f"--{kind}" for kind in ("net", "ipc", "uts", "mount", "pid", "fork", "kill-child", "mount-proc")),
@@ -26,7 +26,7 @@ UNSHARE = [
 _NODE = Path(__file__).with_name("emulated_node.py")
 _PYTHON = [sys.executable, "-I", "-S", str(_NODE)]
 
-#: Kernel settings of every emulated host, which do not depend on the machine's: a job's speed must not. Reno is the one
+#: Kernel settings of every emulated host, so that speed does not depend on the machine's settings. Reno is the only
 #: congestion control that every kernel allows in every namespace.
 _SYSCTL = {
     "net/ipv4/tcp_congestion_control": "reno",
@@ -35,22 +35,22 @@ _SYSCTL = {
     "net/ipv4/tcp_no_metrics_save": "1",
 }
 
-#: Variables that logging in sets, by itself or through the user's profile.
+#: Variables that a login sets, directly or by the user's profile.
 _LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 
-#: Where Open MPI keeps the files of a job, by process numbers, of which each host has its own: in its ``TMPDIR``.
-#: mpirun hands this variable on to the daemons of all hosts, two of which may then have one folder.
+#: Folder of Open MPI's job files, named by process ids, which repeat on emulated hosts; so each host uses its own
+#: TMPDIR. mpirun would pass this variable to the daemons of all hosts, and two of them could share a folder.
 _OPEN_MPIS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 
-#: Longest wait for a host to come up or go down; seconds.
+#: Seconds to wait for a host to come up or go down.
 _PATIENCE = 20.0
 
-#: Longest name of a Unix socket that Linux accepts, less room for the host's name.
+#: Maximum length of a Unix socket's path, less room for the host's name.
 _LONGEST_DIRECTORY = 80
 
 
 def new_directory(hosts: Sequence[HostLayout]) -> Path:
-    """Make the directory of a cluster: hostfiles, ``/etc/hosts``, the launch agent, sockets, temporary files."""
+    """Make the cluster's directory: hostfiles, ``/etc/hosts``, launch agent, sockets, temporary files."""
     base = None if len(tempfile.gettempdir()) < _LONGEST_DIRECTORY - 24 else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="ucch-emulate-", dir=base))
     (directory / "hostfile").write_text(emulated_net.hostfile(hosts))
@@ -64,10 +64,10 @@ def new_directory(hosts: Sequence[HostLayout]) -> Path:
 
 
 def _mpi_env(layout: HostLayout, directory: Path) -> dict[str, str]:
-    """Return what a site's administrator would configure: where the hosts are, how to reach them, what to send over.
+    """Return the settings that a site's administrator would make: hosts, how to reach them, network interfaces.
 
-    Every MPI library here takes its settings from the environment, so that command lines stay what they are elsewhere.
-    Emulated hosts share the machine's cores: no binding, and waiting ranks give way.
+    All MPI libraries read them from the environment, so command lines are the same as on a real cluster. Emulated hosts
+    share the machine's cores: ranks are not bound, and yield while they wait.
     """
     nics = ",".join(link.name for link in layout.links)
     first, agent = layout.links[0].name, str(directory / "bin" / "ssh")
@@ -98,7 +98,7 @@ def _mpi_env(layout: HostLayout, directory: Path) -> dict[str, str]:
 
 
 def _login_env(layout: HostLayout, directory: Path) -> dict[str, str]:
-    """Return the environment that a remote command starts with, which is not that of the process that sent it."""
+    """Return the environment that a remote command starts with; it does not inherit the sender's."""
     kept = {name: os.environ[name] for name in _LOGIN if name in os.environ}
     path = [str(directory / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return {
@@ -116,9 +116,9 @@ class EmulatedHost:
     def __init__(self, layout: HostLayout, directory: Path, extra_env: Mapping[str, str]) -> None:
         self.layout = layout
         self.name = layout.name
-        #: The boot id that software on this host reads, by which UCX and UCC tell hosts apart.
+        #: Boot id that software on this host reads; UCX and UCC distinguish hosts by it.
         self.boot_id = str(uuid.uuid4())
-        #: Variables of every process on this host, before those of a single command.
+        #: Variables of every process on this host; those of a command override them.
         self.env = {**_login_env(layout, directory), **extra_env}
         self._directory = directory
         (directory / layout.name).mkdir()
@@ -163,7 +163,8 @@ class EmulatedHost:
 
     @property
     def pid(self) -> int:
-        """A process of the machine whose namespaces, all but that of process ids, are the host's: for ``nsenter``."""
+        """Process id, on the machine, of a process in the host's namespaces (except the pid namespace), for
+        ``nsenter``."""
         return self._process.pid
 
     def popen(
@@ -171,36 +172,36 @@ class EmulatedHost:
     ) -> subprocess.Popen[Any]:
         """Start ``argv`` on this host; ``options`` are those of `subprocess.Popen`.
 
-        Its environment is this process's, then the host's, then ``env``. The object returned is a stand-in on this
-        machine that passes on signals and the exit status; when the stand-in is killed the program ends too.
+        The environment is this process's, updated by the host's and by ``env``. The returned object is a stand-in on
+        this machine that forwards signals and the exit status; if it is killed, the program ends too.
         """
-        # A job must not inherit another's.
+        # A job must not inherit variables of another job.
         gone = (*INSIDE_A_JOB, _OPEN_MPIS_FOLDER)
         mine = {name: value for name, value in os.environ.items() if not name.startswith(gone)}
         full = {**mine, **self.env, **(env or {})}
         return subprocess.Popen([*_PYTHON, "exec", str(self._directory), self.name, *argv], env=full, **options)
 
     def wait_until_up(self) -> None:
-        """Wait for the host to accept commands. Raises ``RuntimeError`` with what it said if it does not."""
+        """Wait until the host accepts commands. Raises ``RuntimeError`` with its output if it does not."""
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"up\n":
             said = self._log.read_text(errors="replace").strip()
             raise RuntimeError(f"emulated host {self.name} did not come up: {said}")
 
     def kill_all(self) -> None:
-        """Kill every process on this host; the host stays up."""
+        """Kill all processes on this host; the host stays up."""
         assert self._process.stdin is not None
         if self._process.poll() is None:
             self._process.stdin.write(b"k")
             self._process.stdin.flush()
 
     def hang_up(self) -> None:
-        """End the host by ending the pipe that it lives by; returns at once."""
+        """End the host by closing its pipe. Returns at once."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def wait_until_down(self) -> None:
-        """Wait until the kernel has ended every process of the host."""
+        """Wait until the kernel has ended all processes of the host."""
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -211,9 +212,9 @@ class EmulatedHost:
 
 
 def configure_all(batches: Mapping[int, tuple[str, str]]) -> None:
-    """Run an ``ip`` and a ``tc`` batch in the network namespace of each of the processes, all at once.
+    """Run an ``ip`` and a ``tc`` batch in the network namespace of each process, concurrently.
 
-    Raises ``RuntimeError`` with the tool's own message where one fails.
+    Raises ``RuntimeError`` with the tool's message if one fails.
     """
     running = []
     for pid, batch in batches.items():

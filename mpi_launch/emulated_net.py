@@ -1,4 +1,4 @@
-"""The layout of an emulated cluster as plain data, and the ``ip`` and ``tc`` batches that build it; nothing runs here.
+"""The layout of an emulated cluster as plain data, and the ``ip`` and ``tc`` batches that build it. Runs nothing.
 
 Every host has the interfaces ``eth0`` … ``eth<L-1>``. Interface ``k`` of host ``h`` is one end of a veth pair whose
 other end, ``port<h>.<k>``, belongs to bridge ``br<k>`` in the switch's network namespace, so each link has a subnet of
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 MAX_HOSTS = 200
 MAX_LINKS = 8
 
-#: A bucket holds this much time of its link's rate, and never less than two full-sized segments of offloaded TCP. A
-#: smaller one loses rate whenever the kernel is late to refill it, which on few cores it is (half of this cost 3 to 8 %
-#: with both directions busy); a larger one lets longer messages pass unshaped.
+#: Seconds of a link's rate that its token bucket holds, but at least two full segments of offloaded TCP. A smaller
+#: bucket loses rate when the kernel refills it late, as it does on few cores (half of this cost 3 to 8 % with both
+#: directions busy); a larger one lets longer messages pass unshaped.
 BURST_SECONDS = 0.001
 BURST_LEAST = 128 * 1024
 
-#: Bytes that may wait at a link before packets are dropped: this much time of its rate, and never less than TCP's usual
-#: largest window, so that a lone connection into a slower link loses nothing. It is what the buffer of a switch holds.
+#: Seconds of a link's rate that may queue before packets are dropped, but at least TCP's usual maximum window, so that
+#: a single connection into a slower link loses nothing. This is about the buffer of a switch.
 QUEUE_SECONDS = 0.020
 QUEUE_LEAST = 4 << 20
 
@@ -34,15 +34,15 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?bit)(?:/s)?", re.IGNORECASE)
 class Link:
     """One network interface of an emulated host."""
 
-    #: Its name inside the host, ``eth0``, ``eth1``, …
+    #: Name of the interface in the host: ``eth0``, ``eth1``, …
     name: str
-    #: The name of its other end, in the switch.
+    #: Name of the other end, in the switch.
     port: str
-    #: The switch's bridge that it hangs on.
+    #: Bridge of the switch to which it belongs.
     bridge: str
     #: IPv4 address.
     address: str
-    #: Bits per second in either direction; 0 where nothing limits it.
+    #: Bits per second in each direction; 0 if unlimited.
     rate: int
 
 
@@ -58,7 +58,7 @@ class HostLayout:
 def parse_rate(text: str) -> int:
     """Return bits per second from ``"4gbit"``, ``"800mbit"`` or ``"none"`` (unlimited: 0).
 
-    Raises ``ValueError`` for anything else, and for rates below 1 Mbit/s, at which no MPI job starts in time.
+    Raises ``ValueError`` for anything else, and below 1 Mbit/s, at which MPI jobs do not start in time.
     """
     if text.strip().lower() == "none":
         return 0
@@ -74,8 +74,8 @@ def parse_rate(text: str) -> int:
 def parse_rates(rate: str, hosts: int, links: int) -> list[tuple[int, ...]]:
     """Return the rate of each link of each host.
 
-    ``rate`` is one for all, or one per host with commas; a host's rate may give each of its links one, joined by ``+``:
-    ``"4gbit+1gbit"``. Raises ``ValueError`` where the numbers do not fit.
+    ``rate`` is one rate for all hosts, or one per host separated by commas. A host's rate may list one per link, joined
+    by ``+``: ``"4gbit+1gbit"``. Raises ``ValueError`` if the numbers do not fit.
     """
 
     def spread(text: str, between: str, count: int, what: str) -> list[str]:
@@ -88,7 +88,7 @@ def parse_rates(rate: str, hosts: int, links: int) -> list[tuple[int, ...]]:
 
 
 def layout(hosts: int, slots: int | Sequence[int], rate: str, links: int) -> tuple[HostLayout, ...]:
-    """Return the hosts ``node0`` … of a cluster. Raises ``ValueError`` naming the argument that does not fit."""
+    """Return the hosts ``node0`` … of a cluster. Raises ``ValueError`` that names an invalid argument."""
     if not 1 <= hosts <= MAX_HOSTS:
         raise ValueError(f"hosts={hosts}: expected 1 to {MAX_HOSTS}")
     if not 1 <= links <= MAX_LINKS:
@@ -106,7 +106,7 @@ def layout(hosts: int, slots: int | Sequence[int], rate: str, links: int) -> tup
 
 
 def hosts_file(hosts: Sequence[HostLayout]) -> str:
-    """Return the ``/etc/hosts`` of the cluster: a host's name is its first link, ``<name>-eth1`` … the others."""
+    """Return ``/etc/hosts`` of the cluster: a host's name is its first link, ``<name>-eth1`` … are the others."""
     lines = ["127.0.0.1 localhost"]
     for host in hosts:
         lines.append(f"{host.links[0].address} {host.name} {host.name}-eth0")
@@ -126,7 +126,7 @@ def _shape(device: str, rate: int, verb: str = "add") -> str:
 
 
 def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[int], mtu: int) -> tuple[str, str]:
-    """Return the ``ip`` and the ``tc`` batch for the switch; ``pids`` name the network namespaces of the hosts."""
+    """Return the ``ip`` and ``tc`` batches for the switch. ``pids``: processes in the hosts' network namespaces."""
     bridges = sorted({link.bridge for host in hosts for link in host.links})
     ip = [f"link add name {bridge} mtu {mtu} up type bridge" for bridge in bridges]
     tc = []
@@ -140,7 +140,7 @@ def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[int], mtu: int) -
 
 
 def host_batches(host: HostLayout) -> tuple[str, str]:
-    """Return the ``ip`` and the ``tc`` batch for a host, to run after the switch's."""
+    """Return the ``ip`` and ``tc`` batches for a host, to be run after the switch's."""
     ip = ["link set dev lo up"]
     tc = []
     for link in host.links:
@@ -151,11 +151,11 @@ def host_batches(host: HostLayout) -> tuple[str, str]:
 
 
 def with_rate(host: HostLayout, link: int, rate: int) -> HostLayout:
-    """Return the host with another rate (bits per second, 0: unlimited) on one of its links."""
+    """Return the host with a new rate (bits per second, 0: unlimited) on one of its links."""
     changed = replace(host.links[link], rate=rate)
     return replace(host, links=(*host.links[:link], changed, *host.links[link + 1 :]))
 
 
 def reshape_batch(rate: int) -> str:
-    """Return the ``tc`` line, with ``{device}`` to fill in, that gives either end of a link another rate (0: none)."""
+    """Return the ``tc`` line that sets the rate of either end of a link (0: unlimited); fill in ``{device}``."""
     return _shape("{device}", rate, "replace") if rate else "qdisc del dev {device} root\n"

@@ -1,17 +1,17 @@
-"""Init process of an emulated host, and the client through which commands are started on the host.
+"""Init process of an emulated host, and the client that starts commands on the host.
 
-Run as a file by the interpreter alone (``python -I -S emulated_node.py MODE …``), with nothing but the standard
-library, because one such process starts for every host and for every remote command, and must cost milliseconds:
+Run as a file by the interpreter alone (``python -I -S emulated_node.py MODE …``), with the standard library only: one
+such process starts for every host and for every remote command, and must cost milliseconds:
 
 ``init CONFIG``
     process 1 of a host. It finishes the host's private mounts, then starts commands on request. When its standard
-    input ends, which is when the cluster's owner closes it or dies in any way, it exits and the kernel kills
-    every process of the host with it.
+    input ends, because the cluster's owner closed it or died, it exits, and the kernel kills every process of
+    the host.
 ``exec DIR HOST PROGRAM …``
     run a program on a host with this process's environment, directory and standard streams.
 ``ssh DIR [ssh's options] HOST COMMAND …``
-    the same in ssh's manner, which is what an MPI launcher expects of its launch agent: a shell command, in the
-    host's own login environment.
+    the same with ssh's arguments, as an MPI launcher calls its launch agent: a shell command, in the host's
+    login environment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any, NoReturn
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC = 2, 4, 8, 4096, 8192, 16384
 MNT_DETACH = 2
 
-#: Between asking a command whose client has gone to end, and killing it; seconds.
+#: Seconds between SIGTERM and SIGKILL for a command whose client has gone.
 GRACE = 2.0
 
-#: Files handed over with a request: standard input, output and error, the working directory, and the request itself.
+#: Descriptors passed with a request: standard input, output and error, working directory, and the request.
 FDS = 5
 
 _SSH_FLAGS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
@@ -44,14 +44,14 @@ def _libc() -> Any:
 
 
 def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2). Raises ``OSError`` naming the target."""
+    """Call mount(2). ``OSError`` names the target."""
     if _libc().mount(source.encode(), target.encode(), fstype.encode() or None, flags, data.encode() or None):
         code = ctypes.get_errno()
         raise OSError(code, f"cannot mount {fstype or source}: {os.strerror(code)}", target)
 
 
 def _private_sys(scratch: str) -> None:
-    """Show the interfaces of this network namespace in /sys, and keep the control groups that were mounted there."""
+    """Mount a /sys with the interfaces of this network namespace, and keep the cgroup mounts in it."""
     groups = "/sys/fs/cgroup"
     kept = os.path.ismount(groups)
     if kept:
@@ -82,8 +82,8 @@ def become_host(config: dict[str, Any]) -> None:
 
 
 def serve(config: dict[str, Any]) -> None:
-    """Be process 1 of a host, with a process for each client, until the owner ends it."""
-    # The kernel reaps what has ended.
+    """Run as process 1 of a host, with a child process for each client, until the owner ends it."""
+    # Let the kernel reap children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(config["socket"])
@@ -97,7 +97,7 @@ def serve(config: dict[str, Any]) -> None:
                     if os.fork() == 0:
                         door.close()
                         attend(client, config["env"])
-            # A byte on standard input asks to kill everything else on this host; its end, to end the host.
+            # A byte on standard input: kill all other processes on this host. End of input: end the host.
             if 0 in ready and not os.read(0, 1):
                 return
             if 0 in ready:
@@ -106,13 +106,13 @@ def serve(config: dict[str, Any]) -> None:
 
 
 def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
-    """Run the command that a client asks for, pass its signals on (one byte each), tell how it has ended, and end.
+    """Run a client's command, forward its signals (a byte each), report how it ended, and exit.
 
-    A client that has gone takes its command with it, as an ended session does; one that breaks off or asks nonsense
-    costs only itself.
+    If the client disappears, the command is ended, as when an ssh session ends. A client that sends an invalid request
+    affects nothing else.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    client.settimeout(5.0)  # until its request is here
+    client.settimeout(5.0)  # for the request only
     try:
         _, fds, _, _ = socket.recv_fds(client, 1, FDS)
         if len(fds) != FDS:
@@ -146,7 +146,7 @@ def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
 
 
 def become_command(request: dict[str, Any], fds: list[int], login_env: dict[str, str]) -> NoReturn:
-    """In the child: take the client's streams, directory and environment, and become the program."""
+    """In the child: take over the client's streams, directory and environment, then exec the program."""
     code = 126
     try:
         os.setsid()
@@ -172,7 +172,7 @@ def _kill_group(pid: int, number: int) -> None:
 
 
 def run_init(config_path: str) -> None:
-    """Become process 1 of the host that the JSON file describes; prints ``up`` when commands may be sent."""
+    """Become process 1 of the host that a JSON file describes. Prints ``up`` when it accepts commands."""
     with open(config_path) as file:
         config = json.load(file)
     become_host(config)
@@ -180,7 +180,7 @@ def run_init(config_path: str) -> None:
 
 
 def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | None) -> int:
-    """Run ``argv`` on ``host`` and return its exit status, 128 + n where signal n ended it, 255 without a host."""
+    """Run ``argv`` on ``host``. Returns its exit status, 128 + n for signal n, or 255 if there is no such host."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.connect(os.path.join(directory, host + ".sock"))
@@ -201,7 +201,7 @@ def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | Non
 
 
 def parse_ssh(argv: list[str]) -> tuple[str, str]:
-    """Split ssh's command line into host and shell command; ssh's own options have no meaning here and are skipped."""
+    """(host, shell command) of an ssh command line. ssh's own options are skipped."""
     rest = list(argv)
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)

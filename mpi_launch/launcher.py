@@ -1,4 +1,4 @@
-"""Program that starts ranks here: Open MPI's or Hydra's ``mpirun``, or Slurm's ``srun``."""
+"""Finds the program that starts ranks: ``mpirun`` of Open MPI or Hydra, or Slurm's ``srun``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..installed import extra
 
 
 class LauncherError(RuntimeError):
-    """Nothing here can start ranks; says what was looked for."""
+    """No launcher was found. The message lists what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that starts ranks: ``openmpi``, ``hydra`` or ``srun``; ``major`` is that of its version."""
+    """A launcher: ``openmpi``, ``hydra`` or ``srun``, with its path; ``major``: its major version."""
 
     kind: str
     major: int
@@ -29,7 +29,7 @@ class Launcher:
 
 
 def identify(path: str, banner: str) -> Launcher | None:
-    """Kind of a program, by what it says of its version; None for one that is not known."""
+    """Kind of a launcher, from the output of --version; None if it is unknown."""
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)[\w.]*", banner):
         return Launcher("openmpi", int(found[1]), path, found[0].split()[-1])
     if "HYDRA" in banner:
@@ -49,7 +49,7 @@ def _ask(path: str) -> Launcher | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> list[str]:
-    """``$MPIRUN``, in an allocation srun, what is installed beside this interpreter, what the PATH has."""
+    """``$MPIRUN``, srun in an allocation, programs beside this interpreter, programs on the PATH."""
     explicit = environ.get("MPIRUN")
     if explicit:
         return [shutil.which(explicit) or explicit]
@@ -60,7 +60,7 @@ def _candidates(environ: Mapping[str, str]) -> list[str]:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Launcher:
-    """The first launcher; ``LauncherError`` with what was looked at and how to get one."""
+    """The first usable launcher. ``LauncherError`` lists what was tried, and how to get one."""
     environ = os.environ if environ is None else environ
     seen = []
     for path in _candidates(environ):

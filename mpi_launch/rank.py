@@ -1,8 +1,8 @@
-"""One rank's start: bind its device and processors, set what torch and the libraries read, run the program.
+"""Starts one rank: selects its device and cores, sets variables for torch and the libraries, and runs the program.
 
 Run as a file by the interpreter alone (``python -I -S rank.py OPTIONS -- PROGRAM …``), under ``mpirun`` or ``srun``, on
-the rank's own host and before MPI starts, because MPI and UCX open every device that they see. With ``--report`` it
-stays as the program's parent, asleep while the program is silent; otherwise it becomes the program.
+the rank's host and before MPI starts, because MPI and UCX open every device that they see. With ``--report`` it stays
+the program's parent, and sleeps while the program writes nothing; otherwise it becomes the program.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Begins a line that is meant for ucch-run and not for people: ASCII's record separator, which no text contains.
+#: First byte of a line for ucch-run, not for the user: ASCII's record separator, which does not occur in text.
 MARK = b"\x1e"
 
-#: Variables, by their first letters and beside the launcher's, that a program in a container gets from outside.
+#: Prefixes of variables that are passed into containers, beside the launcher's.
 _INTO_CONTAINERS = (
     "UCCH", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "OMP_NUM_THREADS",
     "CUDA_", "HIP_", "ROCR_",
 )  # fmt: skip
 
-#: The end of the error stream that is kept to be said again, and the lines of it that are said.
+#: Bytes of the error stream that are kept for ucch-run's last message, and maximum number of lines of them.
 KEPT_BYTES, KEPT_LINES = 1 << 14, 20
 
-#: Signals that the program gets in place of its wrapper.
+#: Signals that the wrapper forwards to the program.
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 PR_SET_PDEATHSIG = 1
 
-#: Seconds between asking a program whose launcher has gone to end, and killing it.
+#: Seconds between SIGTERM and SIGKILL for a program whose launcher has gone.
 GRACE = 3.0
 
 
 def load(name: str) -> Any:
-    """A table of ``machine/``, which is a folder of the package above, loaded without that package."""
+    """A module of ``machine/``, loaded from its file without importing the package."""
     here = Path(__file__).resolve().parent
     for folder in (here.parent, here.parent / "ucc_hetero"):
         path = folder / "machine" / f"{name}.py"
@@ -61,7 +61,7 @@ def load(name: str) -> Any:
 
 
 class Start:
-    """Facts of this rank, and the environment and processors that follow from it."""
+    """This rank's facts, and the environment and cores that follow from them."""
 
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], root: Path = Path("/")) -> None:
         self.options = options
@@ -79,12 +79,13 @@ class Start:
         self.devices = [device for device in self.devices if device.vendor == self.vendor]
         self._check_devices()
         self.index = self.local_rank - options.first_local
-        #: The word that chooses this rank's device among those that it was given, and the device where that is known.
+        #: The word that selects this rank's device among the visible ones, and the device if it is known.
         self.chosen, self.device = self._mine({**environ, **self._given()})
         self.env = self._environment(environ)
 
     def _check_devices(self) -> None:
-        """``ValueError`` where devices of a vendor were asked for by name and there are none: it would use the host."""
+        """``ValueError`` if devices of a vendor were asked for and there are none: the rank would silently use host
+        memory."""
         row = self.vendors.VENDORS[self.vendor]
         if row.module and not self.devices:
             what = "no device of it" if (self.root / row.module).exists() else f"no driver (/{row.module})"
@@ -94,7 +95,7 @@ class Start:
             )
 
     def _shows_all(self, environ: Mapping[str, str]) -> bool:
-        """True if the program is to see all devices: scripts written for torchrun choose theirs by LOCAL_RANK."""
+        """True if the program should see all devices: scripts for torchrun select theirs by LOCAL_RANK."""
         if self.options.devices != "auto":
             return bool(self.options.devices == "all")
         if environ.get("UCCH_TORCH_REPLACE", "").strip():
@@ -103,7 +104,7 @@ class Start:
         with contextlib.suppress(OSError):
             text = script.read_text(errors="replace") if script else ""
             return "LOCAL_RANK" in text and "set_device" in text
-        return False  # the program will say what is wrong with the file
+        return False  # the program itself will report it
 
     def _given(self) -> dict[str, str]:
         words = (setting.partition("=") for setting in self.options.set)
@@ -131,20 +132,21 @@ class Start:
         return env
 
     def processors(self, allowed: set[int]) -> set[int]:
-        """Where to run: beside the device, or on a share of the NUMA nodes; ``allowed`` is never exceeded."""
+        """Cores to run on, a subset of ``allowed``: near the device, or a share of the NUMA nodes."""
         if self.options.numa == "off":
             return allowed
         if self.devices:
             near = self.vendors.cpus_of(self.device.cpus) if self.device else allowed
         else:
             nodes = [cpus & allowed for cpus in self.vendors.numa_nodes(self.root) if cpus & allowed]
-            # Only where ranks can share the nodes evenly: a node with more ranks than the others slows all of them.
+            # Only if ranks divide evenly among the nodes: a node with more ranks than the others would slow all of them
+            # down.
             spread = len(nodes) > 1 and self.local_size % len(nodes) == 0
             near = nodes[self.local_rank * len(nodes) // self.local_size] if spread else allowed
         return near & allowed or allowed
 
     def words(self, program: list[str]) -> list[str]:
-        """The command: the program itself, or the container engine that runs it."""
+        """The command: the program, or the container engine that runs it."""
         if not self.options.container:
             return program
         given = {setting.partition("=")[0] for setting in self.options.set}
@@ -157,31 +159,31 @@ class Start:
 
 
 class Parent:
-    """Runs the program as a child, and tells ucch-run how it ended."""
+    """Runs the program as a child, and reports its end to ucch-run."""
 
     def __init__(self, start: Start) -> None:
         self.start = start
         self.told = False
-        #: The end of what the program has written to its error stream.
+        #: The last bytes of the program's error stream.
         self.last = b""
 
     def run(self, words: list[str]) -> int:
-        """The program's exit status, or less than 0: the signal that has ended it."""
-        launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: in a namespace around ours
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
+        """Return the program's exit status; -n if signal n has ended it."""
+        launcher = [os.pidfd_open(parent)] if (parent := os.getppid()) else []  # 0: in an outer namespace
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to forward them to
         try:
             child = subprocess.Popen(
                 words,
                 env=self.start.env,
                 stderr=subprocess.PIPE,
                 preexec_fn=ending_with_parent(signal.SIGKILL, PASSED_ON),
-                close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
+                close_fds=False,  # Hydra's ranks talk to it through an inherited descriptor
             )
         except OSError as error:
             return not_started(self.start, words, error)
         for kind in PASSED_ON:
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
-        # No launcher hears that which had gone before this process looked for it.
+        # A launcher that ended before the pidfd was opened is not noticed by it, but the report then fails.
         is_heard = report(self.start.rank, event="started")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         assert child.stderr is not None
@@ -195,24 +197,24 @@ class Parent:
             shown = "\n".join(lines[-KEPT_LINES:])
             report(self.start.rank, event="failed", status=status if status > 0 else 128 - status, lines=shown)
         if status:
-            signal_group(child, signal.SIGTERM)  # which it may have left processes in
+            signal_group(child, signal.SIGTERM)  # also processes that the program left behind
         else:
             report(self.start.rank, event="ended")
         return status
 
     def pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
-        """A rank that is told to end did not fail."""
+        """Forward a signal. A rank that was told to end has not failed."""
         self.told = self.told or number not in (signal.SIGUSR1, signal.SIGUSR2)
         child.send_signal(number)
 
     def copy(self, data: bytes) -> None:
-        """Write what came in, and keep the last of it."""
-        write_all(2, data)
+        """Write output of the program, and keep the last of it."""
+        tell(data)
         self.last = (self.last + data)[-KEPT_BYTES:]
 
 
 def report(rank: int, **event: object) -> bool:
-    """Tell ucch-run; one write, so that lines of several ranks do not mix. False if no process listens any more."""
+    """Report to ucch-run in one write, so that lines of several ranks do not mix. False if nobody reads any more."""
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
     try:
         os.write(2, MARK + text.encode() + b"\n")
@@ -223,12 +225,12 @@ def report(rank: int, **event: object) -> bool:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Should this process be killed alone meanwhile, all of its group is: a shell's children would live on."""
+    """Kill the whole process group if this process is killed: children of a shell would survive."""
     group = os.getpgrp()
     if group != os.getpid():
         yield
         return
-    read, write = os.pipe()  # the program has none of it
+    read, write = os.pipe()  # the program does not inherit it
     if not os.fork():
         os.setpgid(0, 0)
         os.close(write)
@@ -240,17 +242,17 @@ def guarded() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # it has been killed
+        with contextlib.suppress(OSError):  # the guard was killed
             os.write(write, b".")
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
-    """Signal the program, and what it has started: launchers give each rank a group of processes."""
+    """Signal the program and its children: launchers give each rank a process group."""
     os.killpg(0, number) if os.getpgrp() == os.getpid() else child.send_signal(number)
 
 
 def end_all(child: subprocess.Popen[bytes]) -> None:
-    """End the program of a launcher that has gone."""
+    """End the program because its launcher has gone."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         signal_group(child, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -258,13 +260,13 @@ def end_all(child: subprocess.Popen[bytes]) -> None:
 
 
 def not_started(start: Start, words: list[str], error: OSError) -> int:
-    """The exit status of a program that could not be started, as a shell's."""
+    """The exit status for a program that could not be started, as a shell's."""
     status = 127 if isinstance(error, FileNotFoundError) else 126
     return failed(start.options, start.rank, status, f"{words[0]}: {error.strerror}")
 
 
 def failed(options: argparse.Namespace, rank: int, status: int, text: str) -> int:
-    """Say why a rank's program does not run, to ucch-run too where that listens; returns the exit status."""
+    """Report why a rank's program does not run, also to ucch-run if that listens. Returns the exit status."""
     print(f"ucch-run: rank {rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
     if options.report:
         report(rank, event="failed", status=status, lines=text)
@@ -272,21 +274,21 @@ def failed(options: argparse.Namespace, rank: int, status: int, text: str) -> in
 
 
 def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) -> Callable[[], None]:
-    """For ``preexec_fn``: the child gets a signal when its parent ends, however that ends.
+    """Make a ``preexec_fn`` with which the child gets a signal when its parent ends, in any way.
 
     Args:
-        number: the signal.
-        blocked: signals that the parent has blocked, and that shall reach the child.
+        number: number of the signal.
+        blocked: signals that the parent has blocked, and that the child must receive.
 
     Returns:
-        What the child calls before it becomes its program.
+        the function for ``preexec_fn``.
     """
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def before() -> None:
         libc.prctl(PR_SET_PDEATHSIG, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-        if os.getppid() != parent:  # it has ended already
+        if os.getppid() != parent:  # the parent has ended already
             os.kill(os.getpid(), number)
 
     return before
@@ -295,13 +297,13 @@ def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) ->
 def relay(
     ended: Collection[int], fd: int, take: Callable[[bytes], None], often: Callable[[], None] | None = None
 ) -> None:
-    """Hand over what comes by a stream until a process ends; it may stay open, in processes that are left behind.
+    """Pass on data of a stream until a process ends. The stream may stay open in processes that it left behind.
 
     Args:
-        ended: descriptors of processes, one of which ends; they are closed.
-        fd: the stream.
-        take: takes its bytes.
-        often: is called ten times a second.
+        ended: pidfds; the function returns when one of the processes ends, and closes them.
+        fd: descriptor of the stream.
+        take: called with the data.
+        often: called ten times a second.
     """
     over, reads = False, True
     os.set_blocking(fd, False)
@@ -313,7 +315,7 @@ def relay(
             with contextlib.suppress(BlockingIOError):
                 while reads and (data := os.read(fd, 1 << 16)):
                     take(data)
-                if reads:  # the end of the stream
+                if reads:  # end of file
                     waiting.unregister(fd)
                     reads = False
             if often:
@@ -322,22 +324,22 @@ def relay(
         os.close(each)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write everything; a reader that has gone is no error of the rank's."""
+def tell(data: bytes) -> None:
+    """Write all data to the error stream. A closed pipe is not an error of the rank."""
     with contextlib.suppress(BrokenPipeError):
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(2, data) :]
 
 
 def die_of(number: int) -> None:
-    """End by the signal that the program ended by, so that mpirun says the same; without a second core file."""
+    """End by the same signal as the program, so that mpirun reports it; without a second core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
     os.kill(os.getpid(), number)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options that ucch-run gives; those that it has itself mean the same."""
+    """The options that ucch-run passes. Those that ucch-run has too mean the same."""
     found = argparse.ArgumentParser(prog="rank.py", description="Bind a rank's device and run its program.")
     found.add_argument("--vendor", default="auto")
     found.add_argument("--devices", choices=("auto", "one", "all"), default="auto")
@@ -353,7 +355,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Become the program, or its parent; the exit status is the program's."""
+    """Become the program, or its parent. The exit status is the program's."""
     options = parser().parse_args()
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     try:

@@ -1,4 +1,4 @@
-"""Hosts from where they are already written down: a hostfile, or what Slurm tells a job."""
+"""Hosts from a hostfile, or from Slurm's variables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and how many ranks it takes: 0, and no vendor, where a source does not say.
+    """A host and its slots; 0 slots and no vendor if the source does not tell.
 
-    ``vendor`` is whose memory the ranks' buffers live in, or ``auto``.
+    ``vendor``: whose memory the ranks' buffers are in, or ``auto``.
     """
 
     name: str
@@ -23,12 +23,12 @@ class Host:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside brackets."""
+    """Split at commas that are not in brackets."""
     return [part for part in re.split(r",(?![^\[]*\])", text) if part]
 
 
 def expand(text: str) -> list[str]:
-    """Host names from a list such as ``gpu[01-03,7],login``; ``ValueError`` for brackets that do not match."""
+    """Host names of a list such as ``gpu[01-03,7],login``. ``ValueError`` for unbalanced brackets."""
     names = []
     for part in _split(text.strip()):
         match = re.fullmatch(r"([^\[\]]*)(?:\[([0-9,-]+)\](.*))?", part)
@@ -48,9 +48,9 @@ def expand(text: str) -> list[str]:
 
 
 def hostfile(path: Path) -> list[Host]:
-    """Read Open MPI's form, ``host slots=2``, or Hydra's, ``host:2``; with ``vendor=amd`` if it says so.
+    """Read a hostfile of Open MPI (``host slots=2``) or Hydra (``host:2``), with an optional ``vendor=amd``.
 
-    ``ValueError`` names the line that is neither.
+    ``ValueError`` names an invalid line.
     """
     try:
         lines = path.read_text().splitlines()
@@ -86,7 +86,7 @@ def _repeated(text: str) -> list[int]:
 
 
 def slurm(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of a Slurm allocation, of all components where the job is a heterogeneous one."""
+    """The hosts of a Slurm allocation; of all components if the job is heterogeneous."""
     components = int(environ.get("SLURM_HET_SIZE", "0"))
     found = []
     for i, suffix in enumerate([f"_HET_GROUP_{i}" for i in range(components)] or [""]):
@@ -98,5 +98,5 @@ def slurm(environ: Mapping[str, str]) -> list[Host]:
 
 
 def in_slurm(environ: Mapping[str, str]) -> bool:
-    """True in a Slurm allocation that says which hosts it has."""
+    """True inside a Slurm allocation whose variables name its hosts."""
     return bool(environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")))

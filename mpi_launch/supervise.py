@@ -1,4 +1,4 @@
-"""The launcher's process while the job runs: output passed on, the first failure said last, nothing left behind."""
+"""ucch-run while the job runs: passes output on, reports the first failure last, and ends all processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from .command import is_here
-from .rank import MARK, ending_with_parent, relay, write_all
+from .rank import MARK, ending_with_parent, relay, tell
 
-#: Seconds between asking the launcher to end and killing it.
+#: Seconds between SIGTERM and SIGKILL for the launcher.
 GRACE = 10.0
 
-#: Seconds that a launcher has for ending a job after a rank has failed. Hydra only ends it for ranks that use MPI.
+#: Seconds that a launcher gets to end the job after a rank has failed. Hydra does so only for ranks that use MPI.
 AFTER_FAILURE = 3.0
 
-#: Bytes of the launcher's messages that are kept, to look for names of hosts in.
+#: Bytes of the launcher's output that are kept, to find host names in it.
 SAID = 1 << 14
 
-#: Exit status of a job that did not start in time, as of timeout(1).
+#: Exit status if the job did not start in time, as of timeout(1).
 LATE = 124
 
-#: What launchers put before a line where they are told to: [1,0]<stderr>:, [0], or 0:.
+#: Prefixes that launchers can put before output lines: [1,0]<stderr>:, [0], or 0:.
 _TAG = re.compile(rb"^(\[[^]\n]*\](<stderr>)?:? ?|\d+: )\Z", re.M)
 
 _SI_KERNEL = 0x80
@@ -38,10 +38,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reports:
-    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in.
+    """The ranks' reports, extracted from a byte stream in any pieces.
 
-    The failure that counts is the first one, or the first rank that was killed: other hosts hear of its death, fail
-    and report that sooner than its own report may come.
+    The first failure counts, but a rank that was killed comes first: other hosts may notice its death, fail and report
+    before its own report arrives.
     """
 
     def __init__(self, size: int) -> None:
@@ -52,7 +52,7 @@ class Reports:
         self.held = b""
 
     def _take(self, line: bytes) -> bool:
-        """Note a rank's report; the first failure is the one that counts. False for a line that is none."""
+        """Process a rank's report. False if the line is not one."""
         try:
             event = json.loads(line)
             rank, host, kind = int(event["rank"]), str(event["host"]), event["event"]
@@ -67,7 +67,7 @@ class Reports:
         return True
 
     def missing(self, hosts: Sequence[tuple[str, int]]) -> list[str]:
-        """Hosts of which not every rank has started, in rank order."""
+        """Hosts on which not every rank has started, in rank order."""
         found, first = [], 0
         for name, slots in hosts:
             if any(rank not in self.started for rank in range(first, first + slots)):
@@ -76,12 +76,12 @@ class Reports:
         return list(dict.fromkeys(found))
 
     def lost(self) -> list[str]:
-        """Hosts of ranks that have started, and did not say that they have ended."""
+        """Hosts of ranks that have started but did not report their end."""
         return list(dict.fromkeys(host for rank, host in self.started.items() if rank not in self.ended))
 
     def feed(self, data: bytes) -> bytes:
-        """Text for people; the rest of a report that is not complete is held back."""
-        data, self.held = self.held + data.replace(b"\0", b""), b""  # Open MPI's own lines may bring some
+        """The output without reports. An incomplete report is kept for the next call."""
+        data, self.held = self.held + data.replace(b"\0", b""), b""  # Open MPI's own lines may contain NUL bytes
         shown = []
         while data:
             text, mark, rest = data.partition(MARK)
@@ -100,25 +100,26 @@ class Reports:
 
 
 def _killed(failure: Mapping[str, Any]) -> bool:
-    """True for a rank that a signal has ended, but for one that failed and ended itself by it (base/progress.c)."""
+    """True for a rank killed by a signal; false for one that failed and then ended itself by a signal
+    (base/progress.c)."""
     return int(failure["status"]) > 128 and "has failed (status" not in str(failure.get("lines", ""))
 
 
 class _Watch:
-    """Signals, the time limit and the stream of one run."""
+    """Signals, time limits and error stream of one run."""
 
     def __init__(self, process: subprocess.Popen[bytes], reports: Reports, start_timeout: float) -> None:
         self.process, self.reports, self.start_timeout = process, reports, start_timeout
-        #: When the job is to be ended, and why: not all ranks have started, or one has failed.
+        #: When and why the job will be ended: not all ranks have started, or a rank has failed.
         self.end_at, self.reason = time.monotonic() + start_timeout if start_timeout else float("inf"), "start"
         self.kill_at = float("inf")
-        #: The end of what the launcher and its ssh have said.
+        #: The last bytes that the launcher and its ssh wrote.
         self.said = b""
-        #: Why the job was ended: a signal's number, "start" or "failure"; 0 where it was not.
+        #: Why the job was ended: a signal's number, "start" or "failure"; 0 if it was not.
         self.why: int | str = 0
 
     def signalled(self, number: int, code: int) -> None:
-        """Pass a signal on, unless the terminal has sent it to the whole foreground group already; another kills."""
+        """Forward a signal, unless the terminal sent it to the whole foreground group. A second signal kills."""
         if isinstance(self.why, int) and self.why:
             self._kill()
         elif not (number == signal.SIGINT and code == _SI_KERNEL):
@@ -126,13 +127,13 @@ class _Watch:
         self.why, self.kill_at = self.why or number, min(self.kill_at, time.monotonic() + GRACE)
 
     def copy(self, data: bytes) -> None:
-        """Pass on what the launcher writes to its error stream, but for reports."""
+        """Pass on the launcher's error stream without the reports."""
         text = self.reports.feed(data)
         self.said = (self.said + text)[-SAID:]
-        write_all(2, text)
+        tell(text)
 
     def look(self) -> None:
-        """Take what has come meanwhile: signals, failures, the end of the time."""
+        """Process signals, failures and time limits since the last call."""
         while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
             self.signalled(info.si_signo, info.si_code)
         now = time.monotonic()
@@ -147,8 +148,8 @@ class _Watch:
             self._kill()
 
     def _kill(self) -> None:
-        """Kill the launcher, and end what it has started here: an ssh that a host does not answer would stay for good,
-        with our streams open."""
+        """Kill the launcher and its local children: an ssh to a host that does not answer would stay, and hold our
+        streams open."""
         lists = Path("/proc", str(self.process.pid), "task").glob("*/children")
         children = [int(pid) for each in lists for pid in each.read_text().split()]
         self.process.kill()

@@ -1,4 +1,4 @@
-"""The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own; and GPUs that are none."""
+"""Fixtures that run scripts under the real mpirun, with a time limit, and that build fake GPU libraries."""
 
 import contextlib
 import functools
@@ -29,36 +29,36 @@ from crews import RANK, CaseFailed, Crew, MPIResult, chosen, vendors  # noqa: E4
 
 WARM = RANK.with_name("warm.py")
 
-# A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
-# wait for ever. A handler, unlike SIG_IGN, is not inherited.
+# A shell starts background jobs with SIGINT ignored, and all their processes inherit that: tests of Ctrl-C would wait
+# for ever. A handler, unlike SIG_IGN, is not inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _terminated(number, frame):
-    """End a run that is terminated as Ctrl-C does: jobs are sessions of their own, which nobody else would end."""
+    """End a run on SIGTERM as on Ctrl-C: jobs have sessions of their own, which nothing else would end."""
     signal.signal(number, signal.SIG_IGN)  # timeout(1) sends two
     raise KeyboardInterrupt
 
 
 signal.signal(signal.SIGTERM, _terminated)
 
-# Thousands of Pythons are started here, ranks above all. Were none of them to leave its bytecode behind, as some shells
-# ask for, each would compile the package again: a third of what a small job costs.
+# Thousands of Pythons are started here, above all ranks. They must write bytecode, which some shells disable: else each
+# would compile the package again, a third of the cost of a small job.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Jobs run beside each other: MPI's own waiting would take the cores from those that are waited for.
+# Jobs run side by side: MPI's busy waiting would take the cores from the ranks that it waits for.
 os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-# MPI's component for libfabric, which no test has a network for, sleeps for a second before it says so.
+# MPI's libfabric component, which no test needs, sleeps for a second at its start.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
-#: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
-#: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
+#: Factor for the time limits of jobs before they count as hanging: other jobs may use the cores. Only failures take
+#: that long.
 ROOM = 4
 
 
-#: What a test draws, it draws again where it runs once more with this in its environment, as `.ci/lanes.py` does.
+#: With this variable a test draws the same random data again, as `.ci/lanes.py` does when it repeats a failed test.
 DRAWN = os.environ.setdefault("TESTS_DRAW", str(secrets.randbelow(1 << 30)))
 
 
@@ -66,9 +66,9 @@ def pytest_report_header():
     return f"TESTS_DRAW={DRAWN}"
 
 
-#: What the mpiruns of each test keep while they run lies in a folder of its own. Open MPI names it by mpirun's process
-#: alone: one that was killed leaves it behind, and a later mpirun of that number does not start ("The PMIx server's
-#: listener thread failed to start").
+#: Each test has a folder of its own for the files of its mpiruns. Open MPI names them by mpirun's process id alone: a
+#: killed mpirun leaves them behind, and a later one with that id does not start ("The PMIx server's listener thread
+#: failed to start").
 _FOLDERS, _NUMBER = tempfile.TemporaryDirectory(prefix="mpirun"), itertools.count()
 
 
@@ -78,25 +78,25 @@ def pytest_runtest_setup(item):
 
 
 def pytest_configure():
-    """Spare processes what UCX does to learn of memory that comes and goes; `hooked` has it as users do.
+    """Disable UCX's memory hooks in test jobs; the fixture `hooked` keeps them, as for users.
 
-    It patches some 80 functions and spins for 5 ms each. Only networks that register memory need that.
+    The hooks patch some 80 functions and spin for 5 ms each. Only networks that register memory need them.
     """
     os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 
 def pytest_collection_finish():
-    """Leave thousands of collected tests out of every search for garbage, of which some tests ask for hundreds."""
+    """Exclude thousands of collected tests from garbage collections, of which some tests force hundreds."""
     gc.collect()
     gc.freeze()
 
 
-#: Has what ranks print go out by the line.
+#: Makes ranks print line by line.
 LINES = ROOT / "tests" / "lines"
 FAKEGPU = ROOT / "tests" / "fakegpu"
-sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
+sys.path.insert(0, str(FAKEGPU))  # the ranks' scripts import `arrays` from there
 
-#: Where the libraries are is a fact of the machine, not of a test.
+#: Depends on the machine and not on the test: the places of libraries.
 INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR", "PMIX_MCA_gds")
 
 
@@ -107,7 +107,7 @@ def find_mpirun():
 
 
 def need_mpirun():
-    """The same; without one the test is skipped."""
+    """The mpirun; without one the test is skipped."""
     return find_mpirun() or pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
 
 
@@ -132,19 +132,19 @@ def mpi_command(mpirun, n, mpi_args=()):
 
 
 def mpi_environment(mpirun):
-    """This process's environment, free of settings that change results, made fit for containers and root."""
+    """This process's environment without settings that change results, made suitable for containers and root."""
     env = {k: v for k, v in os.environ.items() if k in INHERITED or not k.startswith(("UCCH_", "PMIX_", "PMI_"))}
     if mpi_flavour(mpirun)[0] == "openmpi":
         if os.geteuid() == 0:
             env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        # For scripts that start an mpirun of their own: Open MPI 5's and 4's spelling.
+        # For scripts that start mpirun themselves: names of Open MPI 5 and 4.
         env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    # Two cores and several single-threaded ranks: BLAS threads would only make the ranks wait for each other.
+    # With two cores and several ranks, BLAS threads would only slow the ranks down.
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env, "PYTHONUNBUFFERED": "1"}
 
 
 def kill_session(sid):
-    """SIGKILL every process of a session: each rank of Open MPI has a process group of its own, so killpg won't do."""
+    """SIGKILL all processes of a session. Each rank of Open MPI has a process group of its own, so killpg is no use."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -153,11 +153,11 @@ def kill_session(sid):
             if int(fields[3]) == sid and fields[0] != "Z":
                 os.kill(int(entry.name), signal.SIGKILL)
         except (OSError, IndexError, ValueError):
-            continue  # it ended while we looked, or is not ours to read
+            continue  # the process has ended, or belongs to another user
 
 
 def run_limited(command, env, cwd, timeout):
-    """Run a command in a session of its own; returns (what it left, whether it had to be killed).
+    """Run a command in a session of its own. Returns (its result, True if it had to be killed).
 
     Output goes to files: a pipe would stay open as long as any stray descendant holds it.
     """
@@ -171,7 +171,7 @@ def run_limited(command, env, cwd, timeout):
             job.wait(timeout)
         except subprocess.TimeoutExpired:
             late = True
-            job.terminate()  # mpirun then ends its ranks and says what it knows
+            job.terminate()  # mpirun then ends its ranks and prints what it knows
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(5)
         finally:
@@ -182,7 +182,7 @@ def run_limited(command, env, cwd, timeout):
 
 
 def write_script(folder, script):
-    """The path of a script given as such or as source text."""
+    """The path of a script, given as a path or as source text."""
     if isinstance(script, Path):
         return script
     if "\n" not in script and script.endswith(".py"):
@@ -192,9 +192,9 @@ def write_script(folder, script):
     return path
 
 
-#: Variables that are read when a process starts, or imports torch: with them each rank is a new Python.
+#: Variables that are read when a process starts, or imports torch: ranks with them are new Pythons.
 COLD = ("LD_PRELOAD", "SANITIZER", "UCCH_TORCH_REPLACE")
-#: Test files -> what their ranks import that takes seconds.
+#: Test file -> slow imports of its ranks.
 NEEDED = {
     "torch|vllm": ["torch", "torch._dynamo", "torch.distributed.fsdp"],
     "torch|vllm|mpi/test_examples": ["sklearn.datasets"],
@@ -203,7 +203,7 @@ NEEDED = {
 
 @contextlib.contextmanager
 def warmed(*modules):
-    """Words that start a program of Python where these modules have been imported before: see tests/crew/warm.py."""
+    """Command words that start a Python program with these modules already imported; see tests/crew/warm.py."""
     program = find_mpirun()
     env = mpi_environment(program) if program else dict(os.environ)
     env["PYTHONPATH"] = str(LINES)
@@ -223,13 +223,13 @@ def warmed(*modules):
 
 
 class Pythons:
-    """Words that start Python for ranks."""
+    """Command words that start Python for ranks."""
 
     def __init__(self, ended):
         self._ended, self._warm = ended, {}
 
     def of(self, test, env):
-        """Those of ranks of a test in this file, with these variables; a sanitizer's are new Pythons, too."""
+        """Those for ranks of a test in this file with these variables. With a sanitizer ranks are new Pythons."""
         if any(name in os.environ or name in env for name in COLD):
             return [sys.executable]
         file = f"{test.parent.name}/{test.name}"
@@ -241,7 +241,7 @@ class Pythons:
 
 @pytest.fixture(scope="session")
 def pythons():
-    """Processes that have imported what ranks import, and fork them; they end with the tests."""
+    """Processes with the ranks' imports done, which fork ranks; they end with the tests."""
     with contextlib.ExitStack() as ended:
         yield Pythons(ended)
 
@@ -252,10 +252,10 @@ def mpirun(tmp_path, pythons, request):
     -> MPIResult.
 
     ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
-    ranks' environment; of the caller's own ``UCCH_…`` variables only those in INHERITED get through. ``timeout`` in
-    seconds: a job that takes `ROOM` times longer is killed with all its ranks and the test fails, showing what the
-    ranks printed. With ``check`` an exit status other than 0 fails the test likewise. ``cold``: each rank is a new
-    Python, which imports the package itself; others are forked where that has been done. See `Pythons`.
+    ranks' environment; the caller's own ``UCCH_…`` variables are dropped, except those in INHERITED. ``timeout`` in
+    seconds: a job that takes `ROOM` times longer is killed, and the test fails with the ranks' output. With ``check``
+    an exit status other than 0 fails the test. ``cold``: each rank is a new Python that imports the package itself;
+    otherwise ranks are forked from a process that has done so. See `Pythons`.
     """
     program, numbers = need_mpirun(), itertools.count(1)
 
@@ -279,15 +279,15 @@ def mpirun(tmp_path, pythons, request):
     yield run
 
 
-#: Ranks of crews: a case has the first ones of the smallest that is large enough.
+#: Sizes of crews; a case gets the first ranks of the smallest crew that is large enough.
 SIZES = (2, 6)
-#: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
+#: Crews with at most this many ranks have UCX's memory hooks, as for users; see `pytest_configure`.
 MOST_HOOKED = 2
 
 
 @contextlib.contextmanager
 def failing(cases):
-    """The test fails with a case; what its crew has run before is said, too."""
+    """Fail the test if a case fails, with a list of the cases that its crew has run before."""
     try:
         yield
     except CaseFailed as error:
@@ -295,13 +295,13 @@ def failing(cases):
 
 
 class Crews:
-    """Crews by what they are made of. Ranks that wait for cases take no core, but memory."""
+    """Crews by their properties. Ranks that wait for cases use memory, but no core."""
 
     def __init__(self):
         self._crews = {}
 
     def run(self, key, start, world, path, case, args, env, limit):
-        """Run a case on these ranks of the crew of this key, which is started where there is none."""
+        """Run a case on these ranks of the crew with this key; start the crew if there is none."""
         cases = []
         with failing(cases):
             crew, cases[:] = self._crews.pop(key, None) or (start(), [])
@@ -320,7 +320,7 @@ class Crews:
         return MPIResult(0, *texts, len(world))
 
     def close(self):
-        """End all of them, as programs end."""
+        """End all crews as programs end."""
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()
@@ -332,7 +332,7 @@ class Crews:
 
 
 def local_crew(ranks, job, python):
-    """A crew on this machine whose processes have ``job`` in their environment from the beginning."""
+    """A crew on this machine. Its processes have ``job`` in their environment from the start."""
     program = need_mpirun()
     env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
     if ranks <= MOST_HOOKED:
@@ -343,7 +343,7 @@ def local_crew(ranks, job, python):
 
 @pytest.fixture(scope="session")
 def crews(pythons):
-    """Jobs that stay for all tests, and end before what their ranks came from does."""
+    """Jobs that stay for all tests. They end before the processes that forked their ranks."""
     made = Crews()
     yield made
     made.close()
@@ -354,10 +354,10 @@ def crew(crews, pythons, request, tmp_path):
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
-    before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
-    meanwhile, ``job`` from the start of the processes, ``of`` which there may be more. Those of a ``pool`` of vendors
-    have a fake GPU each, and the layout says which of them take the case.
-    The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
+    before; or a program, given as for `mpirun`, is run there. ``env`` and a ``layout`` of emulated vendors are set for
+    the case, ``job`` from the start of the processes (which may make another crew). Ranks of a ``pool`` of vendors have
+    a fake GPU each, and the layout selects ranks of it. The test fails if a rank raises, or does not finish within
+    ``timeout`` times `ROOM` seconds.
     """
 
     def run(case, n=2, *, args=(), layout="", env=None, job=None, of=0, pool="", timeout=60):
@@ -380,13 +380,13 @@ def crew(crews, pythons, request, tmp_path):
 
 @pytest.fixture
 def hooked(monkeypatch):
-    """Jobs in which UCX patches the functions by which memory comes and goes, as it does of its own accord."""
+    """Jobs with UCX's memory hooks, UCX's default."""
     monkeypatch.delenv("UCX_MEM_MMAP_HOOK_MODE")
 
 
 @pytest.fixture
 def room():
-    """How many times longer a job may take than it is given."""
+    """Factor for the time limits of jobs."""
     return ROOM
 
 
@@ -399,13 +399,13 @@ def flavour():
 
 @pytest.fixture
 def recovery(flavour):
-    """Options of an mpirun that lets the others go on when a rank dies; none of one that cannot."""
+    """Options of an mpirun that lets other ranks go on when one dies; empty if it has none."""
     return ["--enable-recovery"] if flavour[0] == "openmpi" and flavour[1] >= 5 else []
 
 
 @pytest.fixture
 def ulfm(recovery):
-    """Options of an mpirun whose MPI goes on when a rank dies, as well; without one the test is skipped."""
+    """Options of an mpirun whose MPI also goes on when a rank dies; without one the test is skipped."""
     if not recovery:
         pytest.skip("needs Open MPI 5")
     return ["--with-ft", "ulfm"]
@@ -413,14 +413,14 @@ def ulfm(recovery):
 
 @pytest.fixture
 def with_torch():
-    """Skip without torch. Ranks import it; in the tests' own process that would cost two seconds for nothing."""
+    """Skip without torch. The ranks import it; importing it in the tests' own process would cost two seconds."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: pip install '.[torch]'")
 
 
 @pytest.fixture(scope="session")
 def compiled():
-    """Call as ``compiled(output, *words)`` with words of a C compiler; without one the test is skipped."""
+    """Call as ``compiled(output, *words)`` with arguments of a C compiler; without a compiler the test is skipped."""
 
     def run(output, *words):
         compiler = shutil.which("cc") or shutil.which("gcc")
@@ -458,7 +458,7 @@ def fake_environment(fakegpu):
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
     folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
-    # Every rank sees all devices, where ucch-run would show it one and set the first. Streams share four queues, as
-    # HIP's do; a test that holds streams at will asks for more (OWN_QUEUES).
+    # Every rank sees all devices, while ucch-run would show it one and set the first variable. Streams share four
+    # queues, as in HIP; a test that holds streams asks for more (OWN_QUEUES).
     more |= {"HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y", "FAKEGPU_CONNECTIONS": "4", "HSA_ENABLE_SDMA": "0"}
     return lambda layout: libraries | more | {"FAKEGPU_LAYOUT": layout}

@@ -6,15 +6,15 @@
     comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
     comm.Allreduce(send, recv, op=MPI.SUM)
 
-Importing this before ``mpi4py.MPI`` sees to it that libucp is loaded when MPI is: MPI libraries bring a UCX of their
-own, and the first one in a process serves all libraries. From the import on, a rank that fails ends its MPI job.
+Import this before ``mpi4py.MPI``: it loads libucp before MPI brings a UCX of its own, and a process uses the first one.
+From the import on, a rank that fails ends its MPI job.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import installed as installed  # first: raises where this is the source and not the installation
+from . import installed as installed  # first: raises if this is the source folder and not the installed package
 from ._version import __version__
 from .api.comm import Communicator
 from .bootstrap.exit import register as _end_with_the_job
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SUM, PROD, MAX, MIN, AVG = (_OPS[_n] for _n in ("SUM", "PROD", "MAX", "MIN", "AVG"))
 LAND, LOR, LXOR, BAND, BOR, BXOR = (_OPS[_n] for _n in ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"))
 
-#: Stands for the send buffer when the data is already in the receive buffer; ``MPI.IN_PLACE`` means the same.
+#: Send buffer of in-place calls, as the data is in the receive buffer; the same as ``MPI.IN_PLACE``.
 IN_PLACE = None
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero``: print what is installed, settings, plans and topology, and tune them."""
+"""``python -m ucc_hetero``: prints versions, settings, plans and topology, and tunes algorithms."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _parser() -> argparse.ArgumentParser:
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command. Returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
     except (UCCHError, ValueError) as error:
         text = str(error)
     except OSError as error:
-        if error.filename is None:  # of no file that the command line names
+        if error.filename is None:  # the error is not about a file of the command line
             raise
         text = f"{error.filename}: {error.strerror}"
     print(f"ucc_hetero: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Exit status of programs whose output goes to a pipe that its reader has closed, as ``| head`` does."""
+"""Exit status of programs whose output goes to a closed pipe, as with ``| head``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-#: Exit status, as a shell reports a program that SIGPIPE ended. The signal itself stays ignored, as Python sets it: it
-#: would also end a job in which one connection of a network library breaks.
+#: Exit status as in a shell for SIGPIPE. The signal itself stays ignored, Python's default: it would also end a job
+#: when a network library's connection breaks.
 CLOSED = 128 + signal.SIGPIPE
 
 Main = Callable[[Sequence[str] | None], int]
 
 
 def _closed() -> list[int]:
-    """The standard output and the standard error, or one of them, whose pipe has lost its reader."""
+    """Those of standard output and standard error whose pipe has no reader any more."""
     asked = select.poll()
     for fd in (1, 2):
         with contextlib.suppress(OSError):
@@ -28,15 +28,14 @@ def _closed() -> list[int]:
 
 
 def reader_gone() -> bool:
-    """True if the standard output or the standard error has lost its reader."""
+    """True if standard output or standard error has lost its reader."""
     return bool(_closed())
 
 
 def ends_with_its_reader(main: Main) -> Callable[..., int]:
-    """Wrap ``main(arguments) -> status``: a quiet end, with status `CLOSED`, once the reader of the program's output
-    has gone.
+    """Wrap ``main(arguments) -> status``: end quietly, with status `CLOSED`, when the reader of the output is gone.
 
-    A broken pipe to anything else is an error as any other.
+    A broken pipe elsewhere stays an error.
     """
 
     @functools.wraps(main)
@@ -45,7 +44,7 @@ def ends_with_its_reader(main: Main) -> Callable[..., int]:
             try:
                 return main(arguments)
             finally:
-                # Else the interpreter does it at its end, where its exceptions cannot be caught.
+                # Otherwise the interpreter flushes at exit, where exceptions cannot be caught.
                 sys.stdout.flush()
         except BrokenPipeError:
             closed = _closed()
@@ -53,7 +52,7 @@ def ends_with_its_reader(main: Main) -> Callable[..., int]:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for fd in closed:
-                os.dup2(nowhere, fd)  # what is still in buffers goes there
+                os.dup2(nowhere, fd)  # buffered output goes to /dev/null
             os.close(nowhere)
             return CLOSED
 

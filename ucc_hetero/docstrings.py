@@ -1,7 +1,7 @@
-"""Completes the docstrings of a class's methods: ``help`` shows all arguments and errors, and each is written once.
+"""Completes the docstrings of a class's methods, so that ``help`` shows all arguments and errors without repetition.
 
-``Ibcast`` says "Start :meth:`Bcast`, with its arguments": :func:`forms` adds the arguments and errors of ``Bcast``.
-:func:`described` adds arguments and errors that many methods of a class share.
+A docstring such as "Start :meth:`Bcast`, with its arguments" gets the arguments and errors of ``Bcast`` by
+:func:`forms`. :func:`described` adds arguments and errors that many methods of a class share.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import TypeVar
 
 _T = TypeVar("_T", bound=type)
 
-#: The beginning of a form's docstring, with the method that it is a form of.
+#: Beginning of the docstring of a form, with the name of the method that it is a form of.
 _FORM = re.compile(r"[^:]*:meth:`(\w+)`, with its arguments")
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.M)
-#: Words of a form's first line -> its ``Returns``.
+#: Words in the first line of a form -> its ``Returns``.
 _RETURNS = {
-    "return its request": "Request: ``Wait`` and ``Test`` tell its end, and raise. Buffers are the call's until then.",
-    "started many times": "PersistentRequest: ``Start`` makes the call, and ``Wait`` tells its end.",
+    "return its request": "Request: ``Wait`` and ``Test`` raise errors. Leave the buffers alone until it is complete.",
+    "started many times": "PersistentRequest: ``Start`` makes the call, and ``Wait`` waits for its end.",
 }
 #: Arguments that only forms have.
-_ALSO = {"info": "info: Taken as mpi4py takes it, and not used."}
+_ALSO = {"info": "info: A hint, ignored."}
 
 
 def forms(kind: _T) -> _T:
-    """Class decorator: ``help`` of a method whose docstring names another one ("Start :meth:`Bcast`, with its
-    arguments") shows that one's arguments and errors, too."""
+    """Class decorator: a method whose docstring names another one ("Start :meth:`Bcast`, with its arguments") gets that
+    method's arguments and errors."""
     for function in _documented(kind):
         if found := _FORM.match(function.__doc__ or ""):
             other = getattr(kind, found[1])
@@ -37,8 +37,8 @@ def forms(kind: _T) -> _T:
 
 
 def described(*, raises: str, **arguments: str) -> Callable[[_T], _T]:
-    """Class decorator that adds ``arguments`` that methods take and do not describe to their docstrings, and the errors
-    of those that take arguments and name none. It stands below :func:`forms`."""
+    """Class decorator: adds ``arguments`` to the docstrings of methods that take but do not describe them, and
+    ``raises`` to those with arguments but without errors. It stands below :func:`forms`."""
 
     def complete(kind: _T) -> _T:
         for function in _documented(kind):
@@ -73,13 +73,13 @@ def _takes(function: FunctionType) -> tuple[str, ...]:
 
 
 def _parts(function: FunctionType) -> dict[str, str]:
-    """The text of a docstring and its sections, by name; the text has none."""
+    """The sections of a docstring by name; the text before them has the name ""."""
     text, *rest = _SECTION.split(cleandoc(function.__doc__ or ""))
     return {"": text, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
 def _entries(parts: dict[str, str]) -> list[str]:
-    """The entries of the arguments of a docstring."""
+    """The entries of the section Args."""
     return re.split(r"\n(?=    \w)", args) if (args := parts.get("Args", "").strip("\n")) else []
 
 
@@ -89,7 +89,7 @@ def _names(entry: str) -> list[str]:
 
 
 def _joined(function: FunctionType, own: dict[str, str], other: dict[str, str]) -> str:
-    """The docstring of a form: its own text and sections, and in their place those of the method that it is of."""
+    """The docstring of a form: its own text and sections, and the other method's for those that it lacks."""
     takes = _takes(function)
     kept = [each for each in _entries(other) if any(name in takes for name in _names(each))]
     kept += [f"    {text}" for name, text in _ALSO.items() if name in takes]

@@ -1,7 +1,7 @@
-"""Every environment variable of ucc_hetero: one table with parser, default and documentation.
+"""All environment variables of ucc_hetero: one table with parser, default and documentation.
 
-All begin with ``UCCH_``. ``get("TIMEOUT")`` reads, parses and checks one; a variable that begins with ``UCCH_`` and is
-not in the table is a typing mistake and gives one warning (``log.configure``).
+Names begin with ``UCCH_``. ``get("TIMEOUT")`` reads, parses and checks one. An unknown name that begins with ``UCCH_``
+is a typing mistake, and gives one warning (``log.configure``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?")
 
 
 def parse_size(text: str) -> float:
-    """Bytes from ``4096``, ``4K``, ``1.5M``, ``2GiB`` or ``inf``: an ``int``, or ``math.inf``; else ``ValueError``."""
+    """Parse ``4096``, ``4K``, ``1.5M``, ``2GiB`` (an ``int`` of bytes) or ``inf`` (``math.inf``). Else
+    ``ValueError``."""
     word = text.strip().lower()
     if word == "inf":
         return math.inf
@@ -40,7 +41,7 @@ def parse_size(text: str) -> float:
 
 
 def parse_flag(text: str) -> bool:
-    """A switch: ``1 y yes on true`` or ``0 n no off false``, in any case."""
+    """Parse ``1 y yes on true`` or ``0 n no off false``, in any case."""
     word = text.strip().lower()
     if word in ("1", "y", "yes", "on", "true"):
         return True
@@ -51,7 +52,7 @@ def parse_flag(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """UCCH_CHECK=data: verify one call in so many."""
+    """UCCH_CHECK=data:N: verify one call in N."""
 
     every: int = 100
 
@@ -147,7 +148,7 @@ def _words(*allowed: str) -> Callable[[str], tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable: its name without prefix, its parser, the value when it is not set, what it does, and its forms."""
+    """A variable: name without prefix, parser, default, documentation, and form of its values."""
 
     name: str
     parse: Callable[[str], Any]
@@ -222,10 +223,10 @@ _VARIABLES = (
     Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
 )  # fmt: skip
 
-#: Every variable by its name without prefix.
+#: Variables by name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
 
-#: Variables that there were, and what to do instead.
+#: Removed variables -> what to use instead.
 GONE = {
     "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp; unset it",
     "WINDOW": f"messages between devices of one host go by rings, which are pinned as they are needed; unset it, and "
@@ -235,9 +236,9 @@ GONE = {
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    """The parsed value of ``UCCH_<name>``, or its default where it is unset or empty.
+    """Return the parsed value of ``UCCH_<name>``, or the default if it is unset or empty.
 
-    ``KeyError`` for a name that is not in the table, ``ValueError`` that names the variable for a bad value.
+    ``KeyError`` for an unknown name. ``ValueError`` that names the variable for an invalid value.
     """
     variable = TABLE[name]
     text = (os.environ if environ is None else environ).get(PREFIX + name, "")
@@ -250,8 +251,8 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
 
 
 def settings(*prefixes: str) -> dict[str, str]:
-    """The variables that are set and begin with one of these."""
-    # Names are compared as they are: a new communicator looks at all of them, and to decode them takes longer.
+    """The variables that are set and begin with one of these prefixes."""
+    # Compare bytes: each new communicator checks all variables, and decoding them takes longer.
     begins = tuple(map(os.fsencode, prefixes))
     return {name: os.environ[name] for name in [os.fsdecode(n) for n in os.environb if n.startswith(begins)]}
 
@@ -262,10 +263,10 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Read every variable that is set.
+    """Read every variable that is set, to find invalid ones.
 
     Raises:
-        ValueError: Names each that there was and is no more, and each whose value cannot be read, with what it may be.
+        ValueError: Names all removed variables, and all with invalid values and what the values may be.
     """
     mistakes = [
         f"{PREFIX}{name} is no more: {do}" for name, do in GONE.items() if os.environ.get(PREFIX + name, "").strip()
@@ -280,7 +281,7 @@ def check() -> None:
 
 
 def meant(name: str) -> str:
-    """The way out of an unknown variable: what to do instead, the known one most like it, or where all are listed."""
+    """Advice for an unknown variable: its replacement, the most similar known name, or where all are listed."""
     word = name.removeprefix(PREFIX)
     if word in GONE:
         return GONE[word]
@@ -288,14 +289,14 @@ def meant(name: str) -> str:
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
 
 
-#: Variables that are set meanwhile: the values before, and how many have set them.
+#: Variable set by :func:`meanwhile` -> (value before, number of threads that have set it).
 _lent: dict[str, tuple[str | None, int]] = {}
 _setting = threading.Lock()
 
 
 @contextmanager
 def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables while a library that reads them is set up; the last of several threads puts the old values back."""
+    """Set variables while a library that reads them is initialised. The last of several threads restores them."""
     with _setting:
         for name in values:
             before, users = _lent.get(name, (os.environ.get(name), 0))
@@ -316,7 +317,7 @@ def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def describe() -> str:
-    """A table of all variables as text: name, form, default and meaning."""
+    """All variables as a text table: name, form, default and meaning."""
     lines = []
     for variable in TABLE.values():
         default = ",".join(variable.default) if isinstance(variable.default, tuple) else variable.default

@@ -1,4 +1,4 @@
-"""The exceptions of ucc_hetero. Each names what was wrong, where, and the way out."""
+"""The exceptions of ucc_hetero. Messages name what was wrong, the rank, and the way out."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ __all__ = [
 
 
 class UCCHError(RuntimeError):
-    """Base of everything that ucc_hetero raises after communication has begun.
+    """Base class of all errors after communication has begun.
 
-    Mistakes in arguments are plain ``TypeError``, ``ValueError`` or ``BufferError``, raised before a byte is sent.
+    Wrong arguments raise plain ``TypeError``, ``ValueError`` or ``BufferError``, before a byte is sent.
     """
 
 
 class LibraryNotFound(UCCHError, ImportError):
-    """libucc or libucp could not be loaded; the message lists every file tried and why it was refused."""
+    """libucc or libucp could not be loaded. The message lists every file tried, and why it was rejected."""
 
 
 class DeviceError(UCCHError):
-    """A GPU runtime refused a call, or has no such device; the message is the runtime's own reason."""
+    """A GPU runtime refused a call, or has no such device. The message is the runtime's reason."""
 
 
 class NotSupported(UCCHError, NotImplementedError):
-    """A combination of collective, dtype, op and memory that nothing here can run correctly."""
+    """The combination of collective, dtype, op and memory is not available."""
 
 
 class AgreementError(UCCHError):
-    """The ranks of a job differ in a fact that would break it; the message is a table of what each rank has."""
+    """The ranks of a job differ in versions or settings that must be equal. The message is a table by rank."""
 
 
 class CollectiveError(UCCHError):
-    """A collective failed: a library reported it, or its result was checked and was wrong."""
+    """A collective failed: a library reported it, or a check of the result did."""
 
 
 class DataError(CollectiveError):
-    """A call that UCCH_CHECK=data verified has brought other data than went into it."""
+    """UCCH_CHECK=data has found that a call's result does not match the ranks' data."""
 
 
 class MismatchError(CollectiveError, ValueError):
@@ -47,31 +47,31 @@ class MismatchError(CollectiveError, ValueError):
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
-    """A collective or message did not complete before its deadline; the message names the ranks that had not
-    arrived."""
+    """A collective or message did not complete before its deadline. The message names the ranks that did not make the
+    call."""
 
 
 class TruncationError(CollectiveError, ValueError):
-    """A received message was longer than the buffer posted for it."""
+    """A received message was longer than the buffer of its receive."""
 
 
 class PeerError(CollectiveError, ConnectionError):
-    """A rank of the communicator died or can no longer be reached."""
+    """A rank of the communicator died, or cannot be reached any more."""
 
 
 class RefusedError(CollectiveError):
-    """A rank refused its part of a call, having found its arguments to be wrong; the message says which, and why.
+    """Another rank found the arguments of its call wrong. The message names the rank and the mistake.
 
-    The communicator has ended on all its ranks: free it, and make a new one.
+    The communicator has ended on all ranks: free it, and make a new one.
     """
 
 
 class RevokedError(CollectiveError):
-    """A rank has given the communicator up for all (``Revoke``, ``Shrink``): no call of it ends well any more."""
+    """A rank has revoked the communicator for all ranks (``Revoke``, ``Shrink``). All its calls fail."""
 
 
 class LibraryError(UCCHError):
-    """A call into libucc or libucp failed. ``status`` is the library's code, ``call`` the function's name."""
+    """A function of libucc or libucp failed. ``status`` is its error code, ``call`` its name."""
 
     def __init__(self, call: str, status: int, name: str, hint: str = "") -> None:
         self.call, self.status, self.name = call, status, name
@@ -79,7 +79,7 @@ class LibraryError(UCCHError):
 
 
 def counted(count: int, what: str) -> str:
-    """So many of a thing: ``1 rank``, ``2 ranks``."""
+    """A number with a noun: ``1 rank``, ``2 ranks``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

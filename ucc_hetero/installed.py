@@ -1,7 +1,7 @@
-"""How this package is installed: what adds an extra, and a clone's folder that hides the installed package.
+"""How this package is installed: the command for extras, and a check for a clone's folder that hides the package.
 
-Imported before everything else of the package. Where Python finds the clone's folder ``ucc_hetero`` before the
-installed package, as in ``python -m`` in the clone, that folder lacks what only an installation has: the error says so.
+Imported first. If Python finds the clone's folder ``ucc_hetero`` before the installed package, as with ``python -m`` in
+the clone, compiled parts are missing, and the error says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parent
-#: Names in the package that an installation has: what is compiled, and what lies elsewhere in the repository.
+#: Modules that only an installation has: compiled, or from elsewhere in the repository.
 _INSTALLED = ("_native", "launch", "bench")
 
 

@@ -1,4 +1,5 @@
-/* The library functions as static functions of their own names, each going through a table that loader.c fills. */
+/* Functions of libucc and libucp as static functions of the same names, which call through a table that loader.c
+ * fills. */
 #ifndef UCCH_CALLS_H
 #define UCCH_CALLS_H
 
@@ -44,7 +45,7 @@ enum {
 /* That error code, or 0. */
 #define STATUS_OF(p) (IS_STATUS(p) ? (int)(intptr_t)(p) : 0)
 
-/* Parameters of an operation on bytes, whose end `callback` is told with `data`. */
+/* Parameters of an operation on bytes; `callback` is called with `data` at its end. */
 static inline ucp_request_param_t ucch_ucp_params(void *callback, void *data, int memory_type) {
     return (ucp_request_param_t){.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                                                  UCP_OP_ATTR_FIELD_MEMORY_TYPE,

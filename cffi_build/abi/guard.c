@@ -1,7 +1,6 @@
-/* A workaround for libucc's TL/UCP (UCC 1.4.0), which hands the result of a send or a receive to ucp_request_cancel and
- * ucp_request_free also where it is an error code, as after an endpoint's error: libucp would read that as an address.
- * The addresses that the dynamic linker has written into the plugin for these two functions are replaced by those of
- * functions that look first. */
+/* A workaround for libucc's TL/UCP (UCC 1.4.0): after an endpoint error it passes the error code that a send or receive
+ * returned to ucp_request_cancel and ucp_request_free, and libucp would use it as an address. The plugin's relocated
+ * addresses of these two functions are replaced by those of wrappers that check for error codes. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
@@ -24,7 +23,7 @@
 static int errors;
 static void (*on_error)(void);
 
-/* Called in the middle of libucc's progress, before a task goes on with what it has not received. */
+/* Called during libucc's progress, before the failed task goes on without its data. */
 static void count_error(void) {
     __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
     if (on_error) on_error();
@@ -37,7 +36,7 @@ static void cancel(ucp_worker_h worker, void *request) {
         count_error();
 }
 
-/* Failures are counted, too: libucc 1.4.0 may say that the collective it is part of has ended well. */
+/* Counts failed requests, too: libucc 1.4.0 may report success for the collective that they are part of. */
 static void free_request(void *request) {
     if (!request || IS_STATUS(request)) return;
     int status = ucp_request_check_status(request);
@@ -51,13 +50,13 @@ static void *wrapper_of(const char *name) {
                                                : NULL;
 }
 
-/* Operations of libucc's in this process that were found to have ended in an endpoint's error. */
+/* Number of libucc's operations in this process that ended with an endpoint error. */
 int ucch_endpoint_errors(void) { return __atomic_load_n(&errors, __ATOMIC_RELAXED); }
 
-/* Have a function called at each of them. Under the lock. */
+/* Set a function to call at each such error. Under the lock. */
 void ucch_endpoint_errors_tell(void (*function)(void)) { on_error = function; }
 
-/* The dynamic linker may have made addresses of the offsets, or not. */
+/* Depending on the dynamic linker, entries of the dynamic section are offsets or absolute addresses. */
 static const void *address(const struct dl_phdr_info *info, ElfW(Addr) at) {
     return (const void *)(at < info->dlpi_addr ? info->dlpi_addr + at : at);
 }
@@ -68,7 +67,7 @@ static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) 
     return NULL;
 }
 
-/* What a library's dynamic section says of itself, or 0. */
+/* Value of an entry of the library's dynamic section; 0: none. */
 static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     const ElfW(Phdr) *dynamic = header_of(info, PT_DYNAMIC);
     const ElfW(Dyn) *d = dynamic ? (const ElfW(Dyn) *)(info->dlpi_addr + dynamic->p_vaddr) : NULL;
@@ -77,7 +76,7 @@ static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     return d && d->d_tag == tag ? d->d_un.d_val : 0;
 }
 
-/* Write where the dynamic linker has, which may have closed it to writing since. */
+/* Write into a relocated address; its page may be read-only since relocation (RELRO). */
 static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     const ElfW(Phdr) *closed = header_of(info, PT_GNU_RELRO);
     ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at;
@@ -89,7 +88,7 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     return 0;
 }
 
-/* Redirect one library's calls: 0, or -1 where one could not be. */
+/* Redirect the calls of one library. Returns 0, or -1 if one cannot be redirected. */
 static int redirect(const struct dl_phdr_info *info) {
     static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
     const ElfW(Sym) *symbols = address(info, said(info, DT_SYMTAB));
@@ -112,7 +111,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Redirect these calls of all TL/UCP plugins that are loaded by now: 0, or -1 where that is not possible. */
+/* Redirect the calls of all TL/UCP plugins loaded so far. Returns 0, or -1 if that is not possible. */
 int ucch_guard_cancel(void) {
 #ifdef UNKNOWN_MACHINE
     return -1;

@@ -1,4 +1,4 @@
-/* dlopen of libucc and libucp, and the tables of their functions. Which file to try is Python's business. */
+/* dlopen of libucc and libucp, and the tables of their functions. Python decides which file to load. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -36,13 +36,13 @@ static int fail(void) {
     return -1;
 }
 
-/* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
+/* RTLD_NOW: a library that lacks a symbol fails here, with the symbol's name, and not at its first use. */
 int ucch_preload(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail(); }
 
 static int load_table(const char *path, const symbol *list) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) return fail();
-    ucch_symbols all = ucch_sym; /* a library that is refused leaves nothing behind */
+    ucch_symbols all = ucch_sym; /* a copy: a library that is refused changes nothing */
     for (const symbol *s = list; s->name; s++) {
         void *found = dlsym(handle, s->name);
         if (!found) {
@@ -59,11 +59,11 @@ static int load_table(const char *path, const symbol *list) {
 
 int ucch_load_ucc(const char *path) { return load_table(path, ucc_symbols); }
 
-/* ---- messages that libucp throws away ----
+/* ---- messages that libucp drops ----
  *
- * What comes in before it is received is kept in memory of libucp's. Where that cannot be had, libucp (1.12 to 1.22)
- * says so in its log and throws the message away, and the next one with its tag is taken for it. Whichever thread calls
- * libucp then is the one that hears of it, before the next message can be matched. */
+ * libucp keeps unexpected messages in its own memory. If it gets no memory, libucp (1.12 to 1.22) logs that and drops
+ * the message, and the next message with the same tag is matched in its place. The log handler runs in the thread that
+ * is inside libucp, before that next message can be matched. */
 #define NO_ROOM "ucp recv descriptor is not allocated"
 
 enum { LEVEL_FATAL, LEVEL_ERROR }; /* ucs_log_level_t */
@@ -72,7 +72,7 @@ enum { STOP, GO_ON };              /* ucs_log_func_rc_t */
 typedef int (*log_handler)(const char *, unsigned, const char *, int, const void *, const char *, va_list);
 
 static int losses;
-static int muted; /* UCX_LOG_LEVEL=fatal: errors are for us alone */
+static int muted; /* UCX_LOG_LEVEL=fatal: errors are not to be printed */
 
 static int notice(const char *file, unsigned line, const char *function, int level, const void *component,
                   const char *format, va_list list) {
@@ -80,10 +80,10 @@ static int notice(const char *file, unsigned line, const char *function, int lev
     return muted && level == LEVEL_ERROR ? STOP : GO_ON;
 }
 
-/* How many messages libucp has thrown away in this process. */
+/* Number of messages that libucp has dropped in this process. */
 int ucch_losses(void) { return __atomic_load_n(&losses, __ATOMIC_RELAXED); }
 
-/* Have errors logged where they are not: libucs asks for the level first. */
+/* With UCX_LOG_LEVEL=fatal, raise the level to error: libucs checks it before it calls the handler. */
 static void raise_level(void *libucp) {
     typedef int (*getter)(const char *, char *, size_t);
     typedef int (*setter)(const char *, const char *);
@@ -95,7 +95,7 @@ static void raise_level(void *libucp) {
     set("LOG_LEVEL", "error");
 }
 
-/* Hear of them from the libucs that belongs to a loaded libucp. */
+/* Add a log handler to the libucs of a loaded libucp. */
 static void hear_of_losses(const char *path) {
     static void *heard;
     void *libucp = dlopen(path, RTLD_NOW | RTLD_NOLOAD), *push = libucp ? dlsym(libucp, "ucs_log_push_handler") : NULL;

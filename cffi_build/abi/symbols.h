@@ -1,7 +1,7 @@
-/* Every library function that ucc_hetero calls: _SYMBOL(return type, name, (parameters), (arguments)).
+/* Every function of UCC and UCX that ucc_hetero calls: _SYMBOL(return type, name, (parameters), (arguments)).
  *
- * The list makes the symbol tables (loader.c), the static call-through functions (calls.h) and the cdef (build.py). UCC
- * 1.1 and UCX 1.13 have all of them; a library without one is refused. */
+ * The list makes the symbol tables (loader.c), the call-through functions (calls.h) and the cdef (build.py). UCC 1.1
+ * and UCX 1.13 have all of these functions; a library that lacks one is refused. */
 
 /* clang-format off */
 

@@ -1,5 +1,5 @@
-/* Declarations of the native engine for Python. Read by the C compiler and by cffi, hence no preprocessor lines but the
- * constants, which build.py also hands to cffi. */
+/* Declarations of the native engine for Python, read by the C compiler and by cffi: hence no preprocessor lines but the
+ * constants, which build.py also gives to cffi. */
 
 /* ---- loader.c ---- */
 int ucch_preload(const char *path);
@@ -7,11 +7,11 @@ int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
 const char *ucch_load_error(void);
 
-/* ---- guard.c: what libucc would cancel that is no request ---- */
+/* ---- guard.c: error codes that libucc cancels like requests ---- */
 int ucch_guard_cancel(void);
 int ucch_endpoint_errors(void);
 
-/* ---- progress.c: what completes, and which thread makes progress ---- */
+/* ---- progress.c: progress and who makes it ---- */
 typedef struct ucch_op ucch_op;
 typedef struct ucch_context ucch_context;
 typedef struct ucch_team ucch_team;
@@ -23,9 +23,9 @@ typedef struct ucch_lanes ucch_lanes;
 typedef struct ucch_lane_message ucch_lane_message;
 
 typedef struct ucch_error {
-    int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */
+    int status;     /* UCC status (of a message: UCS status), or UCCH_FAIL_* below -1000 */
     int step;       /* index of the step that failed, or -1 */
-    int peer;       /* slot on the board of the rank involved, or -1; of a rank elsewhere -2 less its number */
+    int peer;       /* board slot of the rank involved; -1: none; -2 - rank: on another host */
     uint64_t seq;   /* sequence number of the call on its communicator */
     double elapsed; /* seconds since the start */
 } ucch_error;
@@ -67,45 +67,44 @@ void ucch_doorbell_wait(uint64_t known, double seconds);
 typedef struct ucch_span {
     int base;       /* UCCH_SEND, UCCH_RECV, UCCH_TMP */
     int64_t offset; /* bytes from that base */
-    uint64_t count; /* elements; of messages and exchanges bytes */
+    uint64_t count; /* elements; bytes for messages and exchanges */
 } ucch_span;
 
 /* A step of a program. */
 typedef struct ucch_part {
-    int kind; /* UCCH_STEP_*, of local ones UCCH_COPY and others further on */
+    int kind; /* UCCH_STEP_*; local steps: UCCH_STEP_LOCAL + UCCH_COPY and so on */
     int op, dtype, to;
     ucch_span src, dst;
-    double factor; /* of UCCH_SCALE */
-    /* Of a collective: counts and displacements of source and destination, where members have unlike parts. */
+    double factor; /* for UCCH_SCALE */
+    /* A collective: counts and displacements of source and destination if they differ between ranks. */
     ucch_team *team;
     int coll;
     uint64_t flags, root;
     const uint64_t *tables[4];
-    /* Of a message. */
+    /* A message. */
     ucp_ep_h ep;
     ucp_worker_h worker;
     uint64_t tag;
-    /* Of an exchange by parcels on the board: whose this rank reads, so many `bytes` of each from `at` on. */
+    /* An exchange of parcels: the slot to read from, and `bytes` at offset `at` of each parcel. */
     int writes, from, combines;
     uint64_t at, bytes;
-    /* Steps that are to be over before; the stage of the plan, in the order of posting, and the rank at a message's
-     * other end. */
+    /* Dependencies; the stage of the plan, which orders posting; and the peer rank of a message. */
     int ndeps, stage, peer;
     const int *deps;
 } ucch_part;
 
-/* A program but for its steps. */
+/* All of a program but its steps. */
 typedef struct ucch_spec {
-    const char *label; /* as the board and records show it */
+    const char *label; /* as shown by the board and in records */
     uint64_t signature;
-    uint64_t bytes;  /* of the caller's buffers */
-    uint32_t salt;   /* of its messages between hosts */
+    uint64_t bytes;  /* size of the caller's buffers */
+    uint32_t salt;   /* for tags of its messages between hosts */
     uint32_t number; /* in the timeline */
-    int on_device;   /* it works on memory of the bound device, with scratch there; UCC and UCX know that as: */
+    int on_device;   /* works on memory of the bound device, whose UCC and UCX type is `memory_type` */
     int memory_type;
-    size_t tmp_bytes; /* of scratch */
-    /* Queued in streams whole, by these channels, where they are captured or not; the place in its scratch for copies
-     * that overlap, and its arithmetic. */
+    size_t tmp_bytes; /* size of scratch */
+    /* Queued in streams as a whole: the channels, whether for capture in a graph, the reduction, and the offset in
+     * scratch of a bounce buffer for overlapping copies. */
     ucch_channels *channels;
     int in_graph, op, dtype;
     size_t bounce;
@@ -125,11 +124,11 @@ int ucch_program_try(ucch_program *program, void *send, void *recv, double timeo
 /* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {
     uint64_t begin, end; /* ns of CLOCK_MONOTONIC; end 0: not yet */
-    uint64_t seq;        /* sequence number of the call on its communicator; of a wire's message, the peer's key */
+    uint64_t seq;        /* number of the call on its communicator; of a wire's message: the peer's key */
     uint32_t program;    /* `number` of its ucch_spec; all ones: a wire */
-    int32_t step;        /* -1: the whole program; or the wire's number, odd if it receives */
+    int32_t step;        /* -1: the whole program; of a wire: its number, odd if it receives */
     int32_t status;
-    uint32_t bytes; /* of a wire's message */
+    uint32_t bytes; /* size of a wire's message */
 } ucch_event;
 
 int ucch_trace_open(const char *path, uint64_t capacity);
@@ -138,18 +137,19 @@ const void *ucch_trace_memory(uint64_t *bytes);
 
 /* ---- flight.c: the last operations of this process ---- */
 typedef struct ucch_record {
-    /* ns of CLOCK_MONOTONIC; 0: not yet, or not known. A message ended within microseconds after that. */
+    /* ns of CLOCK_MONOTONIC; 0: not yet, or unknown. A message ends up to some microseconds after `ended`, the last
+     * reading of the clock. */
     uint64_t called, started, ended;
     uint64_t seq;      /* number of the call on its communicator; 0 of a message */
-    uint64_t bytes;    /* of the caller's buffers */
-    uint32_t comm;     /* as ucch_board_name has it */
-    int32_t peer, tag; /* of a message; -1: any. Of a transfer: the other's process, and whether it notifies that */
+    uint64_t bytes;    /* size of the caller's buffers */
+    uint32_t comm;     /* set by ucch_board_name */
+    int32_t peer, tag; /* of a message; -1: any. Transfer: process of the peer, and whether it is notified */
     int32_t status;
     uint8_t kind; /* UCCH_RECORD_* */
-    uint8_t own;  /* a message of the package's own calls; a transfer within the host */
+    uint8_t own;  /* message of the package's own; transfer within the host */
     uint16_t pad;
     uint32_t more;
-    uint64_t signature; /* of a call; from here on a message has nothing */
+    uint64_t signature; /* of a call; messages use no field from here on */
     char label[48];
     uint64_t spare;
 } ucch_record;
@@ -172,7 +172,7 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t count);
 int ucch_scale(int dtype, void *data, uint64_t count, double factor);
 
 /* ---- message.c: tagged messages ---- */
-/* A message that has been found: its tag, its length, and the sender's number of an offer's data, or 0. */
+/* A message that was probed: its tag, its length, and the sender's number of an offer's data, or 0. */
 typedef struct ucch_offer {
     uint64_t code, bytes, serial;
 } ucch_offer;
@@ -190,10 +190,10 @@ void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
 int ucch_message_held(ucch_message *message);
 
-/* ---- message.c: messages that start when a stream has got somewhere ---- */
+/* ---- message.c: messages that start when a stream reaches a point ---- */
 int ucch_message_after(ucch_message *message, void *stream);
 
-/* ---- offer.c: messages whose data goes by lanes, and what looks at messages before they are received ---- */
+/* ---- offer.c: messages whose data goes by lanes; probes ---- */
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
@@ -240,24 +240,24 @@ int ucch_target_key(ucch_target *target, const void *key);
 void ucch_target_close(ucch_target *target);
 void ucch_target_free(ucch_target *target);
 
-/* What a transfer is to do. */
+/* Description of a transfer. */
 typedef struct ucch_order {
     int what; /* UCCH_RMA_* */
-    /* Between regions, in places that the caller keeps; each piece gathered from rows and converted, where there are
-     * such: lengths are those of the result. */
+    /* Between regions: the caller keeps the arrays alive. With `rows` each piece is gathered from rows and converted;
+     * `lengths` are those of the result. */
     ucch_region *local;
     ucch_target *target;
     size_t n;
     const uint64_t *mine, *theirs, *lengths;
     const ucch_rows *rows;
-    uint64_t region, bytes; /* to be opened */
-    /* Notify the peer afterwards: by a message, which the caller keeps, if it has any bytes, and a counter, if that is
-     * not 0: its number and 1. */
+    uint64_t region, bytes; /* for UCCH_RMA_OPEN */
+    /* Notify the peer afterwards: by a message, if it has any bytes (the caller keeps it alive), and by a counter, if
+     * this is its number plus 1 and not 0. */
     int tells;
     int64_t counter;
     const void *notice;
     size_t notice_bytes;
-    uint64_t least; /* UCCH_RMA_AWAIT: what our own counter of this number is to reach */
+    uint64_t least; /* UCCH_RMA_AWAIT: value that our counter of this number is to reach */
 } ucch_order;
 
 ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order);
@@ -268,14 +268,14 @@ int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
-/* ---- wire.c: network threads, an even one to send and the next to receive ---- */
+/* ---- wire.c: network threads: even numbers send, odd ones receive ---- */
 int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
 
-/* ---- link.c, circle.c: what ranks of several hosts tell each other beside the data ---- */
+/* ---- link.c, circle.c: connections between ranks of several hosts, beside the data ---- */
 typedef struct ucch_circle ucch_circle;
 
 int ucch_link_new(int fd, double silence);
@@ -287,36 +287,36 @@ int ucch_circle_reach(ucch_circle *circle, int rank, const void *addresses, size
 void ucch_circle_lost(ucch_circle *circle, int rank);
 void ucch_circle_free(ucch_circle *circle);
 
-/* ---- board.c, far.c: what is known of ranks on other hosts ---- */
+/* ---- board.c, far.c: ranks on other hosts ---- */
 int ucch_board_reach(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);
 
-/* ---- process.c: processes of this host, and memory of theirs ---- */
+/* ---- process.c: processes of this host, and shared memory ---- */
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
 int ucch_shared_open(int pid, int file);
 char *ucch_shared_map(int file, size_t bytes);
 void ucch_shared_unmap(char *memory, size_t bytes);
 
-/* ---- words.c: what ranks say that make a communicator of one that they have ---- */
+/* ---- words.c: what ranks exchange to make a new communicator ---- */
 typedef struct ucch_words {
-    int64_t ready;           /* UCCH_GOES_ON, UCCH_READY where the rank wants no more of their job, or 0 */
-    int64_t last, next_used; /* the last number that its process has claimed, and the first above that may be in use */
-    int64_t color, key;      /* as in MPI's Split */
-    int64_t file;            /* that it offers for the arrival board */
-    int64_t spares, spare[32]; /* UCCH_SPARES numbers at most, of what it could use again */
+    int64_t ready;             /* UCCH_GOES_ON, UCCH_READY if the rank cannot use their job any more, or 0 */
+    int64_t last, next_used;   /* the last number its process has claimed, and the next one that may be in use */
+    int64_t color, key;        /* as in MPI's Split */
+    int64_t file;              /* descriptor that it offers for the arrival board */
+    int64_t spares, spare[32]; /* at most UCCH_SPARES numbers of spare pages and teams */
 } ucch_words;
 
 int64_t ucch_words_claim(const ucch_words *all, int n);
 int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks);
 int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common);
 
-/* ---- board.c: which rank has arrived at which call, on one host ---- */
+/* ---- board.c: which rank of a host has entered which call ---- */
 typedef struct ucch_refusal {
-    uint64_t call; /* that a rank refused, and another one makes */
-    int64_t rank;  /* that refused it */
+    uint64_t call; /* the call that one rank refused and another makes */
+    int64_t rank;  /* the rank that refused it */
     char text[240];
 } ucch_refusal;
 

@@ -1,6 +1,6 @@
 /* Constants that C and Python share. Plain `#define NAME number` lines only: cffi reads this file too. */
 
-/* Buffers whose address a span counts from. */
+/* Base buffers of a span. */
 #define UCCH_SEND 0
 #define UCCH_RECV 1
 #define UCCH_TMP 2
@@ -17,53 +17,53 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* Further kernels: write a word and wait for one, all of a short call, one side of a message, pieces of pages, and all
- * messages of a stage that wires carry. */
+/* Other kernels: write a word and wait for one, a whole short call, one side of a message, pieces of pages, and all
+ * messages of a stage over wires. */
 #define UCCH_AWAIT 4
 #define UCCH_FUSED 5
 #define UCCH_LANE_COPY 6
 #define UCCH_PIECES 7
 #define UCCH_RING_COPY 8
-/* Types of elements that UCC has none of, numbered as its own are. */
+/* Element types that UCC lacks, numbered like its own. */
 #define UCCH_E4M3FN 256
 #define UCCH_E4M3FNUZ 264
-/* How a message between streams is begun: it is received, ends when it has been taken, is ordered in its stream. */
+/* Flags of a message between streams: it is a receive; a send that completes when received; ordered in its stream;
+ * copied by the host. */
 #define UCCH_LANE_MESSAGE_COMES 1
 #define UCCH_LANE_MESSAGE_SYNC 2
 #define UCCH_LANE_MESSAGE_ORDERED 4
 #define UCCH_LANE_MESSAGE_BY_HOST 8
-/* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
+/* Most bytes that a call may move to be run by one kernel with several blocks. */
 #define UCCH_FUSED_BYTES 786432
 
-/* Network threads of a process at most that send, and that receive; and bytes that one sends in a piece: less costs
- * more than it gains, more keeps wires waiting for each other. */
+/* Most network threads of a process in each direction, and bytes of a message that one sends at a time: fewer cost more
+ * than they gain, more keep other wires waiting. */
 #define UCCH_MOST_WIRES 16
 #define UCCH_WIRE_RANGE 131072
 
-/* Kinds of memory to a GPU runtime. */
+/* Memory types of a GPU runtime. */
 #define UCCH_MEMORY_UNKNOWN 0
 #define UCCH_MEMORY_PINNED 1
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
-/* Bytes of the name by which a process borrows another's device memory. */
+/* Size of the handle with which a process opens another's device memory. */
 #define UCCH_LENT_BYTES 64
-/* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
- * device. WAITS_ANYWHERE: a stream may wait for any word, not only for the runtime's own. OWN_QUEUES: streams share no
- * queue, in which one that waits holds up those behind it. TELLS_CURRENT: a thread that has chosen no device has none,
- * not the first. */
+/* Properties of a GPU runtime, one bit each. EAGER: kernels are loaded before their first launch, where loading would
+ * wait for the device. WAITS_ANYWHERE: a stream can wait for any word in memory, not only for the runtime's own.
+ * OWN_QUEUES: streams share no queue, in which a waiting stream would block others. TELLS_CURRENT: the runtime can tell
+ * that a thread has not chosen a device. */
 #define UCCH_EAGER 1
 #define UCCH_WAITS_ANYWHERE 8
 #define UCCH_OWN_QUEUES 16
 #define UCCH_TELLS_CURRENT 32
-/* Mode of a thread that may do anything beside a capture, as graphs do not see it. */
+/* Capture mode of a thread that may make any call during a capture, outside of the graph. */
 #define UCCH_RELAXED 2
 
-/* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
- * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
- * pinned memory is left.
- * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
- * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. FAIL_CONNECTION:
- * one of network threads has broken. */
+/* Statuses of the engine, outside both libraries' ranges. ALIASED: send and receive buffer are the same; the in-place
+ * program is needed. LATER: the call would have to wait for something that only its caller can complete. PINNED: no
+ * pinned memory is left. FAIL_LOST: libucp has dropped a message. FAIL_STALE: the region is gone. FAIL_RANGE: an offset
+ * outside the region. FAIL_PATH: two processes share no memory and have no wires between them. FAIL_CONNECTION: a
+ * connection of a wire, or a link, has broken. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -85,12 +85,12 @@
 #define UCCH_FAIL_PATH -1022
 #define UCCH_FAIL_CONNECTION -1023
 
-/* Two addresses of the internet, and what is between them. */
+/* Size of a link's description: two addresses and what is between them. */
 #define UCCH_PATH_BYTES 96
 
-/* One-sided communication: what a transfer does, AWAIT on this side alone, the others are counted by peer, and beside
- * it what failed, bytes, and notifications; counters of a process, entries of a list and bytes of a notification at
- * most. */
+/* One-sided communication. Transfer kinds PUT to AWAIT (AWAIT concerns this side only; the others are counted per peer)
+ * and counts per peer: failed transfers, bytes, notifications. Limits: counters of a process, pieces of a list, bytes
+ * of a notification. */
 #define UCCH_RMA_PUT 0
 #define UCCH_RMA_GET 1
 #define UCCH_RMA_FLUSH 2
@@ -100,25 +100,25 @@
 #define UCCH_RMA_BYTES 5
 #define UCCH_RMA_NOTICES 6
 #define UCCH_RMA_COUNTS 7
-/* Bits of a worker's number, behind the lowest, that are the number of its process. */
+/* Bits of a worker's uid, from the lowest, that are its process id. */
 #define UCCH_RMA_PROCESS 4194303
 #define UCCH_RMA_COUNTERS 1024
 #define UCCH_RMA_ENTRIES 1048576
 #define UCCH_RMA_NOTICE 65536
-/* Bytes by which a peer borrows a region of device memory. */
+/* Size of the handle with which a peer opens a region of device memory. */
 #define UCCH_RMA_LENT 72
-/* Bytes that the addresses of a process's wires take at most. */
+/* Most bytes that the addresses of a process's wires take. */
 #define UCCH_RMA_REACH 65536
 
-/* Calls in graphs: the kernel was not loaded before the capture; two ran at a time. */
+/* Calls in graphs: the kernel was not loaded before the capture; two replays ran at the same time. */
 #define UCCH_FAIL_COLD -1018
 #define UCCH_FAIL_OVERLAP -1019
 
-/* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
+/* Rings between two ranks in one direction: by message size, and extra ones for graphs. */
 #define UCCH_RINGS 9
 
-/* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
- * asks for all of them: the best of their fates. */
+/* State of a peer: alive, ended normally, dead; on another host also: process silent, host unreachable. UCCH_ALL_PEERS
+ * stands for all peers: the best of their states. */
 #define UCCH_THERE 0
 #define UCCH_LEFT 1
 #define UCCH_DIED 2
@@ -126,26 +126,26 @@
 #define UCCH_UNREACHABLE 4
 #define UCCH_ALL_PEERS -1
 
-/* Where a communicator's tags have the source's rank, and the bits of the package's own messages and of offers. */
+/* Bit positions in a communicator's tags: the source rank, and the flags of the package's own messages and of
+ * offers. */
 #define UCCH_SOURCE_BIT 31
 #define UCCH_OWN_BIT 49
 #define UCCH_OFFER_BIT 50
 
 #define UCCH_LABEL_BYTES 48
-/* Bytes of the text of a refusal, and the signature of a call that is one. */
+/* Size of a refusal's text, and the signature that stands for a refused call. */
 #define UCCH_REFUSAL_BYTES 240
 #define UCCH_REFUSED_CALL 1380271700
-/* The signature that is announced while a call is set up, to be made later: it fits any call but a refused one. */
+/* Signature that is published while a call is set up: it matches any call but a refused one. */
 #define UCCH_ANY_CALL 1380271702
 
-/* Bytes that a rank brings to a call on the arrival board at most, and ranks of which each reads those of all others;
- * and whose it reads that are none. */
+/* Size of a parcel's data, most ranks for exchanges by parcels, and `from` of a rank that reads no parcel. */
 #define UCCH_PARCEL_BYTES 496
 #define UCCH_PARCEL_RANKS 32
 #define UCCH_NOBODY -2
 
-/* A rank that comes to make a communicator of one that it has: it wants no more of their job, or goes on with it; and
- * what follows for all of them where there is no number. How many numbers it offers of what it could use again. */
+/* A rank's state when a communicator is to be made from another one: it cannot use their job any more, or can; the
+ * results for all ranks if there is no number; and the most spare numbers that a rank offers. */
 #define UCCH_READY 1
 #define UCCH_GOES_ON 2
 #define UCCH_NOT_READY -3
@@ -153,11 +153,11 @@
 #define UCCH_ASK -1
 #define UCCH_SPARES 32
 
-/* Bytes before the first event of a timeline, and before the first record of a flight recorder. */
+/* Bytes of the header of a timeline file and of a flight recorder. */
 #define UCCH_TRACE_HEADER 4096
 
-/* Records of the flight recorder: a call run by the host, left to streams, put into a graph, run by MPI, or refused;
- * messages; one-sided transfers, UCCH_RMA_* further on. And why the records were written to a file. */
+/* Kinds of flight records: a call run by the host, in streams, captured in a graph, run by MPI, or refused; messages;
+ * one-sided transfers (plus UCCH_RMA_*). And causes of a dump. */
 #define UCCH_RECORD_CALL 1
 #define UCCH_RECORD_STREAM 2
 #define UCCH_RECORD_GRAPH 3

@@ -1,7 +1,7 @@
-/* The GPU side of what Python sees of the native engine; read by the compiler and by cffi, as api.h. */
+/* The GPU part of the engine's interface for Python; read by the C compiler and by cffi, like api.h. */
 
-/* ---- runtime.c: GPU runtimes. 0 (of `load` the runtime's number), or UCCH_FAIL_DEVICE with its reason in
- * ucch_device_error() ---- */
+/* ---- runtime.c: GPU runtimes. Functions return 0 (`load`: the runtime's number), or UCCH_FAIL_DEVICE with the reason
+ * in ucch_device_error() ---- */
 int ucch_device_load(const char *adapter, const char *path);
 const char *ucch_device_error(void);
 const char *ucch_device_last_error(void);
@@ -19,10 +19,10 @@ int ucch_device_reserve(void);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
-/* ---- work.c: arithmetic on the device ---- */
+/* ---- work.c: kernels ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
-/* ---- channels.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
+/* ---- channels.c: rings in pinned memory (segment.c) for data between streams ---- */
 ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
@@ -35,7 +35,7 @@ size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
 
-/* ---- lane.c: messages that streams hand each other ---- */
+/* ---- lane.c: messages between streams ---- */
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
 void ucch_lanes_reach(ucch_lanes *lanes, int peer, int slot, ucp_ep_h ep);
 int ucch_lanes_ready(ucch_lanes *lanes, int peer);
@@ -56,7 +56,7 @@ int ucch_lane_message_held(const ucch_lane_message *message);
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 
-/* ---- stream_executor.c: calls of a vendor's library alone, launched into a stream ---- */
+/* ---- stream_executor.c: calls launched into or queued in streams ---- */
 ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_program_leave(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_launch_status(void);

@@ -1,6 +1,4 @@
-/* Element-wise work on host memory: what libucc does not do there (float16), or does not do locally.
- *
- * Datatypes are UCC's predefined ids. */
+/* Element-wise arithmetic in host memory that libucc does not do there (float16), or only between ranks. */
 #include <complex.h>
 
 #include "base/base.h"
@@ -11,12 +9,12 @@ enum { I8, I16, I32, I64, I128, U8, U16, U32, U64, U128, F16, F32, F64, BF16, F1
 enum { E4M3FN = UCCH_E4M3FN >> 3, E4M3FNUZ = UCCH_E4M3FNUZ >> 3 };
 enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
 
-/* An element in memory of the caller's, wherever that begins and whatever it was written as. */
+/* An element in the caller's memory, at any alignment and of any declared type. */
 #define PLACE(type, name)                                                                                              \
     typedef struct {                                                                                                   \
         type is;                                                                                                       \
     } __attribute__((packed, may_alias)) name
-/* Of elements that are kept as one type and computed as another, between which `from` and `to` turn. */
+/* Loop over elements stored as `kept` and computed as `type`; `from` and `to` convert between them. */
 #define LOOP(kept, type, from, to, expr)                                                                               \
     do {                                                                                                               \
         PLACE(kept, place);                                                                                            \
@@ -35,8 +33,8 @@ enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
         LOOP(__VA_ARGS__);                                                                                             \
         return 0;
 
-/* a op b with a the lower contribution. Integers wrap around, for which C has the unsigned ones only; the compiler
- * makes the operation as narrow as its result. */
+/* a op b, where a is the contribution of the lower rank. Integers wrap around, which C guarantees for unsigned types
+ * only; the compiler narrows the operation to the result's type. */
 #define WHOLE_OPS(type)                                                                                                \
     CASE(SUM, PLAIN(type), UCCH_SUM((uint64_t)a, (uint64_t)b))                                                         \
     CASE(PROD, PLAIN(type), UCCH_PROD((uint64_t)a, (uint64_t)b))
@@ -57,7 +55,7 @@ enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
 #define COMBINE_REAL(id, ...) COMBINE(id, SUM_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
 #define COMBINE_COMPLEX(id, type) COMBINE(id, SUM_OPS(PLAIN(type)))
 
-/* For processors of both kinds: the loader chooses, which sanitizers are not ready for. */
+/* Versions with and without AVX2, chosen by the loader; sanitizers do not support that. */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define WIDE __attribute__((target_clones("avx2", "default")))
 #else
@@ -98,7 +96,7 @@ WIDE int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n)
         return 0;                                                                                                      \
     } while (0)
 
-/* All numbers of either half precision in the other: looked up six times as fast as computed. */
+/* Every number of one half precision in the other: a look-up is six times as fast as computing it. */
 static uint16_t bhalf_of[1 << 16], half_of[1 << 16];
 
 static void make_tables(void) {
@@ -108,7 +106,7 @@ static void make_tables(void) {
     }
 }
 
-/* Between float and the half precisions, and between the float8 of vendors, both ways. */
+/* Convert between float32 and both half precisions, between these two, and between the vendors' float8 formats. */
 int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     from >>= 3;
     to >>= 3;
@@ -136,7 +134,7 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
         return 0;                                                                                                      \
     }
 
-/* Divide by a rank count, in place; integers truncate towards zero (as torch's AVG). */
+/* Divide by a rank count, in place. Integers truncate towards zero, like torch's AVG. */
 int ucch_scale(int dtype, void *data, uint64_t n, double by) {
     int64_t whole = (int64_t)by;
     switch (dtype >> 3) {

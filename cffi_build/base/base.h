@@ -1,8 +1,7 @@
 /* Internals shared by the C files of the native engine.
  *
- * One process-wide lock (lock.c) guards every call into libucc and libucp: UCX builds without multi-threading
- * assert otherwise, and with it nothing is gained by more than one thread inside. Functions named *_locked expect it.
- */
+ * One process-wide lock (lock.c) guards every call into libucc and libucp: UCX built without multi-threading aborts
+ * otherwise, and more threads inside gain nothing. Functions named *_locked expect the lock to be held. */
 #pragma once
 #include <pthread.h>
 #include <stddef.h>
@@ -17,8 +16,8 @@
 double ucch_now(void);
 uint64_t ucch_now_ns(void);
 
-/* What other threads, processes and devices read and write: a load sees all that was written before what it finds was
- * stored. */
+/* Loads and stores of words that other threads, processes and devices use. A load sees everything that was written
+ * before the value it reads was stored. */
 #define UCCH_LOAD(at) __atomic_load_n(at, __ATOMIC_ACQUIRE)
 #define UCCH_STORE(at, value) __atomic_store_n(at, value, __ATOMIC_RELEASE)
 
@@ -27,7 +26,7 @@ static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
     return (int32_t)(UCCH_LOAD(counter) - least) >= 0;
 }
 
-/* Have the engine's lock up to the end of the block. */
+/* Hold the engine's lock until the end of the block. */
 #define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)
 static inline void ucch_give_up(int *has_lock) { *has_lock ? ucch_unlock() : (void)0; }
 
@@ -61,7 +60,7 @@ void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
 void ucch_board_broke(ucch_board *board, int peer);
 int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
-int ucch_board_forsaken(ucch_board *board, int peer, double started, double now, double *left);
+int ucch_board_check_message(ucch_board *board, int peer, double started, double now, double *left);
 
 /* process.c: processes of this host */
 void ucch_process_signal(int pid, int number);
@@ -82,19 +81,19 @@ uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq);
 uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t since);
 void ucch_trace_end(uint64_t number, int status);
 
-/* Operations: programs, messages, and calls in streams. What base does for them is in a table of theirs (op.c). */
+/* Operations: programs, messages, and calls in streams. Each kind has a table of functions that base calls (op.c). */
 
 enum { UCCH_IDLE, UCCH_ACTIVE, UCCH_DONE, UCCH_FAILED };
 
-/* Way an operation makes progress: rounds of progress, those of the workers too, or streams, which need none. */
+/* Who advances an operation: rounds over UCC contexts, rounds over UCP workers too, or its stream. */
 enum { UCCH_BY_CONTEXTS, UCCH_BY_WORKERS, UCCH_IN_STREAMS, UCCH_WAYS };
 
-/* Operations table of one kind, all under the lock and NULL where there is nothing to do. */
+/* Functions of one kind of operation, called under the lock; NULL if there is nothing to do. */
 typedef struct ucch_op_kind {
     int way;
-    int (*advance_locked)(ucch_op *op);              /* move on: whether anything has moved */
-    int (*check_locked)(ucch_op *op, double now);    /* whether it will never end: 0, or why, with error.peer */
-    void (*abandon_locked)(ucch_op *op, int status); /* end it as failed, and leave what is under way alone */
+    int (*advance_locked)(ucch_op *op);              /* make progress; returns whether anything moved */
+    int (*check_locked)(ucch_op *op, double now);    /* 0, or why it can never end, with error.peer set */
+    void (*abandon_locked)(ucch_op *op, int status); /* end it as failed; requests under way are left alone */
 } ucch_op_kind;
 
 struct ucch_op {
@@ -103,14 +102,14 @@ struct ucch_op {
     ucch_error error;
     double started;
     double deadline;  /* 0 = none */
-    int has_listener; /* a thread sleeps until the doorbell rings at its end */
-    int matched;      /* a message of which the caller does the rest (p2p/lane.c) */
-    /* How the flight recorder is to have it, NULL: not at all; whether it begins later, when a stream gets there, say;
-     * and when it has ended, where that is known already. */
+    int has_listener; /* a thread sleeps until the doorbell rings at the op's end */
+    int matched;      /* a message whose caller does the rest (p2p/lane.c) */
+    /* Its record for the flight recorder, NULL for none; `late`: it starts later than it begins, as when a stream
+     * reaches it; `ended`: when it ended, if known already. */
     const ucch_record *about;
     int late;
     double ended;
-    uint64_t record, event; /* its numbers there, and in the timeline */
+    uint64_t record, event; /* its numbers in the flight recorder and in the timeline */
     ucch_op *next, *prev;
 };
 
@@ -124,11 +123,11 @@ void ucch_ops_check_deadlines_locked(double now);
 /* The lock, and turns at it among threads that make progress (lock.c); ucch_lock and ucch_unlock are in api.h. */
 
 extern _Atomic int ucch_spin_rounds;
-/* More than 0 while other threads want this core: then spinning only delays the thread that is waited for. */
+/* Above 0 while other threads want this core: spinning would delay the thread that is waited for. */
 extern _Atomic int ucch_crowded;
 
-/* Locks in the order in which one thread may take several (docs/native.md); others are taken last and for a moment.
- * Builds with sanitizers end a process that takes one while it has a later one. */
+/* Locks in the order in which one thread may take them (docs/native.md). Any other lock is held for a moment, and no
+ * lock is taken under it. Builds with sanitizers abort when a thread takes a lock out of order. */
 enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIRE, UCCH_AT_FLOW, UCCH_LOCK_ORDER };
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
@@ -141,7 +140,7 @@ int ucch_lock_wanted(void);
 void ucch_sleep_locked(pthread_cond_t *wake, double seconds);
 void ucch_lock_after_fork(void);
 
-/* The shortest nap in the place of a yield. */
+/* The shortest nap that replaces a yield. */
 #define UCCH_QUICK_NAP_S 20e-6
 void ucch_note_yield(double from, double to);
 int ucch_naps_instead(void);
@@ -160,7 +159,7 @@ double ucch_napped(double now, double asked);
 struct ucch_context {
     ucc_context_h handle;
     ucp_worker_h worker;
-    int users; /* programs in flight that need it */
+    int users; /* programs in flight that use it */
     ucch_context *next;
 };
 
@@ -173,7 +172,7 @@ double ucch_rest(double now, double quiet);
 
 /* The flight recorder (flight.c): what the last operations of this process were, and how far they have come. */
 
-/* Under the lock. Begin returns the record's number for the other functions; 0: nothing is recorded. */
+/* Under the lock. ucch_flight_begin returns the record's number; 0: nothing is recorded. */
 uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, int has_started);
 void ucch_flight_started(uint64_t record, double now);
 
@@ -185,57 +184,57 @@ void ucch_flight_failed_locked(int status, double now);
 
 /* Parcels: the data of short calls, on the page of the arrival board (parcel.c). */
 
-/* Parcels of a rank: of so many calls in a row. */
+/* Parcels per rank, for consecutive calls. */
 #define UCCH_PARCELS 64
 
-/* Contribution of one rank to one call. */
+/* A rank's contribution to one call. */
 typedef struct ucch_parcel {
-    uint64_t call, signature; /* call: the last one to be written */
+    uint64_t call, signature; /* call: the last call that wrote it */
     char data[UCCH_PARCEL_BYTES];
 } ucch_parcel;
 
-/* The parcels of a rank. Of each the last call after which this rank reads none any more, whose parcel ever. */
+/* The parcels of a rank. read[k]: this rank reads parcel k of no rank for calls up to this one. */
 typedef struct ucch_parcels {
     uint64_t read[UCCH_PARCELS];
     ucch_parcel of[UCCH_PARCELS];
 } ucch_parcels;
 
-/* A rank's part in calls. `from`: whose parcels it reads, a slot, UCCH_ALL_PEERS or UCCH_NOBODY. Of each it takes
- * `bytes` from `at` on, which are combined, or laid one behind the other: `count` elements. */
+/* A rank's part in a short call. `is->from`: the slot whose parcel it reads, UCCH_ALL_PEERS or UCCH_NOBODY. From each
+ * parcel it takes `bytes` at offset `at`, and reduces or concatenates them: `count` elements. */
 typedef struct ucch_exchange ucch_exchange;
 struct ucch_exchange {
     const ucch_part *is;
     uint64_t count;
-    /* Of the call under way: */
+    /* The call under way: */
     uint64_t call, signature;
-    ucch_exchange *next;              /* calls that have the same parcels */
-    int queued, begun, written, came; /* came: parcels that are known to be there */
+    ucch_exchange *next;              /* next call of this rank that uses the same parcels */
+    int queued, begun, written, came; /* came: number of parcels known to have arrived */
 };
 
-/* Parcels of a board: those of all ranks, in the order of their slots. */
+/* The parcels of all ranks of a board, by slot. */
 typedef struct ucch_parcel_table {
     ucch_parcels *each; /* NULL where ranks do not share the memory */
     int n, mine;
-    ucch_exchange *turns[UCCH_PARCELS]; /* our calls under way, in order: the first one has the parcels */
+    ucch_exchange *turns[UCCH_PARCELS]; /* this rank's calls under way, per parcel: the first one uses it */
 } ucch_parcel_table;
 
 ucch_parcel_table *ucch_board_parcels(ucch_board *board);
 
-void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t call, uint64_t signature);
-int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
-void ucch_exchange_end(ucch_parcel_table *post, ucch_exchange *x);
+void ucch_exchange_begin(ucch_parcel_table *table, ucch_exchange *x, uint64_t call, uint64_t signature);
+int ucch_exchange_go_on(ucch_parcel_table *table, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
+void ucch_exchange_end(ucch_parcel_table *table, ucch_exchange *x);
 
-/* A communicator that is on several hosts: what this rank has called, and what is known of ranks elsewhere (far.c). */
+/* Communicators on several hosts: what this rank has called, and what is known of ranks of other hosts (far.c). */
 
-/* Calls that are remembered, for ranks of other hosts to compare theirs with. */
+/* Calls whose hashes are kept, for comparison with those of ranks of other hosts. */
 #define UCCH_CALLS_SEEN 8192
-/* Seconds in which a call that has failed on one rank may still end well on other ranks; and where the ranks are on
- * several hosts, which are told why some time after it has failed, and on busy ones later still. */
+/* Seconds in which a call that failed on one rank may still succeed on others. On several hosts it is longer: their
+ * ranks hear of the failure later, busy ones later still. */
 #define UCCH_GRACE_S 1.0
 #define UCCH_GRACE_FAR_S 5.0
 
-/* True if two ranks have made different calls, by their signatures or by hashes of these. One that is only set up fits
- * any call but a refused one. */
+/* True if two ranks made different calls, by their signatures or hashes of them. UCCH_ANY_CALL, which a rank publishes
+ * while it sets up its next call, differs from a refused call only. */
 static inline int ucch_calls_differ(uint64_t one, uint64_t other) {
     if (one == UCCH_ANY_CALL) return other == UCCH_REFUSED_CALL;
     if (other == UCCH_ANY_CALL) return one == UCCH_REFUSED_CALL;
@@ -258,7 +257,7 @@ int ucch_far_is_cut_off(ucch_far *far, double waited);
 void ucch_far_broke(ucch_far *far, int rank);
 const char *ucch_far_link(const ucch_far *far, int rank);
 
-/* For the thread that hears of other hosts, which alone writes. */
+/* For the link thread alone, which writes what is known of other hosts. */
 uint64_t ucch_far_changed(ucch_far *far);
 uint64_t ucch_far_called(const ucch_far *far);
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);

@@ -1,8 +1,9 @@
-/* A page of memory shared by the ranks of one communicator on one host: which rank has arrived at which call.
+/* The arrival board: a page of memory shared by the ranks of one communicator on one host, which shows the call that
+ * each rank has entered.
  *
- * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
- * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). A rank that looks
- * later sees a peer that called something else, has not arrived, or whose process is gone. */
+ * UCC returns OK with wrong data, or never, when ranks make different calls, and notices no dead peer. So each rank
+ * writes the signature of the call it enters into its own slot (one cache line, no lock). A rank that reads the slots
+ * sees which peer made another call, has not arrived, or is dead. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -22,54 +23,54 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* A page is used by one communicator of its ranks after the other. A rank that frees its communicator without a call
- * writes nothing but `given_back` and `pid`, which say of which use they are. */
+/* A page serves one communicator of its ranks after the other (`use` counts them). A rank that frees a communicator
+ * that made no call writes only `given_back` and `pid`, which hold the number of the use. */
 typedef struct slot {
-    int64_t pid;     /* or the last use that this rank has left, less than 0 */
+    int64_t pid;     /* or minus the last use that this rank has left */
     uint64_t seq;    /* the last call entered or refused */
-    uint64_t open;   /* calls entered that have not ended */
-    uint64_t behind; /* of the ranks of other hosts that it is connected with: the last one's call, and rank plus one */
-    uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
-    uint64_t asked;  /* to do so, because of this call, by any rank */
-    uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
-    uint64_t began;  /* and when the last call that the engine runs was entered */
-    /* A line that is hardly ever written; slot 0's is all ranks'. */
-    uint64_t revoked;  /* a rank of this host has heard that the communicator is revoked */
-    uint64_t ending;   /* the first call that a rank refuses and another one makes, as far as is known; 0 for none */
-    uint64_t doubtful; /* the last call that was under way on a rank when its process met an endpoint error */
-    uint64_t failed;   /* the first call that has failed on the rank; 0 for none */
-    uint64_t since_failed; /* ns of CLOCK_MONOTONIC when it first knew of one */
-    int64_t file;          /* the process's descriptor of its recorder's memory */
+    uint64_t open;   /* calls entered and not ended */
+    uint64_t behind; /* the connected rank of another host that is furthest behind: its call, and its rank plus one */
+    uint64_t signal; /* signal that makes the rank's process write its flight records, if its handler is set */
+    uint64_t asked;  /* the last call for which a rank has asked for these records */
+    uint64_t since;  /* ns of CLOCK_MONOTONIC of that request */
+    uint64_t began;  /* ns of CLOCK_MONOTONIC when the last call was entered */
+    /* The next line is seldom written. In slot 0 it is for all ranks. */
+    uint64_t revoked;      /* a rank of this host has heard that the communicator is revoked */
+    uint64_t ending;       /* the first call that one rank refuses and another makes, if known; 0: none */
+    uint64_t doubtful;     /* the last call under way on any rank whose process has met an endpoint error */
+    uint64_t failed;       /* the first call that has failed on the rank; 0 for none */
+    uint64_t since_failed; /* ns of CLOCK_MONOTONIC when the rank first had a failure */
+    int64_t file;          /* descriptor of the process's flight recorder memory */
     uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
-    uint64_t given_back;   /* the last use that this rank has ended by Free, in which it may be still */
-    ucch_refusal refused;  /* the last call that this rank refused */
-    ucch_refusal end;      /* the first refusal that has ended the communicator, as this rank knows it */
-    ucch_refusal waits;    /* a call in which a rank of another host waits, and this one has not come to; no refusal */
+    uint64_t given_back;   /* the last use that this rank has freed; it may still be in a call */
+    ucch_refusal refused;  /* the last call that this rank has refused */
+    ucch_refusal end;      /* the first refusal that ended the communicator, as this rank knows it */
+    ucch_refusal waits; /* a call, not refused, in which a rank of another host waits and that this rank has not made */
     arrival ring[RING];
 } slot;
 
 struct ucch_board {
-    ucch_board *next; /* of this process's */
-    slot *slots, *me; /* ours is one of them */
+    ucch_board *next; /* list of this process's boards */
+    slot *slots, *me; /* `me` is this rank's slot */
     int n, mine;
-    uint64_t use; /* which one of the page this communicator is, from 1 on; they grow */
+    uint64_t use; /* number of this communicator among those that use the page, from 1 */
     uint64_t seq; /* the last call */
     ucch_parcel_table post;
-    ucch_far *far;         /* of a communicator that is on several hosts */
-    uint32_t comm;         /* in the flight recorder */
-    uint64_t calls, bytes; /* finished well, and what they moved */
+    ucch_far *far;         /* set if the communicator is on several hosts */
+    uint32_t comm;         /* its number in the flight recorder */
+    uint64_t calls, bytes; /* calls that succeeded, and the bytes they moved */
     double seconds;
-    int losses; /* of messages in this process, before it was made */
+    int losses; /* messages lost in this process before the communicator was made */
     _Atomic int launches;
-    _Atomic int broken;               /* a call failed: the communicator starts no more */
-    _Atomic(ucch_op *) first_failure; /* that call, where no thread waits for it */
-    slot own;                         /* where no other rank sees it */
-    int ranks[];                      /* by slot */
+    _Atomic int broken;               /* a call has failed: no more calls are started */
+    _Atomic(ucch_op *) first_failure; /* that call, if no thread waits for it */
+    slot own;                         /* used if no other rank shares the page */
+    int ranks[];                      /* rank of each slot */
 };
 
 static int has_parcels(int nslots) { return nslots > 1 && nslots <= UCCH_PARCEL_RANKS; }
 
-/* Slots, and behind them the parcels of all ranks. */
+/* Slots, followed by the parcels of all ranks. */
 size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
@@ -78,11 +79,11 @@ ucch_parcel_table *ucch_board_parcels(ucch_board *b) { return b->post.each ? &b-
 
 /* ---- data that cannot be trusted ---- */
 
-static ucch_board *boards; /* under the lock */
+static ucch_board *boards; /* guarded by the engine's lock */
 
-/* An operation of libucc's in this process has ended in an endpoint's error. A task of libucc 1.4.0 may go on all the
- * same, and send to other ranks what it has not received, for which their part of the collective then ends well. Which
- * collective it was is not known: all ranks of this host are to know before they can have received anything. */
+/* Called when an operation of libucc in this process ends with an endpoint error. A task of libucc 1.4.0 may go on in
+ * spite of it and send garbage, with which other ranks end their part of the collective successfully. Which collective
+ * it was is not known, so all calls under way are marked, before another rank can have received anything. */
 static void mark_doubtful_locked(void) {
     for (ucch_board *b = boards; b; b = b->next) {
         if (!b->me->open) continue;
@@ -93,10 +94,10 @@ static void mark_doubtful_locked(void) {
     }
 }
 
-/* True if what call `seq` has received may be what another rank of this host had not received itself. */
+/* True if call `seq` may have received garbage from another rank of this host. */
 int ucch_board_doubtful(const ucch_board *b, uint64_t seq) { return UCCH_LOAD(&b->slots[0].doubtful) >= seq; }
 
-/* memory == NULL: a board of this rank alone, as no other shares the host's memory. */
+/* memory == NULL: a board for this rank alone; no other rank is on this host. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
     ucch_board *b = calloc(1, sizeof(*b) + (size_t)nslots * sizeof(int));
     if (!b) return NULL;
@@ -127,48 +128,48 @@ void ucch_board_free(ucch_board *b) {
     free(b);
 }
 
-/* A rank's process, or 0 where it has left, or has not come to this use of the page. */
+/* The process of slot `i`; 0 if it has left or has not joined this use of the page. */
 static int64_t process_of(const ucch_board *b, int i, int *left) {
     int64_t pid = UCCH_LOAD(&b->slots[i].pid);
     *left = pid < 0 && (uint64_t)-pid >= b->use;
     return pid > 0 ? pid : 0;
 }
 
-/* The processes of the slots' ranks: one that dies before it has its board is known to be gone all the same. */
+/* Enter the processes of the slots' ranks: a process that dies before it makes its board is then known to be dead. */
 void ucch_board_expect(ucch_board *b, const int *pids) {
     for (int i = 0; i < b->n; i++) {
         int64_t found = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
-        if (found <= 0 && found > -(int64_t)b->use) /* it may leave meanwhile, which stays */
+        if (found <= 0 && found > -(int64_t)b->use) /* a rank that leaves meanwhile stays marked as left */
             __atomic_compare_exchange_n(&b->slots[i].pid, &found, pids[i], 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
     }
 }
 
-/* The rank of a slot frees its communicator, the `use`-th on this page. `unused`: it has made no call, is not in any,
- * and waits for no other rank. */
+/* The rank of slot `mine` frees its communicator, number `use` of this page. `unused`: it has made no call and waits
+ * for no other rank. */
 void ucch_board_give_back(void *page, int mine, uint64_t use, int unused) {
     slot *s = (slot *)page + mine;
     if (unused) UCCH_STORE(&s->pid, -(int64_t)use);
     UCCH_STORE(&s->given_back, use);
 }
 
-static int gives_back(const ucch_board *b, int i) { return UCCH_LOAD(&b->slots[i].given_back) >= b->use; }
+static int has_freed(const ucch_board *b, int i) { return UCCH_LOAD(&b->slots[i].given_back) >= b->use; }
 
-/* True if all ranks free the communicator, or have freed it; or that of slot `i`, from 0 on. */
+/* True if the rank of slot `i` has freed the communicator or is about to; i < 0: if all ranks have. */
 int ucch_board_given_back(const ucch_board *b, int i) {
-    if (i >= 0) return gives_back(b, i);
+    if (i >= 0) return has_freed(b, i);
     for (i = 0; i < b->n; i++)
-        if (!gives_back(b, i)) return 0;
+        if (!has_freed(b, i)) return 0;
     return 1;
 }
 
-/* All ranks have given back the page, which is to be another communicator's: no call of this rank's stays on it. */
+/* All ranks have given the page back: clear this rank's slot for the next communicator. */
 void ucch_board_clear(ucch_board *b) {
     memset(b->me, 0, offsetof(slot, given_back));
     memset(&b->me->refused, 0, sizeof(slot) - offsetof(slot, refused));
     if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
 }
 
-/* The communicator's `size` ranks are on several hosts. 0, or a failure. */
+/* Set up the board for a communicator of `size` ranks on several hosts. Returns 0 or a failure. */
 int ucch_board_reach(ucch_board *b, int size) {
     b->far = ucch_far_new(size);
     for (int i = 0; i < b->n && b->far; i++)
@@ -178,7 +179,8 @@ int ucch_board_reach(ucch_board *b, int size) {
 
 ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
 
-/* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
+/* Returns the number of the first call that a rank of another host made differently, with the rank and its label; 0 for
+ * none. */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
@@ -196,7 +198,8 @@ void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t 
 
 /* ---- calls, and refused ones ---- */
 
-/* Words that are read while they may be written, on this page: whether they are whole a number beside them tells. */
+/* Copy words of this page that may be written meanwhile; the sequence number beside them tells whether the copy is
+ * whole. */
 static void *copy_words(void *to, const void *from, size_t bytes) {
     uint64_t *dst = to;
     const uint64_t *src = from;
@@ -205,8 +208,8 @@ static void *copy_words(void *to, const void *from, size_t bytes) {
     return to;
 }
 
-/* The signature and, if asked for, the label with which a rank entered call `seq`: 1, or 0 where it has not, or has
- * moved on past the ring, be it while we read. */
+/* Read the signature and (if not NULL) the label with which a rank entered call `seq`. Returns 0 if the rank has not
+ * entered it, or if its ring entry has been overwritten, possibly during the read. */
 static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *label) {
     const arrival *a = &s->ring[seq % RING];
     if (UCCH_LOAD(&a->seq) != seq) return 0;
@@ -232,7 +235,7 @@ static void write_refusal(ucch_refusal *at, const ucch_refusal *made) {
     UCCH_STORE(&at->call, made->call);
 }
 
-/* 1, or 0 where that is a refusal of another call, be it while we read. */
+/* Returns 0 if the entry holds the refusal of another call, possibly written during the read. */
 static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *found) {
     if (UCCH_LOAD(&at->call) != call) return 0;
     found->call = call;
@@ -244,8 +247,8 @@ static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *fou
 
 static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* A rank has refused a call that another one makes: that ends the communicator, from this call on, on all ranks of this
- * host. Of several such calls the first one counts. */
+/* A rank refused a call that another rank makes. This ends the communicator from that call on, for all ranks of this
+ * host. The earliest such call counts. */
 void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
     uint64_t *ending = &b->slots[0].ending;
     ucch_refusal made = refusal_by(call, rank, text);
@@ -258,24 +261,25 @@ void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
     pthread_mutex_unlock(&end_lock);
 }
 
-/* As ucch_board_end, by the rank of slot `i`, which refused call `seq`. */
-static void end_by(ucch_board *b, int i, uint64_t seq) {
+/* As ucch_board_end, for call `seq` that the rank of slot `i` refused. */
+static void end_by_refusal(ucch_board *b, int i, uint64_t seq) {
     uint64_t signature;
     char label[LABEL] = "";
     ucch_refusal last;
-    int whole = read_refusal(&b->slots[i].refused, seq, &last); /* it may have refused another one since */
+    int whole = read_refusal(&b->slots[i].refused, seq, &last); /* 0 if the rank has refused a later call since */
     if (!whole) read_arrival(&b->slots[i], seq, &signature, label);
     label[LABEL - 1] = 0;
     ucch_board_end(b, seq, b->ranks[i], whole ? last.text : label);
 }
 
-/* A refused call is about to be written over on the page: all ranks of this host have to have refused it. */
-static void let_go(ucch_board *b, uint64_t seq) {
+/* Called before the ring entry of a refused call is overwritten: ends the communicator unless all ranks of this host
+ * have refused it. */
+static void end_unless_all_refused(ucch_board *b, uint64_t seq) {
     uint64_t theirs;
     for (int i = 0; i < b->n; i++)
         if (call_of(&b->slots[i]) < seq ||
             (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != UCCH_REFUSED_CALL))
-            end_by(b, b->mine, seq);
+            end_by_refusal(b, b->mine, seq);
 }
 
 /* FNV-1a: equal on all ranks for equal calls. */
@@ -288,7 +292,7 @@ uint64_t ucch_board_signature(const char *label) {
 
 static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
     arrival *a = &b->me->ring[seq % RING];
-    if (a->signature == UCCH_REFUSED_CALL && a->seq) let_go(b, a->seq);
+    if (a->signature == UCCH_REFUSED_CALL && a->seq) end_unless_all_refused(b, a->seq);
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
@@ -305,23 +309,24 @@ uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label
     return seq;
 }
 
-/* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
- * Returns the number it will have. */
+/* Publish the next call before it is entered: its teams are made first, by ranks that wait for each other. Returns the
+ * call's number. */
 uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
     write_arrival(b, b->seq + 1, signature, label);
     return b->seq + 1;
 }
 
-/* True if the rank of a slot makes call `seq`, or has made it. One that has moved on past the ring has: of a call that
- * it refused it would have ended the communicator by then (let_go). */
-static int makes(const ucch_board *b, int i, uint64_t seq) {
+/* True if the rank of slot `i` is in call `seq` or has made it. A rank whose ring has moved on made it: otherwise it
+ * would have ended the communicator (end_unless_all_refused). */
+static int has_made(const ucch_board *b, int i, uint64_t seq) {
     uint64_t theirs;
     if (call_of(&b->slots[i]) < seq) return 0;
     return !read_arrival(&b->slots[i], seq, &theirs, NULL) || theirs != UCCH_REFUSED_CALL;
 }
 
-/* This rank's arguments cannot make its next call. That counts as a call, so that all ranks go on where all refuse it;
- * a rank that makes it finds out as it does of any other difference, and the communicator ends. Returns its number. */
+/* This rank refuses its next call because of its arguments. The refusal is numbered as a call, so that all ranks can go
+ * on if all refuse it. A rank that makes the call sees a difference, and the communicator ends. Returns the call's
+ * number. */
 uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     UCCH_LOCKED;
     uint64_t seq = ++b->seq;
@@ -330,23 +335,24 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
     write_refusal(&b->me->refused, &mine);
     write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
     UCCH_STORE(&b->me->seq, seq);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then compare, like ranks that make the call */
     for (int i = 0; i < b->n; i++)
-        if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
+        if (i != b->mine && has_made(b, i, seq)) end_by_refusal(b, b->mine, seq);
     return seq;
 }
 
-/* The first refused call that has ended the communicator, or 0. */
+/* The first refused call that ended the communicator; 0: none. */
 static uint64_t ending_of(const ucch_board *b) { return UCCH_LOAD(&b->slots[0].ending); }
 
-/* What a rank of this host has written of the refusal of a call: 1, or 0 for nothing that is whole. */
+/* Find a complete refusal of this call written by a rank of this host. Returns 0 if there is none. */
 static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
     for (int i = 0; i < b->n; i++)
         if (read_refusal(&b->slots[i].end, call, found)) return 1;
     return 0;
 }
 
-/* True if a refused call has ended the communicator, and which; `rank` is -1 if the one to say so has died. */
+/* True if a refused call has ended the communicator; `found` has the refusal. found->rank is -1 if the rank that was to
+ * write it has died. */
 int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
     uint64_t call = ending_of(b);
     for (int i = 0; i < 10000 && call; i++) {
@@ -369,12 +375,12 @@ static int fate_of(const ucch_board *b, int i) {
 
 /* ---- the flight recorder ---- */
 
-/* Set the number by which its records know the communicator. */
+/* Set the communicator's number in the flight recorder. */
 void ucch_board_name(ucch_board *b, uint32_t comm) { b->comm = comm; }
 
 uint32_t ucch_board_comm(const ucch_board *b) { return b ? b->comm : 0; }
 
-/* Record a call that no operation of ours runs. */
+/* Record a call that runs without an operation of the engine. */
 uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signature, const char *label) {
     ucch_record about = {.kind = (uint8_t)kind, .comm = b->comm, .signature = signature};
     strncpy(about.label, label, LABEL - 1);
@@ -382,15 +388,15 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     return ucch_flight_begin(&about, seq, ucch_now(), 1);
 }
 
-/* A call has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
- * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
- * that is done. */
-static void ask_locked(ucch_board *b, uint64_t seq, int status) {
+/* A call has failed on this rank by timeout or mismatch. The other ranks of this host are signalled to write their
+ * flight records: one of them may be in user code, and the first rank to fail soon ends the job. Other failures come
+ * from dead ranks, which every rank notices itself. */
+static void request_dumps_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
         int left;
-        int64_t pid = process_of(b, i, &left); /* once: one less than 0 would signal several processes */
+        int64_t pid = process_of(b, i, &left); /* read once: a negative pid would signal a process group */
         if (i == b->mine || !s->signal || !pid) continue;
         if (before < seq) __atomic_store_n(&s->since, ucch_now_ns(), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
@@ -399,38 +405,37 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
     }
 }
 
-/* A rank of another host is gone. A rank in a call learns of it there, and fails; a rank that is not writes what it
- * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
+/* A rank of another host is dead. A rank that is in a call fails there and writes its records. A rank that is in no
+ * call writes them now: it may be the one that others waited for, and the job may be about to be ended. */
 void ucch_board_dump_if_idle(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
     if (number && !UCCH_LOAD(&b->me->open)) kill(getpid(), number);
 }
 
-/* One more call that is entered (before it is published), or one that has ended. Under the lock. */
+/* Count a call that is entered (before it is published), or ended. Under the lock. */
 void ucch_board_open(ucch_board *b, int more) { UCCH_STORE(&b->me->open, b->me->open + (uint64_t)more); }
 
-/* This rank's last call, while it or one before it has not ended; or 0. */
+/* This rank's last call if any call is under way, else 0. */
 uint64_t ucch_board_under_way(const ucch_board *b) { return UCCH_LOAD(&b->me->open) ? call_of(b->me) : 0; }
 
-/* The number of the call to come. */
+/* The number of the next call. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
-/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or frees the
- * communicator instead; or -1. A peer that has not arrived will see ours; one that has moved on past the ring had seen
- * it. */
+/* A peer (see ucch_board_gone) that entered call `seq` with another signature, or freed the communicator instead; -1
+ * for none. A peer that has not arrived will see this rank's signature; a peer whose ring has moved on has seen it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     int other = b->far ? ucch_far_differs(b->far, seq) : -1;
     if (b->n < 2) return other;
     uint64_t ours, theirs;
-    if (!read_arrival(b->me, seq, &ours, NULL)) return other; /* we have moved on past the ring ourselves */
+    if (!read_arrival(b->me, seq, &ours, NULL)) return other; /* this rank's own ring has moved on */
     for (int i = 0; i < b->n; i++)
         if ((read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) ||
-            (gives_back(b, i) && call_of(&b->slots[i]) < seq))
+            (has_freed(b, i) && call_of(&b->slots[i]) < seq))
             return i;
     return other;
 }
 
-/* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
+/* Call `seq` has failed on this rank. It may still succeed on other ranks for a moment; later calls cannot. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!seq) return;
     UCCH_LOCKED;
@@ -439,7 +444,7 @@ void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!s->failed || seq < s->failed) UCCH_STORE(&s->failed, seq);
 }
 
-/* A call of this rank's that the engine runs has ended. */
+/* A call of this rank that the engine ran has ended. */
 void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t bytes) {
     op->ended = ucch_now();
     if (status >= 0) {
@@ -447,28 +452,28 @@ void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t by
         return;
     }
     ucch_board_failed(b, op->error.seq);
-    ask_locked(b, op->error.seq, status);
+    request_dumps_locked(b, op->error.seq, status);
 }
 
-/* The first call that has failed on this rank; 0 for none. */
+/* The first call that failed on this rank; 0: none. */
 uint64_t ucch_board_has_failed(const ucch_board *b) { return UCCH_LOAD(&b->me->failed); }
 
-/* True if a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
-static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
+/* True if call `seq` or one before it failed on a rank of this host longer ago than the grace period. */
+static int failed_long_ago(const ucch_board *b, const slot *s, uint64_t seq) {
     double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
     uint64_t failed = UCCH_LOAD(&s->failed);
     if (!failed || failed > seq) return 0;
     return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > grace;
 }
 
-/* The first call that a peer, as ucch_board_gone has it, is known to have given up; 0 for none. */
+/* The first call that this peer (see ucch_board_gone) is known to have failed in; 0: none. */
 uint64_t ucch_board_given_up(ucch_board *b, int peer) {
     if (peer < -1) return b->far ? ucch_far_given_up(b->far, -2 - peer) : 0;
     return peer >= 0 && peer < b->n ? UCCH_LOAD(&b->slots[peer].failed) : 0;
 }
 
-/* A peer without which call `seq` will never end, because it left before, has given it up or is gone: its slot, or -2
- * less its number where it is on another host; -1 for none. Of several, one that is gone. */
+/* A peer because of which call `seq` can never end: it has died, left before the call, or failed in it. Returns its
+ * slot, or -2 - rank if it is on another host, or -1 for none. A dead peer is preferred. */
 int ucch_board_gone(ucch_board *b, uint64_t seq) {
     int far = b->far ? ucch_far_gone(b->far, seq) : -1, absent = -1;
     for (int i = 0; i < b->n; i++) {
@@ -477,17 +482,17 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
         int64_t pid = process_of(b, i, &left);
         if (i == b->mine || (!pid && !left)) continue;
         if (pid && ucch_process_ended((int)pid)) return i;
-        if (absent < 0 && ((left && call_of(s) < seq) || has_given_up(b, s, seq))) absent = i;
+        if (absent < 0 && ((left && call_of(s) < seq) || failed_long_ago(b, s, seq))) absent = i;
     }
     return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
 
-/* True if a call up to `seq` was refused, and by which rank, as ucch_board_gone has it; `peer` is one that differs from
- * this rank in call `seq`, which ends the communicator where it has refused that. */
+/* True if a call up to `seq` was refused; `peer` is then the rank that refused it. On entry `peer` is a rank whose call
+ * `seq` differs: if it refused that call, this ends the communicator. */
 static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     uint64_t theirs = 0;
     int by_peer = *peer >= 0 && read_arrival(&b->slots[*peer], seq, &theirs, NULL) && theirs == UCCH_REFUSED_CALL;
-    if (by_peer) end_by(b, *peer, seq);
+    if (by_peer) end_by_refusal(b, *peer, seq);
     uint64_t ending = ending_of(b);
     ucch_refusal end;
     if (!ending || ending > seq) return by_peer;
@@ -495,7 +500,7 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     return 1;
 }
 
-/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss. */
+/* Returns why call `seq` fails and the peer that causes it, as far as is visible now; 0: no reason to fail. */
 int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
     if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
@@ -504,7 +509,7 @@ int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     return *peer == -1 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
-/* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
+/* How errors name a rank: its slot, or -2 - rank if it is on another host. */
 int ucch_board_peer(const ucch_board *b, int rank) {
     for (int i = 0; i < b->n; i++)
         if (b->ranks[i] == rank) return i;
@@ -519,8 +524,8 @@ static int best_fate(const ucch_board *b) {
     return best;
 }
 
-/* UCCH_THERE, UCCH_LEFT, UCCH_DIED or another way of being gone, for a peer as ucch_board_gone has it, or for all ranks
- * but ours: the best of their fates. */
+/* State of a peer (see ucch_board_gone): UCCH_THERE, UCCH_LEFT, UCCH_DIED or worse. UCCH_ALL_PEERS: the best state of
+ * all other ranks. */
 int ucch_board_fate(ucch_board *b, int slot) {
     if (slot < UCCH_ALL_PEERS) return b->far ? ucch_far_fate(b->far, -2 - slot) : UCCH_THERE;
     if (slot != UCCH_ALL_PEERS) return slot < b->n ? fate_of(b, slot) : UCCH_THERE;
@@ -529,14 +534,14 @@ int ucch_board_fate(ucch_board *b, int slot) {
     return here < elsewhere ? here : elsewhere;
 }
 
-/* True if what has waited for so many seconds cannot come from any rank: all are gone, or of hosts to which a link is
- * cut. */
+/* True if a receive that has waited for `waited` seconds can come from no rank: each other rank is dead, has left, or
+ * is on a host whose link is cut. */
 int ucch_board_is_cut_off(ucch_board *b, double waited) {
     return b->far && ucch_far_is_cut_off(b->far, waited) && best_fate(b) > UCCH_THERE;
 }
 
-/* 0, or UCCH_FAIL_CONNECTION for what has waited for so many seconds, where a link to the host of `peer`, as
- * ucch_board_gone has it, is cut; for -1 to any host, of which it then has a rank. */
+/* UCCH_FAIL_CONNECTION if the link to the host of `*peer` (see ucch_board_gone) is cut and the operation has waited for
+ * `waited` seconds; else 0. `*peer` of -1 means any host; it is then set to a rank of that host. */
 int ucch_board_cut(ucch_board *b, double waited, int *peer) {
     if (!b->far || *peer >= 0) return 0;
     int rank = ucch_far_cut(b->far, waited, *peer == -1 ? -1 : -2 - *peer);
@@ -544,24 +549,23 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
     return rank >= 0 ? UCCH_FAIL_CONNECTION : 0;
 }
 
-/* libucp has given up a connection with `peer`, as ucch_board_gone has it. */
+/* libucp has given up a connection with `peer` (see ucch_board_gone). */
 void ucch_board_broke(ucch_board *b, int peer) {
     if (b->far && peer < UCCH_ALL_PEERS) ucch_far_broke(b->far, -2 - peer);
 }
 
-/* Why call `seq`, which has waited for so many seconds, will not end, and the rank because of which, as ucch_board_gone
- * has it; or 0. */
+/* Why call `seq`, which has waited for `waited` seconds, can never end, with the peer that causes it; 0: it may. */
 int ucch_board_stuck(ucch_board *b, uint64_t seq, double waited, int *peer) {
     *peer = ucch_board_gone(b, seq);
     return *peer == -1 ? ucch_board_cut(b, waited, peer) : UCCH_FAIL_PEER;
 }
 
-/* Seconds for which a message is waited for whose other side has ended well: it may be on its way. */
+/* Seconds to wait for a message from a rank that has ended normally: it may be in flight. */
 #define LEFT_GRACE_S 5
 
-/* Why a message with `peer`, as ucch_board_fate has it, will not end that began at `started`; UCCH_LATER: that has
- * left, and nothing is on its way any more. `left`: when that was first seen, or 0. */
-int ucch_board_forsaken(ucch_board *b, int peer, double started, double now, double *left) {
+/* Why a message with `peer` (see ucch_board_fate), begun at `started`, can never end; 0: it may. UCCH_LATER: the peer
+ * has left and nothing of it is in flight. `left`: when the peer was first seen to have left, or 0. */
+int ucch_board_check_message(ucch_board *b, int peer, double started, double now, double *left) {
     int fate = ucch_board_fate(b, peer);
     if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
@@ -572,13 +576,12 @@ int ucch_board_forsaken(ucch_board *b, int peer, double started, double now, dou
     return fate == UCCH_LEFT && now - *left > LEFT_GRACE_S ? UCCH_LATER : 0;
 }
 
-/* The link to the host of a rank of another one that was found to be cut, our address and the other one; empty without
- * one. */
+/* The addresses, ours and the peer's, of the cut link to the host of `rank`; "" if no link to it is cut. */
 const char *ucch_board_link(const ucch_board *b, int rank) { return b->far ? ucch_far_link(b->far, rank) : ""; }
 
 void ucch_board_break(ucch_board *b) { b->broken = 1; }
 
-/* Our own label of a call; `label` stays as it is where that has been overwritten. */
+/* Copy this rank's own label of a call; `label` is unchanged if its ring entry was overwritten. */
 void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     uint64_t signature;
     char found[LABEL];
@@ -586,7 +589,7 @@ void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     label[LABEL - 1] = 0;
 }
 
-/* The same, or why we have refused it. */
+/* As ucch_board_own_label; for a refused call the reason. */
 void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
     const ucch_refusal *last = &b->me->refused;
     if (last->call == seq)
@@ -595,13 +598,13 @@ void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
         ucch_board_own_label(b, seq, text);
 }
 
-/* As ucch_board_break, for a call that may have no waiter: it stays. */
+/* As ucch_board_break, for a call that may have no waiter: the op is kept for a later call to report. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
     if (!b->first_failure) b->first_failure = op;
     b->broken = 1;
 }
 
-/* One more call in streams, or one less. */
+/* Count a call in streams that begins (1) or ends (-1). */
 void ucch_board_launched(ucch_board *b, int more) {
     b->launches += more;
     ucch_board_open(b, more);
@@ -612,39 +615,40 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
-/* True if the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
- * make the ones before, with all other ranks. */
+/* True if the next call cannot be made. A refused call ends only the calls behind it: ranks that have not reached it
+ * still make the calls before it. */
 int ucch_board_broken(ucch_board *b) {
     uint64_t ending = ending_of(b);
     return b->broken || ucch_board_revoked(b) || (ending && ending <= b->seq + 1);
 }
 
-/* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */
+/* Revoke: fail everything under way on this communicator and start nothing more, on all ranks of this host. */
 void ucch_board_revoke(ucch_board *b) { UCCH_STORE(&b->slots[0].revoked, 1); }
 
-/* True if libucp has thrown away a message since the communicator was made, which may have been of this one. */
+/* True if libucp has dropped a message since the communicator was made; it may have belonged to this communicator. */
 int ucch_board_lossy(const ucch_board *b) { return b->losses != ucch_losses(); }
 
 int ucch_board_revoked(ucch_board *b) { return UCCH_LOAD(&b->slots[0].revoked) != 0; }
 
-/* This rank makes no more calls. */
+/* Mark that this rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) { UCCH_STORE(&b->me->pid, -(int64_t)b->use); }
 
 int ucch_board_has_left(const ucch_board *b) { return UCCH_LOAD(&b->me->pid) < 0; }
 
-/* Of the ranks of other hosts that this one hears of, `rank` is the last: it has come to call `reached`. */
+/* Store the rank of another host, among those connected with this one, that is furthest behind, and the call it has
+ * reached. */
 void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
     uint64_t word = reached << 20 | (uint64_t)(rank + 1);
     UCCH_STORE(&b->me->behind, word);
 }
 
-/* The rank of another host that the rank of a slot knows not to have come to call `seq`; -1 for none. */
+/* The rank of another host that the rank of slot `i` knows not to have reached call `seq`; -1: none. */
 int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
     uint64_t word = i >= 0 && i < b->n ? UCCH_LOAD(&b->slots[i].behind) : 0;
     return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
 }
 
-/* A rank of another host has waited in call `call`, which this rank has not come to, since then; 0: in none. */
+/* A rank of another host has waited since `since` in call `call`, which this rank has not reached; 0: in none. */
 void ucch_board_waited_by(ucch_board *b, int rank, uint64_t call, const char *label, double since) {
     slot *s = b->me;
     if (s->waits.call == call && s->waits.rank == rank) return;
@@ -653,8 +657,8 @@ void ucch_board_waited_by(ucch_board *b, int rank, uint64_t call, const char *la
     write_refusal(&s->waits, &made);
 }
 
-/* The call in which a rank of another host waits, as far as a rank of this one knows, what it is, and since how many
- * seconds; 0 for none. */
+/* The call in which `rank` of another host waits, as far as a rank of this host knows, with its label and for how many
+ * seconds; 0: none. */
 uint64_t ucch_board_waiter(const ucch_board *b, int rank, char *label, double *seconds) {
     for (int i = 0; i < b->n; i++) {
         const slot *s = &b->slots[i];
@@ -668,12 +672,12 @@ uint64_t ucch_board_waiter(const ucch_board *b, int rank, char *label, double *s
     return 0;
 }
 
-/* The last call was entered at `now`. */
+/* Store when the last call was entered. */
 void ucch_board_began(ucch_board *b, double now) {
     __atomic_store_n(&b->me->began, (uint64_t)(1e9 * now), __ATOMIC_RELAXED);
 }
 
-/* Seconds since a rank's last call was entered; -1 where that is not known. */
+/* Seconds since the rank of slot `i` entered its last call; -1: not known. */
 double ucch_board_waits(ucch_board *b, int i) {
     uint64_t began = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].began, __ATOMIC_RELAXED) : 0;
     return began ? ucch_now() - 1e-9 * (double)began : -1;
@@ -685,7 +689,7 @@ int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
     uint64_t signature;
     int found = i >= 0 && i < b->n && read_arrival(&b->slots[i], seq, &signature, label);
     label[found ? LABEL - 1 : 0] = 0;
-    if (!found && i >= 0 && i < b->n && gives_back(b, i) && call_of(&b->slots[i]) < seq) {
+    if (!found && i >= 0 && i < b->n && has_freed(b, i) && call_of(&b->slots[i]) < seq) {
         strcpy(label, "Free");
         return 0;
     }

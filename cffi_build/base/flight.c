@@ -1,10 +1,10 @@
-/* The flight recorder: a ring of the last operations of this process, collectives and messages, always written, and
- * read only when something is wrong.
+/* The flight recorder: a ring of the last operations of this process (collectives and messages), always written, and
+ * read only after a failure.
  *
- * The ring lies in a memory file, so that other processes of the same user can read it while the process is stuck, and
- * is written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
- * handler may call, as the thread that is interrupted may hold any lock. The file is the ring, then what the numbers
- * mean (lines of Python's), then the stack that Python's faulthandler has left, which runs before our handler does. */
+ * The ring is in a memory file, so that other processes of the same user can read it while this one hangs. It is
+ * written to disk when an operation fails, on request, and by a signal, with functions that are safe in signal
+ * handlers, as the interrupted thread may hold any lock. The file has the ring, then the meaning of its numbers (lines
+ * from Python), then the stacks that Python's faulthandler wrote before our handler ran. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -24,19 +24,19 @@
 
 #define MAGIC "UCCHFLT1"
 #define PATH 1024
-/* Failures that follow each other at a shorter distance are written once: they have one cause. */
+/* Failures within this time are written once: they have one cause. */
 #define BURST_S 1.0
 
 typedef struct header {
     char magic[8];
-    uint64_t capacity; /* records, a power of two */
-    uint64_t written;  /* since the beginning; the ring has the last `capacity` of them */
-    uint64_t record;   /* bytes */
+    uint64_t capacity; /* a power of two */
+    uint64_t written;  /* records written in all; the ring has the last `capacity` */
+    uint64_t record;   /* bytes of a record */
     int64_t pid, rank;
-    uint64_t now, wall;    /* ns of CLOCK_MONOTONIC and CLOCK_REALTIME when it was written last */
+    uint64_t now, wall;    /* ns of CLOCK_MONOTONIC and CLOCK_REALTIME of the last dump */
     uint64_t about, stack; /* bytes behind the ring */
     uint64_t dumps, cause, signal;
-    uint64_t over; /* ns of CLOCK_MONOTONIC when the last file was whole */
+    uint64_t over; /* ns of CLOCK_MONOTONIC when the last dump was complete */
     char pad[UCCH_TRACE_HEADER - 112];
 } header;
 
@@ -47,21 +47,23 @@ static header *head;
 static ucch_record *ring;
 static uint64_t mask;
 static int ring_file = -1, about_file = -1, stack_file = -1;
-static char folder[PATH / 2], usual[PATH];
+static char folder[PATH / 2], default_path[PATH];
 static _Atomic int signal_number, handling, missed;
 typedef void handler(int number);
 static handler *_Atomic python_handler;
 
 static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_record); }
 
-/* Begin to record the last `capacity` operations, a power of two. `file`, `about` and `stack` are descriptors of
- * memory files, which stay open; records of failures go to `name` in a folder, nowhere if that is NULL. 0, or -1. */
+/* Start recording the last `capacity` operations (a power of two). `file`, `about` and `stack` are descriptors of
+ * memory files, which stay open. Failures are dumped to `name` in the folder `where`; NULL: nowhere. Returns 0 or
+ * -1. */
 int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank, const char *where, const char *name) {
     if (ftruncate(file, (off_t)bytes_of(capacity))) return -1;
     void *memory = mmap(NULL, bytes_of(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
     if (memory == MAP_FAILED) return -1;
     snprintf(folder, sizeof(folder), "%s", where ? where : "");
-    if (!where || snprintf(usual, sizeof(usual), "%s/%s", where, name) >= (int)sizeof(usual) - 8) usual[0] = 0;
+    if (!where || snprintf(default_path, sizeof(default_path), "%s/%s", where, name) >= (int)sizeof(default_path) - 8)
+        default_path[0] = 0;
     header *made = memory;
     memcpy(made->magic, MAGIC, sizeof(made->magic));
     made->capacity = capacity;
@@ -78,10 +80,10 @@ int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank
     return 0;
 }
 
-/* Record nothing from now on, as in a child of the process: the memory is its parent's. */
+/* Stop recording, as in a child after fork: the memory is the parent's. */
 void ucch_flight_stop(void) {
     UCCH_STORE(&head, NULL);
-    handling = 0; /* the thread that was about it is the parent's, too */
+    handling = 0; /* the thread that handles a signal is in the parent */
 }
 
 /* ---- recording ---- */
@@ -101,7 +103,7 @@ uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, i
     return number + 1;
 }
 
-/* NULL where the ring has gone round since. */
+/* NULL if the record was overwritten. */
 static ucch_record *find(uint64_t number) {
     return number && head && head->written - number <= mask ? &ring[(number - 1) & mask] : NULL;
 }
@@ -111,7 +113,7 @@ void ucch_flight_started(uint64_t number, double now) {
     if (r) r->started = (uint64_t)(1e9 * now);
 }
 
-/* A receive from any source, or with any tag, has got this message. */
+/* Note the peer and tag of a receive from any source or with any tag. */
 void ucch_flight_from(uint64_t number, int peer, int tag) {
     ucch_record *r = find(number);
     if (!r) return;
@@ -124,10 +126,10 @@ void ucch_flight_end(uint64_t number, int status, double now) {
     if (!r) return;
     r->status = status;
     r->ended = (uint64_t)(1e9 * now);
-    if (r->ended < r->called) r->ended = r->called; /* another thread looked at the clock a moment before */
+    if (r->ended < r->called) r->ended = r->called; /* another thread may have read the clock a moment earlier */
 }
 
-/* ---- writing it out ---- */
+/* ---- dumps ---- */
 
 static int copy(int from, int to, uint64_t bytes) {
     for (off_t at = 0; (uint64_t)at < bytes;) {
@@ -137,13 +139,13 @@ static int copy(int from, int to, uint64_t bytes) {
     return 0;
 }
 
-/* Bytes of what Python has written: lines end where the file does, a stack where the next one would go on. */
+/* Bytes that Python has written: to the end of the file of lines, to the file position for stacks. */
 static uint64_t length_of(int file, int whence) {
     off_t end = file < 0 ? 0 : lseek(file, 0, whence);
     return end > 0 ? (uint64_t)end : 0;
 }
 
-/* Into a file beside the one that is wanted, which then takes its place: a reader finds a whole one. */
+/* Write a temporary file beside `path` and rename it: readers always find a complete file. */
 static int write_to(const header *h, const char *path) {
     char beside[PATH + 8];
     size_t n = strlen(path);
@@ -161,7 +163,7 @@ static int write_to(const header *h, const char *path) {
     return bad ? -1 : 0;
 }
 
-/* In another user's folder in which all may write, files may be taken away or be another user's. */
+/* True if the folder is safe: not another user's folder in which all users may replace files. */
 static int has_folder(void) {
     struct stat s;
     mkdir(folder, 0700);
@@ -169,8 +171,8 @@ static int has_folder(void) {
     return s.st_uid == geteuid() || !(s.st_mode & S_IWOTH) || (s.st_mode & S_ISVTX);
 }
 
-/* Write the records to `path`; NULL: where those of failures go. May be called from a signal handler. 0; -1 where they
- * cannot be written, or are just being written. */
+/* Dump the records to `path`; NULL: to the file for failures. Safe in signal handlers. Returns -1 if that is impossible
+ * or another dump is under way. */
 int ucch_flight_dump(int cause, const char *path) {
     static _Atomic int busy;
     header *h = UCCH_LOAD(&head);
@@ -182,21 +184,21 @@ int ucch_flight_dump(int cause, const char *path) {
     h->about = length_of(about_file, SEEK_END);
     h->cause = (uint64_t)cause;
     h->stack = length_of(stack_file, SEEK_CUR);
-    if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next one begins there */
-    int status = path ? write_to(h, path) : usual[0] && has_folder() ? write_to(h, usual) : -1;
+    if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next stack overwrites it */
+    int status = path ? write_to(h, path) : default_path[0] && has_folder() ? write_to(h, default_path) : -1;
     __atomic_store_n(&h->over, ucch_now_ns(), __ATOMIC_RELAXED);
     __atomic_add_fetch(&h->dumps, 1, __ATOMIC_RELEASE);
     busy = 0;
     return status;
 }
 
-/* True if a failure is the library's or another rank's: statuses of our own are mostly answers to our caller. */
+/* True for failures of a library or of another rank; our other statuses mostly go to the caller. */
 static int is_grave(int status) {
-    /* and UCCH_FAIL_TIMEOUT, UCCH_FAIL_MISMATCH */
+    /* also UCCH_FAIL_TIMEOUT and UCCH_FAIL_MISMATCH */
     return status >= UCCH_FAIL_PEER || status == UCCH_FAIL_OVERLAP || status == UCCH_FAIL_CONNECTION;
 }
 
-/* An operation has failed: the records are written where that ends its communicator. */
+/* An operation has failed: dump the records if that ends its communicator. */
 void ucch_flight_failed_locked(int status, double now) {
     static double last;
     if (!is_grave(status) || (last > 0 && now - last < BURST_S)) return;
@@ -204,7 +206,7 @@ void ucch_flight_failed_locked(int status, double now) {
     ucch_flight_dump(UCCH_DUMP_FAILURE, NULL);
 }
 
-/* A call has ended that no operation of ours ran (ucch_board_record). */
+/* End the record of a call that ran without an operation (ucch_board_record). */
 void ucch_record_end(uint64_t record, int status) {
     UCCH_LOCKED;
     double now = ucch_now();
@@ -214,33 +216,34 @@ void ucch_record_end(uint64_t record, int status) {
 
 /* ---- the signal ---- */
 
-/* Python's handler walks the frames of threads that may run meanwhile, and so change them under it: a fault there ends
- * the walk and not the process. Python takes it for going on then, and writes no stacks from there on. */
-static sigjmp_buf out;
+/* Python's handler walks the frames of running threads, which may change meanwhile: a fault in the walk must end the
+ * walk and not the process. Python then believes that the walk goes on, and writes no more stacks. */
+static sigjmp_buf walk_end;
 static _Atomic pid_t walker;
 static const int faults[] = {SIGSEGV, SIGBUS};
-static struct sigaction usually[2];
+static struct sigaction old_actions[2];
 
 static pid_t own_thread(void) { return (pid_t)syscall(SYS_gettid); } /* glibc 2.28 has no gettid */
 
 static void on_fault(int number) {
-    if (walker == own_thread()) siglongjmp(out, 1);
-    sigaction(number, &usually[number == SIGBUS], NULL); /* another thread's: it faults again, and this time as usual */
+    if (walker == own_thread()) siglongjmp(walk_end, 1);
+    sigaction(number, &old_actions[number == SIGBUS],
+              NULL); /* a fault of another thread: it recurs with the usual handler */
 }
 
 static void walk(handler *python, int number) {
     struct sigaction ours = {.sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK};
     for (int i = 0; i < 2; i++)
-        sigaction(faults[i], &ours, &usually[i]);
+        sigaction(faults[i], &ours, &old_actions[i]);
     walker = own_thread();
-    if (!sigsetjmp(out, 1)) python(number);
+    if (!sigsetjmp(walk_end, 1)) python(number);
     walker = 0;
     for (int i = 0; i < 2; i++)
-        sigaction(faults[i], &usually[i], NULL);
+        sigaction(faults[i], &old_actions[i], NULL);
 }
 
-/* One at a time: those that come meanwhile ask for what is just being written. Python's handler is called and not left
- * to call ours, as its way of chaining lets signals nest, on a stack of 16 KiB with the heap beneath. */
+/* One signal at a time: a signal during a dump asks for what is being written. Python's handler is called from here and
+ * not chained to ours: its chaining lets signals nest, on a stack of 16 KiB with the heap beneath. */
 static void on_signal(int number) {
     int saved = errno;
     if (head && !atomic_exchange(&handling, 1)) {
@@ -253,8 +256,8 @@ static void on_signal(int number) {
     errno = saved;
 }
 
-/* Write the records whenever this signal comes, unless the signal has another handler: 1 if it has none. Once more,
- * when Python has registered its handler: it is called before they are written, until ucch_flight_without_python. */
+/* Dump the records whenever this signal comes. Returns 1, or 0 if the signal has another handler. To be called again
+ * after Python has registered its handler: that is then called before each dump, until ucch_flight_without_python. */
 int ucch_flight_catch(int number) {
     struct sigaction before, ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     if (!head || sigaction(number, NULL, &before)) return 0;
@@ -268,28 +271,27 @@ int ucch_flight_catch(int number) {
     return 1;
 }
 
-/* Keep signals from being handled while another thread writes a stack and the records. */
+/* Block handling of the signal while another thread writes a stack and the records. */
 void ucch_flight_hold(void) {
     while (atomic_exchange(&handling, 1))
         sched_yield();
     missed = 0;
 }
 
-/* Let them be handled again; whether one has come meanwhile. */
+/* Allow it again. Returns whether a signal has come meanwhile. */
 int ucch_flight_let_go(void) {
     handling = 0;
     return atomic_exchange(&missed, 0);
 }
 
-/* The interpreter ends: its handler, which needs it, is not called from here on. */
+/* The interpreter is being finalized: its handler is not called any more. */
 void ucch_flight_without_python(void) {
     ucch_flight_hold();
     python_handler = NULL;
     ucch_flight_let_go();
 }
 
-/* The signal that makes this process write its records; 0: none. `file`: descriptor of the memory file that says when.
- */
+/* The signal that makes this process dump its records; 0: none. `file`: descriptor of its recorder's memory file. */
 int ucch_flight_signal(int *file) {
     *file = ring_file;
     return head ? signal_number : 0;
@@ -297,14 +299,14 @@ int ucch_flight_signal(int *file) {
 
 /* ---- records of other processes ---- */
 
-/* Processes of this host that a failure has asked for their records: their memory files, and when that was. */
+/* Processes of this host that a failure has asked for a dump: their memory files, and when. */
 static struct {
     int64_t pid, file;
     uint64_t since;
 } awaited[64];
 static int nawaited;
 
-/* Wait for a process's records before this one ends. */
+/* Have ucch_flight_await wait for this process's dump. */
 void ucch_flight_awaits_locked(int64_t pid, int64_t file, uint64_t since) {
     int at = 0;
     while (at < nawaited && awaited[at].pid != pid)
@@ -316,7 +318,7 @@ void ucch_flight_awaits_locked(int64_t pid, int64_t file, uint64_t since) {
     if (at == nawaited) nawaited++;
 }
 
-/* True if a process has written its records since it was asked, or never will. */
+/* True if the process has dumped its records since it was asked, or is gone. */
 static int has_written(int at) {
     char path[64];
     uint64_t over = UINT64_MAX;
@@ -328,8 +330,8 @@ static int has_written(int at) {
     return over >= awaited[at].since;
 }
 
-/* Wait until all processes that were asked have written their records, `seconds` at most: this process is about to end
- * the job, and a process that has had no core yet would end by that signal first. */
+/* Wait until all processes that were asked have dumped their records, at most `seconds`: this process is about to end
+ * the job, and its signal would otherwise kill them before they get a core. */
 void ucch_flight_await(double seconds) {
     double until = ucch_now() + seconds;
     for (int at = 0; at < nawaited; at++)

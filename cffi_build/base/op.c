@@ -1,25 +1,26 @@
-/* Operations in flight: how they begin and end, what is done for them meanwhile, and how listeners hear of ends. */
+/* Operations in flight: begin and end, deadlines, and wake-ups of threads that listen for an end. */
 #define _GNU_SOURCE
 
 #include "base/base.h"
 
-/* Peers are checked for death and for another call than ours after this long, then again at this distance. */
+/* Seconds before peers of an operation are first checked for death or a different call, and between checks. */
 #define SUSPICION_S 0.002
 
 static int under_way[UCCH_WAYS];
 static ucch_op active = {.next = &active, .prev = &active};
-static ucch_op *upcoming; /* in the round under way: one operation may end another */
+static ucch_op *upcoming; /* the next op of the round under way: an op may end another one */
 static uint64_t failures;
-static double recent; /* when the clock was looked at last, which can take longer than all else that is recorded */
+static double recent; /* when the clock was last read; reading it again can cost more than the rest of a record */
 
 static void count_locked(int way, int more) {
     __atomic_store_n(&under_way[way], under_way[way] + more, __ATOMIC_RELAXED);
 }
 
-/* Operations in flight that wait for progress made in this way; the lock is not needed. */
+/* Operations in flight with this way of progress. Needs no lock. */
 int ucch_ops_under_way(int way) { return __atomic_load_n(&under_way[way], __ATOMIC_RELAXED); }
 
-/* Begin an operation. Those in streams go last, in order: of calls that fail together the first one counts. */
+/* Begin an operation. Operations in streams go to the end of the list, in order: of calls that fail together, the first
+ * must be reported. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = recent = ucch_now();
@@ -36,7 +37,7 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     count_locked(op->kind->way, 1);
 }
 
-/* One that was to begin later does so now. */
+/* An operation that was to start later starts now. */
 void ucch_op_started_locked(ucch_op *op) {
     if (op->late && op->record) ucch_flight_started(op->record, ucch_now());
     op->late = 0;
@@ -65,23 +66,23 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     if (UCCH_TRACING && op->event) ucch_trace_end(op->event, status);
     op->event = 0;
     int has_listener = op->has_listener;
-    /* Last: a thread that polls the state without the lock may reuse the operation from here on. */
+    /* last: a thread that polls the state without the lock may reuse the op from here on */
     UCCH_STORE(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE);
     if (has_listener) ucch_doorbell_ring();
 }
 
-/* Count the time limit of what is in flight from now. */
+/* Restart the deadline of an active operation: `timeout` seconds from now, 0: none. */
 void ucch_op_deadline(ucch_op *op, double timeout) {
     UCCH_LOCKED;
     if (op->state == UCCH_ACTIVE) op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
 }
 
-/* How many operations have failed so far: whether there is any use in asking them all. */
+/* Number of operations that have failed so far: tells callers whether it is worth checking each. */
 uint64_t ucch_failures(void) { return UCCH_LOAD(&failures); }
 
-/* ---- what is done for them ---- */
+/* ---- rounds ---- */
 
-/* Move all of them on: whether anything has moved. */
+/* Advance all operations. Returns whether anything moved. */
 int ucch_ops_advance_locked(void) {
     int moved = 0;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {
@@ -91,7 +92,8 @@ int ucch_ops_advance_locked(void) {
     return moved;
 }
 
-/* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
+/* End operations that are past their deadline, or whose peer has died or called something else. Checks at most every
+ * SUSPICION_S seconds. */
 void ucch_ops_check_deadlines_locked(double now) {
     static double last;
     recent = now;
@@ -113,7 +115,7 @@ static uint64_t rings;
 
 __attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&rung); }
 
-/* Let listeners look again. */
+/* Wake all listeners. */
 void ucch_doorbell_ring(void) {
     pthread_mutex_lock(&bell);
     __atomic_add_fetch(&rings, 1, __ATOMIC_SEQ_CST);
@@ -121,16 +123,17 @@ void ucch_doorbell_ring(void) {
     pthread_mutex_unlock(&bell);
 }
 
-/* How often the bell has rung. To be asked for before one looks at what is to be ended. */
+/* How often the doorbell has rung. To be read before the caller checks its operations. */
 uint64_t ucch_doorbell_count(void) { return __atomic_load_n(&rings, __ATOMIC_SEQ_CST); }
 
-/* The bell rings when the operation ends, if it has not ended by now. */
+/* Ring the doorbell when the operation ends, if it is still active. */
 void ucch_listen(ucch_op *op) {
     UCCH_LOCKED;
     op->has_listener = op->state == UCCH_ACTIVE;
 }
 
-/* Sleep until the bell has rung more than `known` times, `seconds` at most. Makes no progress: the thread does. */
+/* Sleep until the doorbell has rung more than `known` times, at most `seconds`. Makes no progress: the progress thread
+ * does. */
 void ucch_doorbell_wait(uint64_t known, double seconds) {
     double until = ucch_now() + seconds, left = seconds;
     pthread_mutex_lock(&bell);

@@ -1,5 +1,5 @@
-/* Progress: a round of it, and the thread that makes it while no caller waits; and waits of callers: they spin, then
- * yield, then nap, or listen and leave progress to the thread. */
+/* Progress: one round of it, the progress thread, which makes progress while no caller waits, and the waits of callers,
+ * which spin, then yield, then nap. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -7,50 +7,50 @@
 
 #include "base/base.h"
 
-/* Rounds between looks at the workers when no message is in flight. */
+/* Rounds between polls of the workers while no message is in flight. */
 #define WORKER_EVERY 32
-/* The thread looks for abandoned work this soon while there was some lately, and then ever later; a thread that leaves
- * it work wakes it from a tick that is longer. It sleeps for good after the longest. */
+/* Shortest and longest tick of the idle thread. After work it polls this soon, then twice as late each time, and sleeps
+ * for good after the longest. A caller that leaves work under way wakes it from a longer tick. */
 #define TICK_S 0.25e-3
 #define LONG_TICK_S 8e-3
-/* While all that is under way is in streams: each look delays threads that launch more for a moment. */
+/* Tick while all that is under way is in streams: each poll briefly delays threads that launch more. */
 #define LAUNCH_TICK_S 1e-3
-/* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers, or
- * in libucc's. */
+/* Tick of the idle thread with peers on other hosts: the end of a finished send may still be in a buffer of UCX or
+ * libucc. */
 #define IDLE_TICK_S 10e-3
-/* How late the kernel may end a sleep of the thread, in ns. By default it is as much as the shortest sleep. */
+/* Timer slack of the thread in ns. The kernel's default is as long as the shortest sleep. */
 #define SLACK_NS 5000
-/* The longest that a thread spins before its first yield, however little or much a round of progress takes. */
+/* Longest spin of a waiter before its first yield. */
 #define SPIN_S 10e-6
-/* A wait that is given no more than this does not give the core away, and leaves the lock alone soon enough. */
+/* A wait of at most this long never yields: it soon leaves the lock alone. */
 #define MOMENT_S 50e-6
-/* Rounds of a wait that is over at once. */
+/* Rounds in ucch_wait_briefly_locked. */
 #define QUICK 64
-/* How late the kernel may end a caller's nap, in ns. By default it is longer than the shortest nap. */
+/* Timer slack of a caller's nap in ns. The kernel's default is longer than the shortest nap. */
 #define NAP_SLACK_NS 2000
-/* The thread sleeps with a mutex of its own. With the lock, it would wait for that at the end of a sleep without being
- * counted (lock.c): callers that make progress would not let it have the lock, and wake it in vain whenever they let
- * go. */
+/* The thread sleeps with a mutex of its own. Sleeping with the engine's lock, it would wait for that lock at the end of
+ * each sleep without being counted in `wanted` (lock.c): callers that make progress would never let it have the lock,
+ * and would wake it in vain. */
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake;
 static _Atomic int sleeps;
-static int woken; /* with that mutex */
+static int woken; /* guarded by sleep_lock */
 static int (*enter)(void);
 static void (*leave)(int);
 static void (*begin)(void);
-static _Atomic int waiters; /* threads that make progress themselves */
+static _Atomic int waiters; /* threads that make progress in a wait */
 static pthread_t thread;
-static _Atomic int thread_on, thread_asleep, thread_dozes; /* dozes: wakes soon enough for what is in streams */
-static int thread_over;                                    /* for good; with the lock */
+static _Atomic int thread_on, thread_asleep, thread_wakes_soon; /* wakes soon enough for calls in streams */
+static int thread_over;                                         /* ended for good; guarded by the lock */
 static int idle_progress;
-/* Work is about to come. */
-static _Atomic int called;
+/* A caller has announced work. */
+static _Atomic int work_announced;
 
-/* ---- what progress is made in ---- */
+/* ---- contexts and workers ---- */
 
 static ucch_context *contexts;
 
-/* Make progress in a context, or in a worker, from now on: NULL where there is no memory. */
+/* Register a context or a worker for progress. NULL if memory is exhausted. */
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker) {
     ucch_context *context = calloc(1, sizeof(*context));
     if (!context) return NULL;
@@ -68,7 +68,7 @@ void ucch_context_free(ucch_context *context) {
     free(context);
 }
 
-/* Of contexts all, or those that programs in flight need; and whether of workers, too. */
+/* Poll all contexts, or those that programs in flight use; and with `workers` the workers. */
 static int poll_locked(int all, int workers) {
     int moved = 0;
     for (ucch_context *c = contexts; c; c = c->next) {
@@ -78,12 +78,12 @@ static int poll_locked(int all, int workers) {
     return moved;
 }
 
-/* ---- a round of it ---- */
+/* ---- one round ---- */
 
 static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS); }
 
-/* Set the functions around each round of progress: a device that is made the thread's own before, and not after; and
- * one that the progress thread calls first. */
+/* Set functions to call around each round of progress (they select the device and restore the previous one), and one
+ * that the progress thread calls first. */
 void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)(void)) {
     UCCH_LOCKED;
     enter = before;
@@ -93,8 +93,8 @@ void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)
 
 int ucch_progress_locked(void) {
     static unsigned rounds;
-    /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
-     * as much as a small collective. */
+    /* With no message in flight, workers are polled only now and then for what peers send: a poll costs as much as a
+     * small collective. */
     int workers = ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0;
     int before = enter ? enter() : 0, moved = poll_locked(0, workers);
     moved += ucch_ops_advance_locked();
@@ -103,7 +103,8 @@ int ucch_progress_locked(void) {
 }
 
 int ucch_progress_once(void) {
-    /* A thread that has the lock makes progress, or waits in a library for peers: this one would stand, too. */
+    /* Another thread that holds the lock makes progress already, or waits inside a library for peers: do not block on
+     * it. */
     if (!ucch_trylock()) return 0;
     int moved = ucch_progress_locked();
     ucch_unlock();
@@ -112,33 +113,33 @@ int ucch_progress_once(void) {
 
 /* ---- the progress thread ---- */
 
-/* Sleep until woken, `seconds` at most (0: for ever): 1 if it was woken. */
+/* Sleep until woken, at most `seconds` (0: no limit). Returns 1 if woken. */
 static int sleep_until_woken(double seconds) {
     while (!woken && !ucch_cond_wait(&wake, &sleep_lock, seconds))
         ;
     return woken;
 }
 
-/* Sleep without the lock until woken, `seconds` at most (0: for ever), and, while callers make progress, on and on in
- * turns of `then`. */
+/* Release the lock and sleep until woken, at most `seconds` (0: no limit); while callers make progress, sleep on in
+ * periods of `then`. */
 static void sleep_locked(double seconds, double then) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
-    thread_dozes = seconds > 0 && seconds <= LAUNCH_TICK_S;
+    thread_wakes_soon = seconds > 0 && seconds <= LAUNCH_TICK_S;
     pthread_mutex_lock(&sleep_lock);
     woken = 0;
     sleeps = 1;
     ucch_unlock();
     for (int up = sleep_until_woken(seconds); !up && waiters;) {
-        thread_dozes = then <= LAUNCH_TICK_S;
-        thread_asleep = 1; /* before `waiters` is read: a caller that stops waiting sees this, or is seen */
+        thread_wakes_soon = then <= LAUNCH_TICK_S;
+        thread_asleep = 1; /* set before `waiters` is read: a caller that ends its wait then sees it or is seen */
         if (waiters) up = sleep_until_woken(then);
     }
     pthread_mutex_unlock(&sleep_lock);
     ucch_lock();
-    sleeps = thread_asleep = thread_dozes = 0;
+    sleeps = thread_asleep = thread_wakes_soon = 0;
 }
 
-/* Work has come for which no thread waits in the library: the progress thread is to look at once. */
+/* Work has come that no waiting thread polls for: wake the progress thread. */
 void ucch_wake_locked(void) {
     if (!sleeps) return;
     pthread_mutex_lock(&sleep_lock);
@@ -150,17 +151,17 @@ void ucch_wake_locked(void) {
 /* A caller is polling; the progress thread stands down. */
 static void begin_wait(void) { waiters++; }
 
-/* The last one that waited may leave something under way. */
+/* The last waiter may leave work under way for the thread. */
 static void end_wait(void) {
     if (--waiters || !busy()) return;
-    UCCH_LOCKED; /* the thread may be about to sleep, because a caller waits */
+    UCCH_LOCKED; /* the thread may be about to sleep because a caller waits */
     if (busy() && thread_asleep) ucch_wake_locked();
 }
 
-/* No thread waits for calls in streams: they are polled now and then, for their ends and for failures. */
+/* Poll calls in streams, for which no thread waits, for their end and for failures. */
 static void collect_locked(void) {
     sleep_locked(LAUNCH_TICK_S, LAUNCH_TICK_S);
-    /* All that have ended by now: of several requests libucc looks at one in a round of progress. */
+    /* Collect all that have ended: libucc polls one request in a round of progress. */
     for (int moved = 1; moved && thread_on && !waiters;) {
         moved = ucch_progress_locked();
         ucch_ops_check_deadlines_locked(ucch_now());
@@ -171,26 +172,26 @@ static void collect_locked(void) {
     }
 }
 
-/* Nothing to do for the thread: waiting callers make progress, and it steps in when there are none. */
+/* Sleep while waiting callers make progress or there is no work. Returns the next tick. */
 static double idle_locked(double tick) {
-    thread_asleep = 1; /* first: a caller either sees this or is seen */
-    if (atomic_exchange(&called, 0)) tick = TICK_S;
+    thread_asleep = 1; /* set first: a caller then sees it or is seen */
+    if (atomic_exchange(&work_announced, 0)) tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
-        poll_locked(1, 1); /* what has ended here may have left something to send, for which other hosts wait */
+        poll_locked(1, 1); /* operations that have ended here may have left data to send, for which other hosts wait */
         if (enter) leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;
 }
 
-/* One turn of work; `quiet`: since when nothing has moved. Returns that as of now. */
+/* Make progress for a while. `quiet`: since when nothing has moved. Returns its new value. */
 static double work_locked(double quiet) {
     double began = ucch_now();
     int moved = 0;
     for (int i = 0; i < UCCH_BATCH && busy() && (i == 0 || !ucch_lock_wanted());
-         i++) /* one: threads that meet here must move on */
+         i++) /* at least one round: threads that contend here must make progress */
         moved += ucch_progress_locked();
     double now = ucch_now();
     ucch_ops_check_deadlines_locked(now);
@@ -233,7 +234,7 @@ static void *thread_main(void *unused) {
     return NULL;
 }
 
-/* Make progress now and then even when nothing is in flight, once the thread runs. */
+/* Once the thread runs, make progress now and then also with nothing in flight. */
 void ucch_progress_idle(void) {
     UCCH_LOCKED;
     idle_progress = 1;
@@ -241,7 +242,7 @@ void ucch_progress_idle(void) {
     ucch_progress_thread(1);
 }
 
-/* No other thread is in this process, which may have to release memory that it has inherited. */
+/* In a child after fork: it has no other thread, but may have to free memory that it inherited. */
 static void after_fork(void) {
     thread_on = thread_asleep = thread_over = sleeps = 0;
     ucch_lock_after_fork();
@@ -251,13 +252,13 @@ static void after_fork(void) {
 
 __attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&wake); }
 
-/* There is more in streams: waking a thread takes as long as some launches. */
+/* Wake the thread for work in streams unless it wakes soon: waking takes as long as several launches. */
 void ucch_progress_streams(void) {
-    if (!thread_dozes) ucch_progress_thread(1);
+    if (!thread_wakes_soon) ucch_progress_thread(1);
 }
 
-/* Stop and join it, before MPI_Finalize: a thread inside libucc at exit ends a good run badly. Daemons of Python's may
- * go on with calls, and there is none any more. */
+/* Stop and join the thread before MPI_Finalize: a thread inside libucc at exit can crash a job that succeeded. Daemon
+ * threads of Python may still make calls, so it is never started again. */
 static void end_thread(void) {
     ucch_lock();
     int runs = thread_on;
@@ -268,8 +269,8 @@ static void end_thread(void) {
     if (runs) pthread_join(thread, NULL);
 }
 
-/* on = 1: start it, or wake it if it sleeps for good; 0: end it, and start none from now on. Returns 0, or -1 if no
- * thread could be made. */
+/* on = 1: start the thread, or wake it from its long sleep; 0: end it for good. Returns 0, or -1 if no thread could be
+ * created. */
 int ucch_progress_thread(int on) {
     static int registered;
     if (!on) {
@@ -277,14 +278,14 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     if (thread_on) {
-        called = 1;
+        work_announced = 1;
         if (thread_asleep) {
             UCCH_LOCKED;
             ucch_wake_locked();
         }
         return 0;
     }
-    UCCH_LOCKED; /* another thread may start it, too */
+    UCCH_LOCKED; /* another thread may be starting it */
     if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
     if (!thread_on && !thread_over) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
     return thread_on || thread_over ? 0 : -1;
@@ -292,7 +293,7 @@ int ucch_progress_thread(int on) {
 
 /* ---- waits of callers ---- */
 
-/* Give the core away, or nap where nothing has moved since `quiet`; returns the time after `now`. */
+/* Yield the core, or nap if nothing has moved since `quiet` for long enough. Returns the time afterwards. */
 double ucch_rest(double now, double quiet) {
     double nap = ucch_nap(now - quiet);
     if (nap <= 0) return nap < 0 ? now : ucch_yield(now);
@@ -304,7 +305,7 @@ double ucch_rest(double now, double quiet) {
     return ucch_napped(now, nap);
 }
 
-/* 0 while it is under way, 1: it has ended well, 2: it has failed. */
+/* 0: active, 1: done, 2: failed. */
 static int outcome(ucch_op *op) {
     int state = UCCH_LOAD(&op->state);
     return state == UCCH_ACTIVE ? 0 : state == UCCH_FAILED ? 2 : 1;
@@ -312,30 +313,30 @@ static int outcome(ucch_op *op) {
 
 static int finished(ucch_op *op) { return outcome(op) != 0; }
 
-/* Or the rest is the caller's. */
+/* True if the caller has to do the rest, or the op has finished. */
 static int matched(ucch_op *op) { return UCCH_LOAD(&op->matched) || finished(op); }
 
-/* Conditions to wait for: one that has finished, all of them, or all that have at least been matched. */
+/* What to wait for: any op finished, all finished, or all at least matched. */
 enum { ANY, ALL, MATCHED };
 
-static int enough(ucch_op **ops, int n, int what) {
+static int is_met(ucch_op **ops, int n, int what) {
     int done = 0;
     for (int i = 0; i < n; i++)
         done += what == MATCHED ? matched(ops[i]) : finished(ops[i]);
     return done == n || (done && what == ANY);
 }
 
-/* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is
- * the one that needs it (UCC alone takes milliseconds for 8 bytes there). */
+/* Spin for a while, then yield between rounds: with more ranks than cores, the peer that is waited for needs the core
+ * (UCC alone takes milliseconds for 8 bytes there). */
 static int wait_many(ucch_op **ops, int n, int what, double slice) {
     int round = 0, done;
     double began = ucch_now(), now = began, quiet = began;
     begin_wait();
-    while (!(done = enough(ops, n, what)) && now - began <= slice) {
+    while (!(done = is_met(ops, n, what)) && now - began <= slice) {
         double start = now;
         int batch = ucch_crowded ? 1 : UCCH_BATCH, moved = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = enough(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
+        for (int i = 0; i < batch && !(done = is_met(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         ucch_ops_check_deadlines_locked(now);
@@ -360,7 +361,7 @@ void ucch_wait_briefly_locked(ucch_op *op) {
     }
 }
 
-/* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
+/* Returns 1: done, 2: failed, 0: still active after `slice` seconds (Python then checks for signals). */
 int ucch_wait(ucch_op *op, double slice) {
     if (!finished(op)) {
         UCCH_LOCKED;
@@ -370,7 +371,7 @@ int ucch_wait(ucch_op *op, double slice) {
     return outcome(op);
 }
 
-/* Until the rest is the caller's (1) or it has ended (2); 0: still going after `slice` seconds. */
+/* Returns 1: the caller has to do the rest, 2: finished, 0: neither after `slice` seconds. */
 int ucch_wait_matched(ucch_op *op, double slice) {
     if (!matched(op) && !wait_many(&op, 1, MATCHED, slice)) return 0;
     return finished(op) ? 2 : 1;
@@ -378,7 +379,7 @@ int ucch_wait_matched(ucch_op *op, double slice) {
 
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice) { return wait_many(ops, n, all ? ALL : ANY, slice); }
 
-/* As ucch_wait, after one round of progress. */
+/* As ucch_wait, with one round of progress. */
 int ucch_test(ucch_op *op) {
     if (!finished(op)) {
         UCCH_LOCKED;

@@ -1,8 +1,7 @@
-/* The timeline: a ring of events in a file that is mapped into memory, so that what a rank did can be read after it was
- * killed. An event is written when a program or a step begins and completed when it ends: one without an end was under
- * way.
+/* The timeline: a ring of events in a mapped file, readable after the rank was killed. An event is written when a
+ * program or step begins and completed when it ends: an event without an end was under way.
  *
- * A thread that begins an event takes a place for it by counting, so that network threads need no lock. */
+ * Events take their places in the ring by an atomic counter, so network threads need no lock. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -16,7 +15,7 @@
 typedef struct header {
     char magic[8];
     uint64_t capacity; /* events, a power of two */
-    uint64_t written;  /* since the beginning; the ring has the last `capacity` of them */
+    uint64_t written;  /* events written in all; the ring has the last `capacity` */
     char pad[UCCH_TRACE_HEADER - 24];
 } header;
 
@@ -26,15 +25,15 @@ static ucch_event *ring;
 
 static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_event); }
 
-/* Begin to record at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
- * Returns 0, or -1 where the file or the memory cannot be had (errno says why). */
+/* Start recording at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
+ * Returns 0, or -1 with errno if the file or memory is not available. */
 int ucch_trace_open(const char *path, uint64_t capacity) {
     uint64_t rounded = 1;
     while (rounded < capacity)
         rounded *= 2;
     int file = path ? open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
     if (path && file < 0) return -1;
-    /* Allocated, not only made longer: a disk that is full must not end the job by a signal later on. */
+    /* allocate the blocks: with only the size set, a full disk would kill the job by a signal later */
     if (file >= 0 && posix_fallocate(file, 0, (off_t)bytes_of(rounded))) {
         close(file);
         return -1;
@@ -46,18 +45,18 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     UCCH_LOCKED;
     head = memory;
     ring = (ucch_event *)(head + 1);
-    memset(ring, 0, rounded * sizeof(ucch_event)); /* touched, so that no event waits for a page */
+    memset(ring, 0, rounded * sizeof(ucch_event)); /* touch the pages: no event then waits for a page fault */
     memcpy(head->magic, MAGIC, sizeof(head->magic));
     head->capacity = rounded;
     head->written = 0;
-    UCCH_STORE(&ucch_trace_on, 1); /* network threads have no lock */
+    UCCH_STORE(&ucch_trace_on, 1); /* read by network threads without the lock */
     return 0;
 }
 
-/* Record nothing from now on. The memory stays: another thread may be reading it. */
+/* Stop recording. The memory is kept: another thread may be reading it. */
 void ucch_trace_stop(void) { ucch_trace_on = 0; }
 
-/* The header and the ring, and how many bytes they are; NULL before the timeline was opened. */
+/* The header and ring, with their size in bytes; NULL if the timeline was never opened. */
 const void *ucch_trace_memory(uint64_t *bytes) {
     *bytes = head ? bytes_of(head->capacity) : 0;
     return head;
@@ -80,7 +79,7 @@ uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t s
 }
 
 void ucch_trace_end(uint64_t number, int status) {
-    /* The ring has gone round since the event began: it is lost. */
+    /* 0, or overwritten in the ring since it began. */
     if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity) return;
     ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
     e->status = status;

@@ -1,9 +1,10 @@
-/* What the ranks of a communicator say as they come to make others of some of them, and what follows from that: the
- * same on all of them. */
+/* What the ranks of a communicator exchange before they make new communicators of some of them, and what each rank
+ * derives from it: the same result on every rank. */
 #include "base/base.h"
 
-/* The number of the new communicator, above all that these ranks have claimed before, or one of UCCH_NOT_READY, where a
- * rank has no turn, UCCH_NO_MORE, where one wants no more of their job, and UCCH_ASK: it may be in use. */
+/* The number of the new communicator, above all numbers that these ranks have claimed; or UCCH_NOT_READY if a rank
+ * is not ready, UCCH_NO_MORE if a rank can no longer use their job (its contexts), UCCH_ASK if the number may be in
+ * use. */
 int64_t ucch_words_claim(const ucch_words *all, int n) {
     int64_t last = -1, next_used = INT64_MAX, least = UCCH_GOES_ON;
     for (int i = 0; i < n; i++) {
@@ -15,7 +16,7 @@ int64_t ucch_words_claim(const ucch_words *all, int n) {
     return last + 1 < next_used ? last + 1 : UCCH_ASK;
 }
 
-/* Ranks of the color of rank `mine`, in the order of their keys; returns how many. */
+/* Ranks with the color of rank `mine`, ordered by key. Returns how many. */
 int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks) {
     int count = 0;
     for (int i = 0; i < n; i++) {
@@ -34,7 +35,7 @@ static int offers(const ucch_words *words, int64_t number) {
     return 0;
 }
 
-/* Numbers of what all of these ranks have spare, in one order on all of them; returns how many. */
+/* Numbers of spare communicators that all of these ranks offer, in the same order on every rank. Returns how many. */
 int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common) {
     const ucch_words *first = &all[ranks[0]];
     int count = 0;

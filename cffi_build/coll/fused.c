@@ -1,23 +1,23 @@
-/* Fused calls: one kernel does everything. The host has one call of the driver to make, however many messages and
- * sums there are, and the devices no time to lose between these.
+/* Fused calls: one kernel does the whole call. The host makes one driver call however many messages and sums there are,
+ * and the device loses no time between them.
  *
- * Of long ones several blocks do a part each: the same slice of every move, and none waits for another. What all of
- * them have done is told to other ranks by the last. */
+ * Long calls are done by several blocks: each block does the same slice of every move and waits for no other block. The
+ * last block to finish tells the other ranks. */
 #include <string.h>
 
 #include "coll/coll.h"
 
-/* Bytes that a call moves at most, by one block; UCCH_FUSED_BYTES by several. Measured on 2 + 2 H200s: allreduces of
- * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a
- * fifth of the host's time; they were as fast at 1 MiB, where pinned memory was busy all the time. */
+/* Most bytes that a call may move with one block; UCCH_FUSED_BYTES with several. Measured on 2 + 2 H200s: allreduces of
+ * 256 KiB, which move 768 KiB, take 92 microseconds instead of the 110 of copies and the vendors' libraries, and a
+ * fifth of the host's time. At 1 MiB both were as fast: pinned memory was busy all the time. */
 #define BY_ONE 65536
 #define THREADS 512
-/* Of a move, by a block: shorter slices were slower, as all blocks wait for words and have their writes seen. */
+/* Bytes of a move per block. Shorter slices were slower: every block polls the flags and fences its writes. */
 #define SLICE ((uint64_t)32 << 10)
-/* They wait for each other, and have to be there at a time. */
+/* Blocks wait for each other, so all must be resident at once. */
 #define MOST_BLOCKS 32
 
-/* One more thing to do; a wait goes with what follows it, and a word with what comes before. */
+/* Add a move. A wait is merged with the move behind it, a signal with the move before it. */
 int ucch_fused_add(ucch_moves *w, ucch_move m) {
     ucch_move *last = w->n ? &w->each[w->n - 1] : NULL;
     if (last && m.tell && !m.wait && m.kind == MOVE_NOTHING && !last->tell) {
@@ -36,7 +36,8 @@ int ucch_fused_add(ucch_moves *w, ucch_move m) {
     return 0;
 }
 
-/* True if one kernel can do a call that moves so many bytes: few moves, of its kinds, each message in one piece. */
+/* True if one kernel can run a call that moves `moved` bytes: few moves, only supported ones, each message in one
+ * piece. */
 int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;
     uint64_t most = p->sliced ? UCCH_FUSED_BYTES : BY_ONE;
@@ -47,12 +48,12 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
         if (s->is.kind == UCCH_STEP_COLL || local == UCCH_CAST || local == UCCH_SCALE) return 0;
         if (ucch_step_is_message(s) && ucch_step_span(s)->count > ucch_piece_of(p->channels, s)) return 0;
         if (s->is.dst.count > most) return 0;
-        n += 1 + (local == UCCH_COPY); /* by way of another place, if what it copies overlaps */
+        n += 1 + (local == UCCH_COPY); /* two moves by way of a bounce buffer if src and dst overlap */
     }
     return n <= UCCH_MOST_MOVES;
 }
 
-/* ---- sums of what comes, as it comes ---- */
+/* ---- reductions fused with receives ---- */
 
 typedef struct extent {
     const char *from, *end;
@@ -60,22 +61,23 @@ typedef struct extent {
 
 static extent extent_of(const void *at, uint64_t n) { return (extent){at, (const char *)at + n}; }
 
-static int meet(extent one, extent other) { return one.from < other.end && other.from < one.end; }
+static int overlap(extent a, extent b) { return a.from < b.end && b.from < a.end; }
 
-/* True if blocks may read one and write the other, element by element. */
-static int go_together(extent one, extent other) { return one.from == other.from || !meet(one, other); }
+/* True if blocks may read one extent while they write the other, element by element. */
+static int may_share(extent a, extent b) { return a.from == b.from || !overlap(a, b); }
 
 static uint64_t bytes_in(const ucch_program *p, const ucch_move *m) {
     return m->kind == MOVE_COMBINE ? m->n * p->element : m->n;
 }
 
-/* True if moves from one on, up to another, use memory of this rank. */
-static int used(const ucch_program *p, const ucch_moves *w, uint64_t first, uint64_t end, extent what) {
+/* True if a move from `first` up to `end` reads or writes this memory. */
+static int uses_memory(const ucch_program *p, const ucch_moves *w, uint64_t first, uint64_t end, extent what) {
     for (uint64_t k = first; k < end; k++) {
         const ucch_move *m = &w->each[k];
         uint64_t n = bytes_in(p, m);
-        if ((m->slot != SLOT_SRC && meet(extent_of(m->src, n), what)) ||
-            (m->slot != SLOT_DST && meet(extent_of(m->dst, n), what)) || (m->own && meet(extent_of(m->own, n), what)))
+        if ((m->slot != SLOT_SRC && overlap(extent_of(m->src, n), what)) ||
+            (m->slot != SLOT_DST && overlap(extent_of(m->dst, n), what)) ||
+            (m->own && overlap(extent_of(m->own, n), what)))
             return 1;
     }
     return 0;
@@ -90,8 +92,8 @@ static int in_scratch(const ucch_program *p, extent what) {
     return tmp && what.from >= tmp && what.end <= tmp + p->is.tmp_bytes;
 }
 
-/* Join the sum that is move `k` with the message that it is of, which is there for nothing else: whether that can be.
- */
+/* Fuse the reduction at move `k` with the receive of its operand, if nothing else uses the receive buffer. Returns 1 if
+ * it was fused. */
 static int join_message(const ucch_program *p, ucch_moves *w, uint64_t k) {
     ucch_move *sum = &w->each[k];
     extent src = extent_of(sum->src, bytes_in(p, sum)), dst = extent_of(sum->dst, bytes_in(p, sum));
@@ -99,8 +101,8 @@ static int join_message(const ucch_program *p, ucch_moves *w, uint64_t k) {
         const ucch_move *m = &w->each[i];
         int second = m->dst == sum->src, fits = m->kind == MOVE_LL_RECEIVE && m->n == bytes_in(p, sum);
         extent place = second ? src : dst, other = second ? dst : src;
-        if (!fits || !(second || m->dst == sum->dst) || !in_scratch(p, place) || !go_together(src, dst)) continue;
-        if (used(p, w, i + 1, k, place) || (second && used(p, w, k + 1, w->n, place))) return 0;
+        if (!fits || !(second || m->dst == sum->dst) || !in_scratch(p, place) || !may_share(src, dst)) continue;
+        if (uses_memory(p, w, i + 1, k, place) || (second && uses_memory(p, w, k + 1, w->n, place))) return 0;
         ucch_move joined = *m;
         joined.kind = second ? MOVE_LL_SECOND : MOVE_LL_FIRST;
         joined.own = other.from;
@@ -112,38 +114,39 @@ static int join_message(const ucch_program *p, ucch_moves *w, uint64_t k) {
     return 0;
 }
 
-/* Join it with copies: of what it begins with, behind which it is, and of what comes of it. Which move it is then. */
+/* Fuse the reduction with the copy of its operand before it, or with the copy of its result after it. Returns its new
+ * index. */
 static uint64_t join_copies(const ucch_program *p, ucch_moves *w, uint64_t k) {
     ucch_move *sum = &w->each[k];
     const ucch_move *before = k ? sum - 1 : NULL, *after = k + 1 < w->n ? sum + 1 : NULL;
     extent dst = extent_of(sum->dst, sum->n);
     if (after && after->kind == MOVE_COPY && !after->steps && after->src == sum->dst && after->n == sum->n &&
-        in_scratch(p, dst) && !used(p, w, k + 2, w->n, dst) &&
-        go_together(extent_of(sum->own, sum->n), extent_of(after->dst, sum->n))) {
+        in_scratch(p, dst) && !uses_memory(p, w, k + 2, w->n, dst) &&
+        may_share(extent_of(sum->own, sum->n), extent_of(after->dst, sum->n))) {
         sum->dst = after->dst;
         drop_move(w, k + 1);
     } else if (before && before->kind == MOVE_COPY && !before->steps && before->dst == sum->own &&
-               sum->own == sum->dst && before->n == sum->n && go_together(extent_of(before->src, sum->n), dst)) {
+               sum->own == sum->dst && before->n == sum->n && may_share(extent_of(before->src, sum->n), dst)) {
         sum->own = before->src;
         drop_move(w, --k);
     }
     return k;
 }
 
-/* Sums of what other ranks send by flags are made as it comes, and not of a copy in scratch: fewer times through
- * memory. */
+/* Reduce data that other ranks send with flags as it arrives, without a copy in scratch: it passes memory fewer
+ * times. */
 void ucch_fused_join(const ucch_program *p, ucch_moves *w) {
     for (uint64_t k = 0; k < w->n && p->element <= 8; k++)
         if (w->each[k].kind == MOVE_COMBINE && join_message(p, w, k)) k = join_copies(p, w, k - 1);
 }
 
-/* Launch what was added. `apart`: no move needs what another one does. */
-int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream) {
+/* Launch the moves that were added. `independent`: no move depends on another one. */
+int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int independent, void *stream) {
     ucch_graphs *g = &p->channels->graphs;
     uint64_t longest = 1;
     for (uint64_t i = 0; i < w->n; i++)
         longest = w->each[i].n > longest ? w->each[i].n : longest;
-    unsigned blocks = p->sliced || apart ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
+    unsigned blocks = p->sliced || independent ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
     blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
     w->arrived = p->is.in_graph ? g->arrived : p->channels->arrived;
     w->replays = p->is.in_graph ? g->seen : NULL;
@@ -165,14 +168,14 @@ static range range_of(const ucch_step *s, const ucch_span *span) {
     return (range){span->base, span->offset, span->offset + (int64_t)bytes};
 }
 
-/* True if they share bytes, and are not the same. */
+/* True if the ranges overlap without being equal. */
 static int crosses(range one, range other) {
     if (one.base != other.base || one.from >= other.end || other.from >= one.end || one.from == one.end) return 0;
     return one.from != other.from || one.end != other.end;
 }
 
-/* True if blocks that each do their slice of every step do not get in each other's way: a range that two steps share,
- * and one writes, is the same in both from its beginning to its end. */
+/* True if blocks that each do their slice of every step do not conflict: where two steps share a range and one writes
+ * it, the range is the same in both. */
 int ucch_fused_sliced(const ucch_program *p) {
     if (p->nsteps > UCCH_MOST_MOVES) return 0;
     for (int i = 0; i < p->nsteps; i++)

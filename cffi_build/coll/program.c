@@ -1,22 +1,23 @@
-/* Programs: a plan lowered for this rank, a flat list of steps with their dependencies, as Python builds it; and their
- * execution on the host, without Python.
+/* Programs: a plan lowered for this rank by Python, as a flat list of steps with dependencies, and their execution
+ * on the host without Python.
  *
- * A step is started when the steps it names have finished and, for a collective, when it heads its team's queue: the
- * order on a team is the order in which programs were started, never that of completion. */
+ * A step starts when the steps that it depends on have finished and, for a collective, when it heads its team's
+ * queue. Collectives of a team are posted in the order in which their programs were started, not in the order of
+ * completion. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "coll/coll.h"
 
-/* A step that failed between hosts has done so because a rank is gone, of which other ranks may hear a moment later.
- */
-#define CAUSE_S 1.0
+/* A step between hosts usually fails because a rank died. Seconds to wait for that news before the step's own status is
+ * reported. */
+#define CAUSE_WAIT_S 1.0
 
-/* Seconds that a start waits for held streams before it allocates while they are. */
-#define PATIENCE_S 0.02
+/* Seconds that a start waits while streams are held before it allocates device memory all the same. */
+#define HELD_WAIT_S 0.02
 
-/* Release the library's requests while their teams still exist; what is in progress stays the library's. */
+/* Release libucc's requests while their teams still exist. A request in progress is left to libucc. */
 void ucch_program_drop(ucch_program *p) {
     UCCH_LOCKED;
     for (int i = 0; i < p->nsteps; i++) {
@@ -26,14 +27,15 @@ void ucch_program_drop(ucch_program *p) {
     }
 }
 
-/* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
- * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
- * wait for the stream, and the stream for us; `anyway`: take that risk. */
-static int take_scratch(ucch_program *p, const void *owner, int anyway) {
+/* Take scratch memory: the program's own on the host, borrowed from the pool on a device. `owner` is the stream that
+ * orders the calls which may share it, or NULL. Returns UCCH_LATER if memory would have to be allocated while a
+ * stream is held: the allocation could wait for that stream, which waits for this rank. `force` allocates in spite
+ * of that. */
+static int take_scratch(ucch_program *p, const void *owner, int force) {
     if (p->base[UCCH_TMP] || !p->is.tmp_bytes) return 0;
     if (!p->is.on_device)
         return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->is.tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
-    int may_add = anyway || !ucch_gates_held();
+    int may_add = force || !ucch_gates_held();
     p->base[UCCH_TMP] = ucch_pool_take(0, p->is.tmp_bytes, owner, may_add);
     return p->base[UCCH_TMP] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
@@ -46,7 +48,7 @@ static void give_scratch(ucch_program *p) {
     p->base[UCCH_TMP] = NULL;
 }
 
-/* Requests that were not dropped before are left alone: their team may be gone. */
+/* Does not touch requests that ucch_program_drop left: their team may be destroyed. */
 void ucch_program_free(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
@@ -61,8 +63,8 @@ void ucch_program_free(ucch_program *p) {
 
 ucch_op *ucch_program_op(ucch_program *p) { return &p->op; }
 
-/* One side of a collective: with counts and displacements of each member it has the v-form. */
-static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *table, ucc_datatype_t dtype) {
+/* One buffer of a collective; its v-form if there are counts and displacements per rank. */
+static ucc_coll_buffer_t buffer_of(const ucch_span *span, const uint64_t *const *table, ucc_datatype_t dtype) {
     ucc_coll_buffer_t side = {.info = {.count = span->count, .datatype = dtype}};
     if (table[0])
         side.info_v = (ucc_coll_buffer_info_v_t){
@@ -79,8 +81,8 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .root = part->root,
                                     .flags = part->flags,
                                     .mask = part->flags ? MASK_FLAGS : 0,
-                                    .src = side_of(&part->src, &part->tables[0], dtype),
-                                    .dst = side_of(&part->dst, &part->tables[2], dtype)};
+                                    .src = buffer_of(&part->src, &part->tables[0], dtype),
+                                    .dst = buffer_of(&part->dst, &part->tables[2], dtype)};
     if (part->kind == UCCH_STEP_EXCHANGE) {
         if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
         s->exchange = (ucch_exchange){.is = &s->is, .count = part->bytes / ucch_step_bytes(dtype, 1)};
@@ -90,7 +92,7 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
     return s->message ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Have it queued in streams whole: steps that other streams wait for get an event. */
+/* Prepare a program that is queued in streams: steps that other streams wait for are marked to record an event. */
 static int set_queued(ucch_program *p, const ucch_spec *spec) {
     p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = spec->op, .dtype = spec->dtype});
     for (int i = 0; i < p->nsteps; i++)
@@ -104,7 +106,8 @@ static int set_queued(ucch_program *p, const ucch_spec *spec) {
     return 0;
 }
 
-/* A program of these steps; what they point to stays the caller's. NULL with a failure in `status`. */
+/* Create a program of `nsteps` steps. Memory that the steps point to stays the caller's. NULL on failure, with the
+ * reason in `status`. */
 ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nsteps, const ucch_part *steps,
                                int *status) {
     ucch_program *p = calloc(1, sizeof(*p) + (size_t)nsteps * sizeof(ucch_step));
@@ -131,7 +134,7 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
 
 /* ---- execution on the host ---- */
 
-static int ready(const ucch_program *p, const ucch_step *s) {
+static int is_ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->is.ndeps; k++)
         if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
     return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
@@ -143,12 +146,13 @@ static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_open(p->board, -1);
 }
 
-/* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
- * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
+/* Give a program up. Posted operations cannot be cancelled: requests in progress are left to libucc, with the buffers,
+ * which the owner keeps alive. Steps not yet posted leave their team's queue, so that later programs can go on and
+ * report their own failure. */
 static void abandon_locked(ucch_program *p) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        s->event = 0; /* without an end in the timeline: that is where it hung */
+        s->event = 0; /* no end in the timeline: it shows where the call hung */
         if (s->is.kind == UCCH_STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
         if (s->is.kind == UCCH_STEP_EXCHANGE && s->state == POSTED)
             ucch_exchange_end(ucch_board_parcels(p->board), &s->exchange);
@@ -169,7 +173,7 @@ static void fail_locked(ucch_program *p, int status, int step) {
     abandon_locked(p);
 }
 
-/* A step has failed: the call does, at once or when it is known why. */
+/* A step has failed. The call fails at once or, between hosts, once the cause is known. */
 static void defer_failure_locked(ucch_program *p, int status, int step) {
     if (ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
         p->deferred = status;
@@ -189,7 +193,7 @@ static int advance_locked(ucch_op *op) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = 0;
-        if (s->state == WAITING && ready(p, s)) {
+        if (s->state == WAITING && is_ready(p, s)) {
             if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
             status = ucch_step_post_locked(p, s);
             moved++;
@@ -227,10 +231,10 @@ static int check_locked(ucch_op *op, double now) {
     int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
     if (!bad) bad = ucch_board_stuck(p->board, op->error.seq, now - op->started, &op->error.peer);
     if (bad || has_lost_message(p)) return bad ? bad : UCCH_FAIL_LOST;
-    return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
+    return p->deferred && now - p->deferred_since > CAUSE_WAIT_S ? p->deferred : 0;
 }
 
-/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+/* The op ends before its steps are abandoned: a callback run by a cancel then finds nothing to complete. */
 static void give_up_locked(ucch_op *op, int status) {
     ucch_program *p = (ucch_program *)op;
     end_locked(p, status, p->deferred && status == p->deferred ? p->deferred_step : -1, op->error.peer);
@@ -242,7 +246,7 @@ static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; p->is.on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
+        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_init_requests_locked(s->is.team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -251,11 +255,11 @@ static int init_all_locked(ucch_program *p) {
     return 0;
 }
 
-static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
+static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int force) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
     if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
-    int status = take_scratch(p, owner, anyway);
+    int status = take_scratch(p, owner, force);
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
@@ -276,62 +280,65 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     return 0;
 }
 
-/* Where a call starts: at once, or when a stream gets there, which then may wait for its end. */
-typedef struct place {
+/* Where a call starts: on the host at once, or when `stream` reaches this point; with `ordered` the stream also waits
+ * for its end. */
+typedef struct start_point {
     int in_stream, ordered;
     void *stream;
-} place;
+} start_point;
 
-/* Handles of streams may be 0; calls that a stream orders share their scratch. */
-static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, place at, int anyway) {
+/* `owner` is the handle plus 1, as the handle of the default stream is 0. Calls that one stream orders share
+ * scratch. */
+static int start_on_locked(ucch_program *p, void *send, void *recv, double timeout, start_point at, int force) {
     const void *owner = at.ordered ? (const char *)at.stream + 1 : NULL;
     int status = p->op.state == UCCH_ACTIVE ? UCCH_FAIL_BUSY : ucch_gate_enter(&p->gate, at.stream);
-    if (!status) status = start_locked(p, send, recv, timeout, owner, anyway);
+    if (!status) status = start_locked(p, send, recv, timeout, owner, force);
     ucch_wake_locked();
     if (status < 0) {
         p->gate.closed = 0;
         return status;
     }
-    /* 0 also for what has finished already: the host's wait then costs nothing and takes the result */
+    /* 0 also if the call has finished: the caller's wait then returns the result at once */
     int holds = at.ordered && p->op.state == UCCH_ACTIVE && ucch_gate_hold(&p->gate, at.stream);
     if (!holds) ucch_pool_keep(p->base[UCCH_TMP]);
     return holds;
 }
 
-/* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
-static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
-    for (double until = ucch_now() + PATIENCE_S;; sched_yield()) {
+/* Waits for held streams only briefly: they may wait for calls of other ranks, which may wait for this call. */
+static int start(ucch_program *p, void *send, void *recv, double timeout, start_point at) {
+    for (double until = ucch_now() + HELD_WAIT_S;; sched_yield()) {
         UCCH_LOCKED;
         UCCH_ON_DEVICE;
-        int anyway = ucch_now() > until;
-        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
-                                  : start_locked(p, send, recv, timeout, NULL, anyway);
+        int force = ucch_now() > until;
+        int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, force)
+                                  : start_locked(p, send, recv, timeout, NULL, force);
         if (status != UCCH_LATER) return status;
     }
 }
 
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->streams[STREAM_LOCAL]);
-    return start(p, send, recv, timeout, (place){0, 0, NULL});
+    return start(p, send, recv, timeout, (start_point){0, 0, NULL});
 }
 
-/* Start when `stream` gets here. With `ordered` the stream waits for the end, and the progress thread must run: 1; 0
- * when it does not (not wanted, or impossible: then the caller has to wait). Under the lock up to the stream's wait:
- * the program must not end, and so let go of the stream, before the stream was told to wait. */
+/* Start when `stream` reaches this point. Returns 1 if the stream waits for the end (`ordered`; the progress thread
+ * must run), 0 if it does not and the caller has to wait. Holds the lock until the stream was told to wait: the program
+ * must not end, and release the stream, before that. */
 int ucch_program_start_on(ucch_program *p, void *send, void *recv, double timeout, void *stream, int ordered) {
-    if (!p->channels) return start(p, send, recv, timeout, (place){1, ordered, stream});
+    if (!p->channels) return start(p, send, recv, timeout, (start_point){1, ordered, stream});
     int status = ucch_program_queue(p, send, recv, timeout, stream);
     return status < 0 ? status : 1;
 }
 
-/* Start and wait in one call, for blocking calls: 1 done, 0 still going after `slice` seconds, negative not started. */
+/* Start and wait, for blocking calls. Returns 1: done, 0: still running after `slice` seconds, negative: not
+ * started. */
 int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, double slice) {
     int status = ucch_program_start(p, send, recv, timeout);
     return status < 0 ? status : ucch_wait(&p->op, slice);
 }
 
-/* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
- * UCCH_LATER where that is taken. */
+/* As ucch_program_run, for a caller that holds the GIL: waits only briefly, and never for the engine's lock. Returns
+ * UCCH_LATER if another thread has that lock. */
 int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels || p->is.on_device || !ucch_trylock()) return UCCH_LATER;
     UCCH_ON_DEVICE;
@@ -341,14 +348,13 @@ int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
     return status < 0 ? status : ucch_peek(&p->op);
 }
 
-/* Start a persistent program with the buffers that it was bound to. */
+/* Start a persistent program with the buffers it is bound to. */
 int ucch_program_again(ucch_program *p) {
     return ucch_program_start(p, p->base[UCCH_SEND], p->base[UCCH_RECV], p->timeout);
 }
 
-/* Bind a persistent program to its buffers: the requests are made here, in program order, alike on every rank
- * (libucc numbers collectives when they are made, so they could not be remade at different times on different ranks).
- */
+/* Bind a persistent program to its buffers. Its requests are made here, in the same order on every rank: libucc numbers
+ * collectives when their requests are made. */
 int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
     if (send && send == recv) return UCCH_ALIASED;
     int status = 0;
@@ -364,7 +370,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
         if (s->is.kind == UCCH_STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = ucch_team_make_locked(s->is.team);
+            status = ucch_team_init_requests_locked(s->is.team);
             if (status >= 0) status = ucch_step_init_locked(p, s);
         }
     }

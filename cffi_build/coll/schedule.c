@@ -1,24 +1,23 @@
-/* Whole calls queued in streams when they are made: copies to and from other ranks' channels, kernels, the vendor's
- * collectives, and the waits between them. From then on the devices do everything, and no host has to look: it would
- * call the driver while others launch their work, and get in their way.
+/* Queues whole calls in streams when they are made: copies to and from the channels of other ranks, kernels,
+ * collectives of the vendor's library, and the waits between them. The devices then run the call alone: a host that
+ * polled would call the driver, which delays other threads that launch work.
  *
- * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
- * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages: short ones that wires carry by one kernel, the others round by round a chunk of each channel,
- * and what goes out before what comes in. */
+ * The order of queueing prevents deadlock between ranks, even where a device runs all streams one after the other. It
+ * goes stage by stage through the plan, which is the same on every rank: first the vendor's collectives; then the
+ * messages: short ones over wires by one kernel, the others in rounds of a chunk per channel, sends before receives. */
 #include <stdlib.h>
 
 #include "coll/coll.h"
 
-/* Calls that move fewer bytes do not gain from several streams as much as these cost. */
+/* Calls that move fewer bytes run in the caller's stream alone: several streams cost more than they gain. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
-/* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
+/* Kernels in a graph that wait have few blocks. Longer moves are left to copies and to kernels that do not wait. */
 #define LONG_MOVE ((size_t)1 << 20)
-/* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
- * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
+/* Pieces of each message that a kernel in a graph sends before it waits for a piece. Its moves run one after the other,
+ * so this keeps other ranks and wires busy. Fewer than the slots of a ring. */
 #define AHEAD 3
-/* Of the kernel that moves short messages by wires: threads of a block, blocks of either direction, and bytes of a
- * piece that make another block worth while. */
+/* Kernel that moves short messages over wires: threads per block, most blocks per direction, and bytes of a piece per
+ * block. */
 #define COPY_THREADS 512
 #define COPY_BLOCKS 2
 #define COPY_SLICE ((uint64_t)16 << 10)
@@ -27,13 +26,13 @@ typedef struct queue {
     ucch_program *p;
     ucch_channels *c;
     ucch_launch *l;
-    void *stream;      /* the caller's */
-    int alone;         /* all in the caller's stream */
-    ucch_moves *fused; /* all by one kernel there: what it is to do */
-    int apart;         /* or by several, in a graph: moves of one need nothing of each other */
-    int flushed;       /* the last step that is over before the next of them */
-    int bank;          /* of scratch; -1: none */
-    ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving stream wait next */
+    void *stream;        /* the caller's stream */
+    int alone;           /* everything goes into the caller's stream */
+    ucch_moves *fused;   /* moves of the kernel that does all of it, or NULL */
+    int independent;     /* in a graph, several kernels: moves of one kernel do not depend on each other */
+    int flushed;         /* the last step in a kernel that was launched */
+    int bank;            /* bank of scratch; -1: none */
+    ucch_counter to_ack; /* still to be set to `value`, by the driver call that has the receiving stream wait next */
     uint32_t value;
     int turn;
     int used[STREAMS], seen[STREAMS][STREAMS], last[STREAMS];
@@ -43,13 +42,13 @@ static int wait_for(void *stream, void *event) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
 }
 
-/* ---- what goes into a stream ---- */
+/* ---- kernels and waits ---- */
 
-/* Launch the kernel that has been put together: channels count from there. */
+/* Launch the kernel of the moves so far. Pieces of channels are counted from here. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
-    if (q->p->is.in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
-    int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
+    if (q->p->is.in_graph && !q->independent) ucch_fused_join(q->p, q->fused);
+    int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->independent, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
     for (int i = 0; q->p->is.in_graph && i < 2 * c->size * UCCH_RINGS; i++)
@@ -74,7 +73,7 @@ static int wait_call(queue *q, uint64_t call, void *stream) {
 
 /* ---- around the call ---- */
 
-/* Behind all earlier calls of the communicator, whatever streams they are in. */
+/* Order the caller's stream behind all earlier calls of the communicator, in any stream. */
 static int begin_alone(queue *q) {
     ucch_channels *c = q->c;
     int status = wait_call(q, c->alone, q->stream);
@@ -86,8 +85,8 @@ static int begin_alone(queue *q) {
     return status;
 }
 
-/* One of the communicator's streams, which is told at its first use in this call to wait for what has to be over. */
-static int enter(queue *q, int which, void **stream) {
+/* Get one of the communicator's streams. At its first use in this call it is told to wait for earlier work. */
+static int enter_stream(queue *q, int which, void **stream) {
     ucch_channels *c = q->c;
     *stream = q->alone ? q->stream : c->streams[which];
     if (q->alone || q->used[which]) return 0;
@@ -99,13 +98,13 @@ static int enter(queue *q, int which, void **stream) {
     return status;
 }
 
-/* True if the stream of local steps, for which the caller's waits, has waited for all of another one. */
+/* True if STREAM_LOCAL, which the caller's stream waits for, is behind everything in the other stream. */
 static int behind_local(const queue *q, int other) {
     return q->used[STREAM_LOCAL] && q->last[other] && q->seen[STREAM_LOCAL][other] == q->last[other];
 }
 
-/* The caller's stream goes on when all others have got here; and those that wait for the call are told. */
-static int leave(queue *q) {
+/* Let the caller's stream wait for the other streams, and signal the call's end. */
+static int end_call(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
     for (int i = 0; i < STREAMS && !status; i++)
@@ -122,33 +121,33 @@ static int leave(queue *q) {
 
 /* ---- steps ---- */
 
-/* Let a stream wait for the steps that one of its own needs: the last of each other stream will do. */
-static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
+/* Let `stream` wait for the steps that `s` depends on; of each other stream the last such step is enough. */
+static int wait_for_deps(queue *q, const ucch_step *s, int own_stream, void *stream) {
     const ucch_step *last[STREAMS] = {NULL};
     int status = 0;
-    for (int k = 0; q->apart && k < s->is.ndeps; k++)
+    for (int k = 0; q->independent && k < s->is.ndeps; k++)
         if (q->p->steps[s->is.deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
     for (int k = 0; k < s->is.ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->is.deps[k]];
         int other = ucch_stream_of(earlier);
-        if (other != mine && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
+        if (other != own_stream && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
     for (int other = 0; other < STREAMS && !status; other++)
-        if (last[other] && last[other]->turn > q->seen[mine][other]) {
+        if (last[other] && last[other]->turn > q->seen[own_stream][other]) {
             status = wait_for(stream, last[other]->end);
-            q->seen[mine][other] = last[other]->turn;
+            q->seen[own_stream][other] = last[other]->turn;
         }
     return status;
 }
 
-static int mark(queue *q, ucch_step *s, void *stream) {
+static int record_step(queue *q, ucch_step *s, void *stream) {
     s->turn = q->last[ucch_stream_of(s)] = ++q->turn;
     return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
-/* A local step that is no move of a kernel's. */
-static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
+/* Run a local step as a copy or kernel of its own. */
+static int run_local(queue *q, ucch_task *t, char *bounce, void *stream) {
     size_t bytes = t->count * t->src_bytes;
     const device_ops *ops = ucch_bound_ops();
     if (t->kind == UCCH_COPY) {
@@ -159,16 +158,17 @@ static int direct(queue *q, ucch_task *t, char *bounce, void *stream) {
     return function ? ucch_kernel_run(function, t, stream) : UCCH_FAIL_DEVICE;
 }
 
-static int local(queue *q, const ucch_step *s, void *stream) {
+static int queue_local(queue *q, const ucch_step *s, void *stream) {
     ucch_task t;
     ucch_step_task(q->p, s, &t);
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
     int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
     char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
-    int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
+    int alone =
+        q->independent && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
-    if (status || alone || !q->fused) return status ?: direct(q, &t, bounce, stream);
+    if (status || alone || !q->fused) return status ?: run_local(q, &t, bounce, stream);
     ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
     if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
     if (overlaps) {
@@ -178,7 +178,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     return status ?: ucch_fused_add(q->fused, m);
 }
 
-/* A collective, by the vendor's library alone. */
+/* Launch a collective of the vendor's library. */
 static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
     int status = ucch_team_engine_locked(s->is.team, stream, l->alone, &engine);
@@ -190,89 +190,89 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     l->each[l->n++].context = s->is.team->context;
     s->is.team->context->users++;
     status = ucch_team_post_locked(engine, s->request);
-    s->request = NULL; /* the program is free for its next call */
+    s->request = NULL; /* the program may be used for its next call */
     return status;
 }
 
-static int step(queue *q, ucch_step *s) {
+static int queue_step(queue *q, ucch_step *s) {
     void *stream;
-    int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
-    if (!status) status = await_earlier(q, s, mine, stream);
+    int own_stream = ucch_stream_of(s), status = enter_stream(q, own_stream, &stream);
+    if (!status) status = wait_for_deps(q, s, own_stream, stream);
     if (status) return status;
     if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->is.kind == UCCH_STEP_COLL) {
         UCCH_LOCKED;
         status = launch_locked(q->p, s, q->l, stream);
     } else
-        status = local(q, s, stream);
-    return status < 0 ? status : mark(q, s, stream);
+        status = queue_local(q, s, stream);
+    return status < 0 ? status : record_step(q, s, stream);
 }
 
 /* ---- messages ---- */
 
-/* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
+/* Add a piece in a graph. Its slot is known only when the kernel runs, from the channel's count. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
-    int comes = s->is.kind == UCCH_STEP_RECV;
+    int is_recv = s->is.kind == UCCH_STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
-    int waits = !comes || !channel->by_flags;
-    ucch_move m = {.src = comes ? channel->seen : data,
-                   .dst = comes ? data : channel->seen,
-                   .wait = waits ? (comes ? channel->published : channel->consumed).seen : NULL,
-                   .tell = (comes ? channel->consumed : channel->published).seen,
-                   .least = comes ? 1u : 1u - UCCH_RING_SLOTS,
+    int waits = !is_recv || !channel->by_flags;
+    ucch_move m = {.src = is_recv ? channel->seen : data,
+                   .dst = is_recv ? data : channel->seen,
+                   .wait = waits ? (is_recv ? channel->published : channel->consumed).seen : NULL,
+                   .tell = (is_recv ? channel->consumed : channel->published).seen,
+                   .least = is_recv ? 1u : 1u - UCCH_RING_SLOTS,
                    .value = ucch_channel_take(channel, 1),
                    .kind = !channel->by_flags ? MOVE_COPY
-                           : comes            ? MOVE_LL_RECEIVE
+                           : is_recv          ? MOVE_LL_RECEIVE
                                               : MOVE_LL_SEND,
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
-                   .slot = comes ? SLOT_SRC : SLOT_DST,
+                   .slot = is_recv ? SLOT_SRC : SLOT_DST,
                    .stride = (uint32_t)channel->stride,
                    .tag = (uint32_t)s->is.tag};
     return status ?: ucch_fused_add(q->fused, m);
 }
 
-/* Pieces that are moved at a time: from `data` on, `n` of so many bytes each. */
+/* Consecutive pieces that are moved at once: `n` pieces of `bytes` bytes each, from `data` on. */
 typedef struct chunk {
     char *data;
     size_t bytes;
     uint32_t n;
 } chunk;
 
-/* As many as the ring's kind has at a time: by wires up to half a ring. The same at both ends, and so is the order in
- * which ranks have their streams move chunks. */
+/* Pieces in the next chunk: up to half a ring over wires, else 1. Both ends compute the same, and all ranks queue
+ * chunks in the same order. */
 static uint32_t pieces_now(const ucch_channel *channel, uint64_t nth, uint64_t left) {
     uint64_t most = channel->flow && !channel->steps ? UCCH_RING_SLOTS / 2 : 1;
     return ucch_channel_chunk((uint32_t)channel->pieces, nth, left, most);
 }
 
-static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, const chunk *some, int comes,
+static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, const chunk *part, int is_recv,
                       void *stream) {
-    if (!q->fused) return ucch_channel_copy(channel, comes, number, some->n, some->data, some->bytes, stream);
+    if (!q->fused) return ucch_channel_copy(channel, is_recv, number, part->n, part->data, part->bytes, stream);
     char *slot = channel->seen + number % UCCH_RING_SLOTS * channel->stride;
-    return ucch_fused_add(q->fused, (ucch_move){.src = comes ? slot : some->data,
-                                                .dst = comes ? some->data : slot,
+    return ucch_fused_add(q->fused, (ucch_move){.src = is_recv ? slot : part->data,
+                                                .dst = is_recv ? part->data : slot,
                                                 .kind = MOVE_COPY,
-                                                .n = (uint32_t)some->bytes});
+                                                .n = (uint32_t)part->bytes});
 }
 
-static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *stream) {
-    uint32_t first = ucch_channel_take(to, some->n), end = first + some->n;
+static int send_chunk(queue *q, ucch_channel *to, const chunk *part, void *stream) {
+    uint32_t first = ucch_channel_take(to, part->n), end = first + part->n;
     int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, end - UCCH_RING_SLOTS, stream) : 0;
-    return status ?: copy_chunk(q, to, first, some, 0, stream) ?: signal_counter(q, to->published, end, stream);
+    return status ?: copy_chunk(q, to, first, part, 0, stream) ?: signal_counter(q, to->published, end, stream);
 }
 
-/* The call of the driver that waits for the next chunk also says that this one has been taken out, unless it is the
- * message's last. No sender stands still meanwhile, even where a device runs all streams one after the other: it puts
- * the next chunk into other slots. */
-static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
-    uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
-    int status = q->owed.seen ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, stream)
-                              : wait_counter(q, from->published, end, stream);
-    q->owed = (ucch_counter){NULL, NULL};
-    if (!status) status = copy_chunk(q, from, first, some, 1, stream);
+/* Receive a chunk. The driver call that waits for the next chunk also acknowledges this one, unless it is the message's
+ * last. The sender does not stall meanwhile, even where a device runs all streams one after the other: the next chunk
+ * goes into other slots. */
+static int receive_chunk(queue *q, ucch_channel *from, const chunk *part, int last, void *stream) {
+    uint32_t first = ucch_channel_take(from, part->n), end = first + part->n;
+    int status = q->to_ack.seen ? ucch_counter_turn(q->to_ack, q->value, from->published, end, q->c->await, stream)
+                                : wait_counter(q, from->published, end, stream);
+    q->to_ack = (ucch_counter){NULL, NULL};
+    if (!status) status = copy_chunk(q, from, first, part, 1, stream);
     if (status || last || q->alone) return status ?: signal_counter(q, from->consumed, end, stream);
-    q->owed = from->consumed;
+    q->to_ack = from->consumed;
     q->value = end;
     return 0;
 }
@@ -282,75 +282,75 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
     return (ucch_step_span(s)->count + piece - 1) / piece;
 }
 
-/* Before a message's first piece: 0, or a failure. */
+/* Prepare the first piece of a message. Returns 0 or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
-    int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
+    int own_stream = ucch_stream_of(s), status = wait_for_deps(q, s, own_stream, stream);
     if (status || q->p->is.in_graph) return status;
-    int last =
-        channel->stream; /* that used the channel; a call in one stream is behind all of them, and these behind it */
-    if (!q->alone) channel->stream = mine;
-    if (!q->alone && last && last != mine) status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
+    int last = channel->stream; /* stream of the channel's last message; calls in one stream are ordered by it */
+    if (!q->alone) channel->stream = own_stream;
+    if (!q->alone && last && last != own_stream)
+        status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
     if (status || !channel->flow) return status;
-    /* Network threads carry the channel: they are told what this call makes of its next pieces. */
-    return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
-                         q->p->about.signature);
+    /* Tell the network threads of the channel how this call divides its message. */
+    return ucch_flow_expect(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
+                            q->p->about.signature);
 }
 
-static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
+static int queue_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     const ucch_span *span = ucch_step_span(s);
     uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
-    chunk some = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
+    chunk part = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
     void *stream;
-    int status = enter(q, ucch_stream_of(s), &stream);
+    int status = enter_stream(q, ucch_stream_of(s), &stream);
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
-    s->left -= some.n;
+    s->left -= part.n;
     if (!status && q->p->is.in_graph)
-        status = piece_in_graph(q, channel, s, some.data, length);
+        status = piece_in_graph(q, channel, s, part.data, length);
     else if (!status)
-        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &some, stream)
-                                              : receive_chunk(q, channel, &some, !s->left, stream);
-    return status || s->left ? status : mark(q, s, stream);
+        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &part, stream)
+                                              : receive_chunk(q, channel, &part, !s->left, stream);
+    return status || s->left ? status : record_step(q, s, stream);
 }
 
-/* A chunk of every channel that still has one, of this direction: how many, or a failure. The messages of one channel
- * go one after the other. */
-static int round_of(queue *q, int first, int end, int kind, int early) {
+/* Queue one chunk of every channel that has one left in this direction. Returns how nmessages, or a failure. Messages
+ * of a channel are queued one after the other. */
+static int queue_round(queue *q, int first, int end, int kind, int goes_first) {
     int moved = 0;
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != early) continue;
+        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != goes_first) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round) continue;
         channel->round = round;
-        int status = next_chunk(q, s, channel);
+        int status = queue_chunk(q, s, channel);
         if (status < 0) return status;
         moved++;
     }
     return moved;
 }
 
-static int is_copy(const ucch_step *s, int kind) {
+static int goes_by_kernel(const ucch_step *s, int kind) {
     return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
-/* One message more for the kernel, of pieces that are counted now; what is sent before what is received. One that has
- * the ring of another begins behind it. */
+/* Add a message to the copy kernel, sends before receives. A message on the same ring as an earlier one begins behind
+ * it. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
     const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
-    int comes = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
+    int is_recv = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
     if (status) return status;
     size_t piece = ucch_piece_of(q->c, s);
     uint32_t pieces = (uint32_t)pieces_of(q, s), begins = 0;
-    unsigned *tell = (comes ? channel->consumed : channel->published).seen;
+    unsigned *tell = (is_recv ? channel->consumed : channel->published).seen;
     for (unsigned k = 0; k < all->n; k++)
         if (all->each[k].tell == tell) begins = all->each[k].ends;
     all->each[all->n++] = (ucch_ring_copy){.data = ucch_step_address(q->p, span),
                                            .ring = channel->seen,
-                                           .wait = (comes ? channel->published : channel->consumed).seen,
+                                           .wait = (is_recv ? channel->published : channel->consumed).seen,
                                            .tell = tell,
                                            .bytes = span->count,
                                            .piece = (unsigned)piece,
@@ -358,14 +358,14 @@ static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream)
                                            .before = ucch_channel_take(channel, pieces),
                                            .begins = begins,
                                            .ends = begins + pieces,
-                                           .room = comes ? 0 : UCCH_RING_SLOTS};
-    all->out += !comes;
+                                           .room = is_recv ? 0 : UCCH_RING_SLOTS};
+    all->out += !is_recv;
     return 0;
 }
 
-/* Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
- * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
- * driver, which the other end may do; the host lets the kernel go as it lets streams go, by the words. */
+/* Launch one kernel for both directions, with blocks for each, so that no rank waits for another one for ever where a
+ * device runs one stream after the other. Rings, counters and the order of pieces are the same as for copies by the
+ * driver, which the other end may use. The host releases the kernel like a stream, by setting its counters. */
 static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *stream) {
     uint64_t longest = 1;
     for (unsigned k = 0; k < all->n; k++) {
@@ -381,44 +381,44 @@ static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *st
                             "launch");
 }
 
-/* What wires carry of these steps and is short, by a kernel: 0, or a failure. More than one has room for is left to the
- * rounds, in the same stream. */
-static int by_kernel(queue *q, int first, int end) {
+/* Move the short messages over wires of these steps by one kernel. Returns 0 or a failure. If there are more than the
+ * kernel takes, all are left to the rounds, in the same stream. */
+static int queue_copy_kernel(queue *q, int first, int end) {
     static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
     void *stream;
-    int many = 0, status;
+    int nmessages = 0, status;
     for (int i = first; i < end; i++)
-        many += is_copy(&q->p->steps[i], q->p->steps[i].is.kind);
-    if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
-    status = enter(q, STREAM_WIRES, &stream);
+        nmessages += goes_by_kernel(&q->p->steps[i], q->p->steps[i].is.kind);
+    if (q->fused || !nmessages || nmessages > UCCH_MOST_COPIES) return 0;
+    status = enter_stream(q, STREAM_WIRES, &stream);
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
-            if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
+            if (goes_by_kernel(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
     if (!status) status = launch_copies(q->c, &all, stream);
     for (int i = first; i < end && !status; i++)
-        if (is_copy(&q->p->steps[i], q->p->steps[i].is.kind)) {
+        if (goes_by_kernel(&q->p->steps[i], q->p->steps[i].is.kind)) {
             q->p->steps[i].left = 0;
-            status = mark(q, &q->p->steps[i], stream);
+            status = record_step(q, &q->p->steps[i], stream);
         }
     return status;
 }
 
-/* The messages of a stage: the same order everywhere, whether a kernel moves some of them or not. */
-static int messages(queue *q, int first, int end) {
+/* Queue the messages of a stage. Their order is the same on all ranks, whether a kernel moves some of them or not. */
+static int queue_messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
         s->left = ucch_step_is_message(s) ? pieces_of(q, s) : 0;
     }
-    int status = by_kernel(q, first, end);
-    for (int early = 1; early >= 0 && !status; early--) {
+    int status = queue_copy_kernel(q, first, end);
+    for (int goes_first = 1; goes_first >= 0 && !status; goes_first--) {
         for (int ahead = q->p->is.in_graph ? AHEAD : 0; ahead && !status; ahead--) {
-            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
+            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
             status = sent < 0 ? sent : 0;
         }
         for (int moved = 1; moved > 0 && !status;) {
-            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
-            int received = sent < 0 ? sent : round_of(q, first, end, UCCH_STEP_RECV, early);
+            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
+            int received = sent < 0 ? sent : queue_round(q, first, end, UCCH_STEP_RECV, goes_first);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
@@ -428,8 +428,8 @@ static int messages(queue *q, int first, int end) {
 
 /* ---- the call ---- */
 
-/* Have the scratch that the call needs: 0, or a failure. Before other ranks are told of the call, and without the lock:
- * allocations may wait for streams. */
+/* Allocate the scratch that the call needs. Returns 0 or a failure. Called before the call is published and without the
+ * lock: allocations may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
     int bank = p->is.in_graph ? GRAPH_BANK : (int)(c->banked & 1);
@@ -447,33 +447,33 @@ static uint64_t moved_by(const ucch_program *p) {
     return bytes;
 }
 
-/* Queue everything, with the buffers that the program has: 0, or a failure that leaves the streams to be let go.
- * Without the lock; one call at a time. In a graph there is no launch `l`. */
+/* Queue the whole program with its current buffers. Returns 0, or a failure that leaves streams to be released. Called
+ * without the lock, one call at a time. `l` is NULL in a graph. */
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
     int fits = ucch_fused_fits(p, moved), graph = p->is.in_graph;
     ucch_moves fused;
-    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .apart = graph && !fits};
+    queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .independent = graph && !fits};
     fused.n = 0;
     q.fused = fits || graph ? &fused : NULL;
     q.alone = q.fused || moved < ALONE_BYTES;
     if (p->is.tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
     if (p->is.tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
-        p->steps[i].turn = 0; /* those that move nothing are not waited for */
+        p->steps[i].turn = 0; /* steps that move nothing are not waited for */
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
-            if (!ucch_step_is_message(&p->steps[end]) && !status) status = step(&q, &p->steps[end]);
-        if (!status) status = messages(&q, i, end);
+            if (!ucch_step_is_message(&p->steps[end]) && !status) status = queue_step(&q, &p->steps[end]);
+        if (!status) status = queue_messages(&q, i, end);
     }
     if (!status && graph) status = flush(&q);
     p->base[UCCH_TMP] = NULL;
-    return status || graph ? status : leave(&q);
+    return status || graph ? status : end_call(&q);
 }
 
-/* All of a program's collectives, by the vendor's library alone, into one stream. */
+/* Launch all collectives of a program into one stream. */
 int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream) {
     int status = 0;
     for (int i = 0; i < p->nsteps && status >= 0; i++)

@@ -1,16 +1,16 @@
-/* Steps of a program, each run when its turn has come: a collective of libucc's, a message, or work of our own; and
- * teams, which have the order of their collectives, and libucc's engines for streams that these are launched into.
+/* Steps of a program (a collective of libucc, a message, or local work), the queue of each team, and libucc's execution
+ * engines for streams.
  *
- * Collectives of one team are posted in the order in which programs were started on it, on every rank alike: the queue
- * holds the steps not yet posted. */
+ * Collectives of a team are posted in the order in which their programs were started, the same on every rank. The queue
+ * holds the steps that are not posted yet. */
 #include <stdlib.h>
 
 #include "coll/coll.h"
 
 #define COMPUTE_COMPLETE 4      /* ucc_event_type_t */
-#define OPERATION_INITIALIZED 2 /* ucc_status_t: made, and not begun */
+#define OPERATION_INITIALIZED 2 /* ucc_status_t: initialized, not started */
 
-/* Streams known to one team; more than a program uses at a time. */
+/* Execution engines kept per team: more than a program uses streams. */
 #define MOST_ENGINES 32
 
 struct ucch_engine {
@@ -29,10 +29,10 @@ char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
 
 /* ---- tags between hosts ----
  *
- * libucc matches messages by a collective's number alone: ranks of two hosts that call different things would take each
- * other's data for their own. So calls on a team of several hosts have tags of ours: the number, and above its lowest
- * bits the call's salt. Collectives whose tags are equal by chance are not in flight at the same time: what one that
- * has ended here has sent is before what the next one sends. */
+ * libucc matches messages by the collective's number alone, so ranks of two hosts that make different calls would take
+ * each other's data. Collectives of a team on several hosts therefore get a tag from the engine: the collective's
+ * number, with the call's salt above its lowest bits. Two collectives with equal tags are never in flight together:
+ * messages of the earlier one are sent before those of the later one. */
 
 static uint16_t tag_of(const ucch_step *s) {
     uint32_t next = (s->is.team->number ^ s->program->is.salt << NUMBER_BITS) % (1 << TAG_BITS);
@@ -41,12 +41,12 @@ static uint16_t tag_of(const ucch_step *s) {
 
 static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->is.on_device; }
 
-/* True if the tag of a collective that is to be posted is free. */
+/* True if the tag that the step will be posted with is not in use. */
 int ucch_tag_is_free_locked(const ucch_step *s) {
     return !is_tagged(s) || !(s->is.team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
 }
 
-/* Give a collective that is being made its tag. */
+/* Assign the tag of a collective whose request is about to be made. */
 static void give_tag_locked(ucch_step *s) {
     if (!is_tagged(s)) return;
     s->args.tag = tag_of(s);
@@ -54,17 +54,17 @@ static void give_tag_locked(ucch_step *s) {
     s->is.team->number++;
 }
 
-/* A collective's tag is in use, or no longer. */
+/* Mark the tag as in use, or as free. */
 static void hold_tag_locked(const ucch_step *s, int held) {
     if (!is_tagged(s)) return;
     uint64_t *word = &s->is.team->tags[s->args.tag / 64], bit = (uint64_t)1 << s->args.tag % 64;
     *word = held ? *word | bit : *word & ~bit;
 }
 
-/* ---- running them ---- */
+/* ---- posting and polling ---- */
 
 int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
-    /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
+    /* Both forms of a buffer begin with its address; the offset of the memory type differs. */
     s->args.src.info.buffer = ucch_step_address(p, &s->is.src);
     s->args.dst.info.buffer = ucch_step_address(p, &s->is.dst);
     *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->is.memory_type;
@@ -85,7 +85,7 @@ static int post_coll_locked(ucch_program *p, ucch_step *s) {
     return 0;
 }
 
-/* The task that a local step on device memory is. */
+/* Describe a local step on device memory as a task for a kernel. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
     int kind = s->is.kind - UCCH_STEP_LOCAL;
     *task = (ucch_task){
@@ -102,7 +102,7 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
     };
 }
 
-static int local_locked(ucch_program *p, ucch_step *s) {
+static int post_local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
     s->state = p->is.on_device ? POSTED : FINISHED;
@@ -110,10 +110,10 @@ static int local_locked(ucch_program *p, ucch_step *s) {
     return ucch_work_begin_locked(&s->work, &task);
 }
 
-/* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
+/* The message is an op of its own on the active list; its deadline is that of the program. */
 static int post_message(ucch_program *p, ucch_step *s) {
     const ucch_span *span = ucch_step_span(s);
-    /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
+    /* Messages of successive calls of a program, and of unlike calls on two hosts, must not match. */
     uint64_t half = 1 << SALT_BITS / 2, salt = p->is.salt / half << SALT_BIT | p->is.salt % half << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
     ucch_start start = {.what = s->is.kind == UCCH_STEP_SEND ? START_SEND : START_RECV,
@@ -127,31 +127,31 @@ static int post_message(ucch_program *p, ucch_step *s) {
     return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
 
-static int go_on(ucch_program *p, ucch_step *s) {
+static int advance_exchange(ucch_program *p, ucch_step *s) {
     int state = ucch_exchange_go_on(ucch_board_parcels(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
                                     s->is.src.count, ucch_step_address(p, &s->is.dst));
     s->state = state == 1 ? FINISHED : POSTED;
     return state;
 }
 
-/* Begin a step whose turn it is. */
+/* Start a step whose dependencies have finished. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(p, s);
     if (s->is.kind == UCCH_STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
-        return go_on(p, s);
+        return advance_exchange(p, s);
     }
-    return ucch_step_is_message(s) ? post_message(p, s) : local_locked(p, s);
+    return ucch_step_is_message(s) ? post_message(p, s) : post_local_locked(p, s);
 }
 
-/* 1 when the posted step has finished, 0 when not yet, negative on failure. */
+/* Returns 1 if the posted step has finished, 0 if not yet, negative on failure. */
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind >= UCCH_STEP_LOCAL) {
         int status = ucch_work_poll_locked(s->work);
         if (status == 1) s->state = FINISHED;
         return status;
     }
-    if (s->is.kind == UCCH_STEP_EXCHANGE) return go_on(p, s);
+    if (s->is.kind == UCCH_STEP_EXCHANGE) return advance_exchange(p, s);
     if (s->is.kind != UCCH_STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
@@ -164,28 +164,28 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     s->state = FINISHED;
     s->is.team->context->users--;
     hold_tag_locked(s, 0);
-    /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
-     * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
+    /* An endpoint error may have hit this collective, and its data would be garbage. If a task of a libucc schedule has
+     * failed, the schedule may report its state before the start (UCC_OPERATION_INITIALIZED). */
     int garbage = ucch_endpoint_errors() != s->errors || ucch_board_doubtful(p->board, p->op.error.seq);
     if (status > 0 || (status == 0 && garbage)) status = UCCH_UCC_NO_MESSAGE;
     if (!p->persistent) {
-        /* One that has failed is kept for ever: libucc may still receive for it, and would count that for the task
-         * that it makes of the memory next, which then ends well without its data. */
+        /* A failed request is never finalized: libucc may still receive for it, and would count that for the next task
+         * made in the same memory, which would then succeed without its data. */
         if (status == 0) ucc_collective_finalize(s->request);
         s->request = NULL;
     }
-    if (status == 0 && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
+    if (status == 0 && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* a lost message's tag is used again */
     return status < 0 ? status : 1;
 }
 
 /* ---- calls ---- */
 
-/* Enter a call, whose operation begins: tell the other ranks of it, and look what they call. A status and `peer` where
- * that is something else, or 0.
+/* Enter a call: begin its op, publish it to the other ranks, and compare it with what they have published. Returns 0,
+ * or a status with the rank in `peer` if another rank called something else.
  *
- * Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
- * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
- * 1.4 crashes on it. */
+ * Each rank publishes before it compares, so of two ranks that make different calls the later one sees it here, before
+ * it sends any data; the earlier one sees it while it waits. Data of the wrong length must not be sent: libucc 1.4
+ * crashes on receiving it. */
 int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer) {
     op->about = about;
     op->error.seq = ucch_board_publish(p->board, about->signature, about->label);
@@ -206,7 +206,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
     return team;
 }
 
-/* The team's ranks are on several hosts; nothing was posted on it. 0, or a failure. */
+/* Set up tags for a team on several hosts, before anything is posted on it. Returns 0 or a failure. */
 int ucch_team_far(ucch_team *team) {
     team->tags = calloc((1 << TAG_BITS) / 64, sizeof(uint64_t));
     return team->tags ? 0 : UCCH_FAIL_MEMORY;
@@ -219,17 +219,17 @@ void ucch_team_enqueue_locked(ucch_step *s) {
     s->is.team->context->users++;
 }
 
-/* A step that will not be posted, or was: its program is over. */
+/* Remove a step whose program has ended from the queue. */
 void ucch_team_leave_locked(ucch_step *s) {
     UCCH_UNLINK(s->is.team->head, s, next);
     s->is.team->context->users--;
 }
 
-/* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of
- * the team's queue. On the host they are made when their turn comes, as each takes scratch: that of a fragment that is
- * done serves another, still in the cache. On a device, where it may have to be allocated, and for persistent requests
- * they are made before anything begins; what stands before them in their queues comes first. */
-int ucch_team_make_locked(ucch_team *team) {
+/* libucc numbers a team's collectives when their requests are made, so requests must be made in the queue's order on
+ * every rank. On the host a request is made when its step is posted: it takes scratch memory, which a finished fragment
+ * leaves in the cache. On a device, where scratch may have to be allocated, and for persistent requests, they are made
+ * before the program starts; requests of steps ahead in the queue are made first. */
+int ucch_team_init_requests_locked(ucch_team *team) {
     int status = 0;
     for (ucch_step *s = team->head; s && status >= 0; s = s->next)
         if (!s->request) status = ucch_step_init_locked(s->program, s);
@@ -248,14 +248,15 @@ static void drop_engines(ucch_team *t) {
     t->nengines = 0;
 }
 
-/* The engine for a stream's next call, new where there is none; `may_drop` others, where there are too many. */
+/* Find or create the engine of a stream. `may_drop`: destroy all others first if there are too many. */
 int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle) {
     for (ucch_engine *e = t->engines; e; e = e->next)
         if (e->stream == stream) {
             *handle = e->handle;
             return 0;
         }
-    if (t->nengines >= MOST_ENGINES && may_drop) drop_engines(t); /* streams come and go */
+    if (t->nengines >= MOST_ENGINES && may_drop)
+        drop_engines(t); /* programs use new streams as old ones are destroyed */
     ucch_engine *e = calloc(1, sizeof(*e));
     if (!e) return UCCH_FAIL_MEMORY;
     ucc_ee_params_t params = {.ee_type = ucch_bound_engine(), .ee_context = stream, .ee_context_size = sizeof(stream)};
@@ -272,7 +273,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
     return 0;
 }
 
-/* Post on a stream's engine, and take back the event with which libucc says so. */
+/* Post on a stream's engine, and acknowledge the event with which libucc confirms it. */
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
     ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
     int status = ucc_collective_triggered_post(engine, &event);
@@ -284,9 +285,9 @@ int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
 
 /* ---- requests ---- */
 
-/* Give a request back to libucc, unless it has failed (ucch_step_poll_locked), or never began on a device: of that
- * libucc concludes that the vendor's library has failed, and gives it no more calls (ucc_tl_nccl_coll_finalize of
- * UCC 1.4). Both are kept for ever. */
+/* Finalize a request unless it has failed (ucch_step_poll_locked), or was never started on a device: libucc would take
+ * that for a failure of the vendor's library and use it for no more calls (ucc_tl_nccl_coll_finalize of UCC 1.4). Such
+ * requests are leaked. */
 void ucch_request_drop_locked(ucc_coll_req_h request, int on_device) {
     int status = request->status;
     if (status == UCC_OK || (status == OPERATION_INITIALIZED && !on_device)) ucc_collective_finalize(request);
@@ -301,13 +302,14 @@ void ucch_team_free(ucch_team *team) {
 
 /* ---- queued in streams (schedule.c) ---- */
 
-/* Slots of the longest message that kernels move: 8 MiB, or 9 by six wires. DDP's usual buckets are longer. */
+/* Slots of the longest message that kernels move: 8 MiB, or 9 MiB over six wires. DDP's default buckets are longer. */
 #define MOST_SLOTS (UCCH_RING_SLOTS / 2)
 
-/* True for a message by wires that is moved before all others of its stage, by a kernel where one may wait. Longer
- * ones leave multiprocessors to products that they run beside, which lose a wave if one of them is taken: training of a
- * model of 10^9 weights was 8 to 12 % slower when kernels, of 2 blocks or of 8, moved all, while an allreduce of 1 MiB
- * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */
+/* True for a message over wires that is moved before the other messages of its stage, by a kernel if the device has
+ * one. Longer messages are left to copy engines: a kernel takes a multiprocessor from matrix products that run beside
+ * it and costs them a wave. Training of a model of 10^9 weights was 8 to 12 % slower when kernels of 2 or 8 blocks
+ * moved all messages, while an allreduce of 1 MiB took 186 microseconds instead of 233, and one of 16 MiB, whose
+ * messages have 8 MiB, 1188 instead of 1629 (two H200s). */
 int ucch_step_goes_first(const ucch_step *s) {
     const ucch_channels *c = s->program->channels;
     return ucch_step_is_message(s) && ucch_channels_by_wire(c, s->is.peer) &&
@@ -324,17 +326,17 @@ static int ring_of(const ucch_channels *c, const ucch_step *s) {
     return ucch_ring_for(c, s->is.peer, ucch_step_span(s)->count, s->program->is.in_graph);
 }
 
-/* The channel that a message goes by. */
+/* The channel of a message. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
     return ucch_channels_at(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));
 }
 
-/* Bytes of the pieces that a message goes in. */
+/* Piece size of a message, in bytes. */
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
     return ucch_channel_piece(ucch_step_channel(c, s), ucch_step_span(s)->count);
 }
 
-/* Have what a message needs: 0, or a failure. */
+/* Reserve the ring of a message. Returns 0 or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!ucch_step_span(s)->count) return 0;
     return ucch_channels_ring(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));

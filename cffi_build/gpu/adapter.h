@@ -1,5 +1,6 @@
-/* Vendor adapter: all that the engine knows of a vendor, which its file fills (cuda.c, hip.c), or a shared library that
- * exports `const device_adapter ucch_adapter`, made with this header alone (docs/extending.md). */
+/* Vendor adapter: everything that the engine knows of a vendor. It is filled by a file of the engine (cuda.c, hip.c),
+ * or by a shared library that exports `const device_adapter ucch_adapter` and needs this header alone
+ * (docs/extending.md). */
 #ifndef UCCH_ADAPTER_H
 #define UCCH_ADAPTER_H
 
@@ -8,8 +9,8 @@
 
 #include "api/constants.h"
 
-/* Priority of the engine's streams, above the usual 0: their kernels are short, and others' streams wait for them. Both
- * runtimes take the nearest that there is. */
+/* Priority of the engine's streams, above the default 0: their kernels are short, and streams of the application wait
+ * for them. Both runtimes clamp it to what the device has. */
 #define UCCH_STREAM_PRIORITY (-1)
 
 typedef struct device_ops {
@@ -18,7 +19,7 @@ typedef struct device_ops {
 #undef DEVICE
 } device_ops;
 
-/* A function of the vendor's library, where its address goes, and whether there is no runtime without it. */
+/* A function of the vendor's library, where its address is stored, and whether it is required. */
 typedef struct device_symbol {
     const char *name;
     void **at;
@@ -26,11 +27,11 @@ typedef struct device_symbol {
 } device_symbol;
 
 typedef struct device_adapter {
-    size_t bytes;                 /* of this structure: made for this release */
-    const char *name;             /* `adapter` of the vendor's row (ucc_hetero/machine/vendors.py) */
-    int memory_type;              /* under which UCC and UCX know its device memory (ucc_memory_type_t) */
-    int engine_type;              /* under which UCC knows its streams (ucc_ee_type_t) */
-    const device_symbol *symbols; /* of the library, up to one without a name; NULL: it is linked */
+    size_t bytes;                 /* sizeof this structure: the adapter was made for this release */
+    const char *name;             /* `adapter` in the vendor's row (ucc_hetero/machine/vendors.py) */
+    int memory_type;              /* type of its device memory for UCC and UCX (ucc_memory_type_t) */
+    int engine_type;              /* type of its streams for UCC (ucc_ee_type_t) */
+    const device_symbol *symbols; /* functions to look up, up to a row without a name; NULL: the library is linked */
     int (*start)(void);
     device_ops ops;
 } device_adapter;

@@ -1,4 +1,4 @@
-/* Internals of the GPU side: what the engine does with the device bound to this rank. */
+/* Internals of the GPU part: what the engine does with the device bound to this rank. */
 #pragma once
 #include "base/base.h"
 
@@ -6,7 +6,7 @@
 #include "gpu/adapter.h"
 #include "kernels/layout.h"
 
-/* The device that this rank works with; -1 while there is none. */
+/* Runtime of the device bound to this rank; -1: none. */
 int ucch_bound(void);
 int ucch_may_hold(void);
 const device_ops *ucch_bound_ops(void);
@@ -16,17 +16,17 @@ int ucch_event_record(void **event, void *stream);
 int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
 
-/* Memory that is used again and again: allocating and freeing it would synchronise the device. */
+/* Memory that is reused: allocating and freeing it would synchronize the device. */
 void ucch_pool_keep(const void *memory);
 
-/* Have this process's device up to the end of the block. */
+/* Make this process's device current until the end of the block. */
 #define UCCH_ON_DEVICE __attribute__((cleanup(ucch_leave_device))) int device_before_ = ucch_device_enter()
 static inline void ucch_leave_device(const int *before) { ucch_device_leave(*before); }
 
-/* Ways of copies, each with a stream of its own. */
+/* Directions of copies, each with a stream of its own. */
 enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
 
-/* A local step on device memory: `count` elements, of src_bytes and dst_bytes each. */
+/* A local step on device memory: `count` elements of src_bytes and dst_bytes each. */
 typedef struct ucch_task {
     int kind, op, dtype, to;
     char *src, *dst;
@@ -48,14 +48,13 @@ int ucch_work_poll_locked(ucch_work *work);
 void *ucch_way_stream(int way);
 int ucch_way_copy(int way, void *dst, const void *src, size_t bytes);
 
-/* A counter (ucch_reached) that streams and hosts wait for and signal, by its address here and the one that the device
- * knows it by. */
+/* A counter (ucch_reached) that streams and hosts wait for and signal: its address on the host and on the device. */
 typedef struct ucch_counter {
     uint32_t *at;
     void *seen;
 } ucch_counter;
 
-/* One of the runtime's own, and what it has reached once its streams and hosts have done what they were asked to. */
+/* A counter of the runtime's own, and the value it has once its streams and hosts have done what was asked. */
 typedef struct ucch_flag {
     uint32_t *at, ticket;
 } ucch_flag;
@@ -66,8 +65,8 @@ int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, u
                       void *stream);
 void ucch_flags_reserve(int count);
 
-/* The way in and out of a stream-ordered call: what its stream writes when it gets there, or an event where it cannot
- * write, and what the stream waits for. */
+/* Entry and exit of a stream-ordered call: the flag that its stream writes on reaching it (or an event if it cannot
+ * write), and the flag that the stream waits for. */
 typedef struct ucch_gate {
     ucch_flag in, out;
     void *event;

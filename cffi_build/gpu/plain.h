@@ -1,5 +1,5 @@
-/* What CUDA's driver and the HIP runtime have alike, included by cuda.c and hip.c: the table of functions, made of the
- * lines of SYMBOLS, and operations that are one of these. */
+/* What CUDA's driver API and HIP have in common, included by cuda.c and hip.c: the table of functions made from
+ * SYMBOLS, and operations that call one of them. */
 
 static struct {
 #define MEMBER(name, symbol, params, need) int(*name) params;

@@ -1,28 +1,28 @@
 /* Local steps on device memory. A copy, or a kernel that the vendor's run-time compiler has made
- * (ucc_hetero/device/kernels), is queued on a stream of the engine's own; arithmetic without a kernel is done on the
- * host piece by piece, through pinned memory. Nothing waits: progress asks for ends. */
+ * (ucc_hetero/device/kernels), is queued in a stream of the engine's own. Arithmetic without a kernel is done on the
+ * host, piece by piece, through pinned memory. No thread waits: progress polls for the end. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/gpu.h"
 
-/* Enough to keep the memory of the largest devices busy, with threads that each do several elements. */
+/* Enough to saturate the memory of the largest devices, with several elements per thread. */
 #define MOST_BLOCKS 2048
 #define THREADS 256
-/* Bytes of the wider operand that one piece of arithmetic takes. */
+/* Bytes of the wider operand in one piece of arithmetic. */
 #define PIECE ((uint64_t)4 << 20)
 
-/* As many as ways to copy. */
+/* One for each direction of copies. */
 #define STREAMS (UCCH_ACROSS + 1)
-/* Counters that are ready: two for each of 64 calls in streams. */
+/* Counters created in advance: two for each of 64 calls in streams. */
 #define FLAGS 128
-enum { IDLE, MOVING, COMING, GOING };
+enum { IDLE, MOVING, FETCHING, STORING };
 
 struct ucch_work {
     ucch_task task;
     int phase;
-    uint64_t done, now; /* elements behind us, and in the piece under way */
-    char *one, *two;    /* pinned: the source's piece, the destination's */
+    uint64_t done, now; /* elements that are done, and in the current piece */
+    char *one, *two;    /* pinned: the current piece of source and destination */
     void *event;
     double again;
 };
@@ -35,15 +35,15 @@ typedef struct kernel {
     struct kernel *next;
 } kernel;
 
-static kernel *kernels; /* only grows, at its head: read without a lock */
+static kernel *kernels; /* only grows, at its head: may be read without a lock */
 
-/* Only a combination has an operation, and only a cast and pieces another type. */
+/* Only reductions have an operation, and only casts and pieces a second type. */
 static int same(const kernel *k, int kind, int op, int dtype, int to) {
     return k->kind == kind && k->dtype == dtype && ((kind != UCCH_COMBINE && kind != UCCH_FUSED) || k->op == op) &&
            ((kind != UCCH_CAST && kind != UCCH_PIECES) || k->to == to);
 }
 
-/* Load a compiled kernel on the bound device: 0, or a failure with its reason. */
+/* Load a compiled kernel on the bound device. Returns 0 or a failure with its reason. */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
     const device_ops *ops = ucch_bound_ops();
     kernel *k = ops ? calloc(1, sizeof(*k)) : NULL;
@@ -67,7 +67,7 @@ void *ucch_kernel_of(const ucch_task *t) {
     return NULL;
 }
 
-/* Launch a kernel whose blocks, up to so many, each go on with the next slice. */
+/* Launch a kernel with up to `blocks` blocks, each of which goes on with the next slice. */
 int ucch_kernel_launch(void *function, uint64_t blocks, void **arguments, void *stream) {
     unsigned n = blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
     return ucch_device_fail(ucch_bound_ops()->launch(function, n, THREADS, arguments, stream), "launch");
@@ -82,7 +82,7 @@ int ucch_kernel_run(void *function, ucch_task *t, void *stream) {
 
 static void *streams[STREAMS];
 
-/* A task's work by the host, on so many elements in its memory. */
+/* Do a task on the host, on `count` elements in host memory. */
 int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) {
     switch (t->kind) {
     case UCCH_COMBINE:
@@ -102,8 +102,8 @@ void ucch_work_free(ucch_work *w) {
     free(w);
 }
 
-/* Make what copies and calls in streams need, of the device that was bound: 0, or a failure. Later, while a stream is
- * held, making it could wait for that stream. */
+/* Create the streams and flags of the bound device. Returns 0 or a failure. Later, while a stream is held, creating
+ * them could wait for that stream. */
 int ucch_device_reserve(void) {
     int status = 0;
     ucch_flags_reserve(FLAGS);
@@ -114,17 +114,17 @@ int ucch_device_reserve(void) {
 
 void *ucch_way_stream(int way) { return streams[way]; }
 
-/* Queue a copy that goes this way, behind all others that do. */
+/* Queue a copy in this direction, behind all others in it. */
 int ucch_way_copy(int way, void *dst, const void *src, size_t bytes) {
     return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, streams[way]), "copy");
 }
 
-static int mark(ucch_work *w, int way, int phase) {
+static int record_phase(ucch_work *w, int way, int phase) {
     w->phase = phase;
     return ucch_event_record(&w->event, streams[way]);
 }
 
-/* Ask for the operands of the next piece. */
+/* Queue the copies of the next piece's operands to the host. */
 static int fetch(ucch_work *w) {
     const ucch_task *t = &w->task;
     uint64_t wide = t->src_bytes > t->dst_bytes ? t->src_bytes : t->dst_bytes, left = t->count - w->done;
@@ -134,14 +134,14 @@ static int fetch(ucch_work *w) {
         status = ucch_way_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
     if (!status && (t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE))
         status = ucch_way_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
-    return status ?: mark(w, UCCH_TO_HOST, COMING);
+    return status ?: record_phase(w, UCCH_TO_HOST, FETCHING);
 }
 
 static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
     int status = ucch_task_compute(t, w->one, w->two, w->now);
     if (!status) status = ucch_way_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
-    return status ?: mark(w, UCCH_TO_DEVICE, GOING);
+    return status ?: record_phase(w, UCCH_TO_DEVICE, STORING);
 }
 
 static void release_locked(ucch_work *w) {
@@ -156,8 +156,8 @@ static int overlap(const ucch_task *t) {
     return t->dst < t->src + bytes && t->src < t->dst + bytes;
 }
 
-/* Begin a step, with what it needs, made at first use: 0, or a failure. Copies to lower addresses may overlap, as an
- * in-place reduce_scatter's result does. */
+/* Begin a step, and create what it needs at first use. Returns 0 or a failure. Copies to lower addresses may overlap,
+ * as for the result of an in-place reduce_scatter. */
 int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
     ucch_work *w = *work ? *work : (*work = calloc(1, sizeof(*w)));
     if (!w) return UCCH_FAIL_MEMORY;
@@ -175,16 +175,16 @@ int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
     }
     int status = function ? ucch_kernel_run(function, &w->task, streams[UCCH_ACROSS])
                           : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
-    return status ?: mark(w, UCCH_ACROSS, MOVING);
+    return status ?: record_phase(w, UCCH_ACROSS, MOVING);
 }
 
-/* 1 when the step has finished, 0 when not yet, negative on failure. */
+/* Returns 1 if the step has finished, 0 if not yet, negative on failure. */
 int ucch_work_poll_locked(ucch_work *w) {
     if (w->phase == IDLE) return 1;
     int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
     if (status || !done) return status;
-    if (w->phase == COMING) return send_back(w);
-    if (w->phase == GOING && (w->done += w->now) < w->task.count) return fetch(w);
+    if (w->phase == FETCHING) return send_back(w);
+    if (w->phase == STORING && (w->done += w->now) < w->task.count) return fetch(w);
     release_locked(w);
     return 1;
 }

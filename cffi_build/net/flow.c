@@ -1,14 +1,15 @@
-/* One direction of a ring between two hosts. Its slots are on both: the sender's stream fills one here and counts it as
- * published, threads send it, the receiver's threads put it into the same slot there and publish it, and once the
- * receiver's stream has taken it out and counted it as consumed, the sender is told so.
+/* A flow: one direction of a ring between two hosts, which both have its slots. The sender's stream fills a slot and
+ * counts it as published. Wires send it into the same slot on the receiver's host, where it is published. When the
+ * receiver's stream has taken it out and counted it as consumed, the sender is told.
  *
- * A slot is cut into ranges. Each is sent by the wire that is free first, as long as less than WINDOW of what that has
- * sent is on its way: a connection that loses packets, or has a slower link, gets less to carry, and holds up no other.
- * All together have SHARE of their windows on their way: where a connection has less than its window, as it has lost a
- * packet, others have more. The link's other direction has as much, and what waits there holds up what is confirmed.
- * Before the data of a slot is a header, by which the receiver knows that both ranks made the same call: pieces are
- * published once the receiver has made its own, which says how long a piece is due and of what call, and only if that
- * fits. */
+ * A piece in a slot is cut into ranges. The next free wire takes the next range, unless it has WINDOW bytes of the flow
+ * in flight: a connection that loses packets or has a slower link carries less, and does not hold up the others. All
+ * wires together may have SHARE of their windows in flight: if a connection uses less than its window, after losing a
+ * packet, others use more. The link's other direction has as much to carry, and a queue there delays acknowledgements.
+ *
+ * Each slot's data has a header, by which the receiver checks that both ranks made the same call. A piece is published
+ * only when the receiver has made its own call, which states the expected size and call of each piece, and only if they
+ * match. */
 #define _GNU_SOURCE
 #include "net/net.h"
 
@@ -17,88 +18,88 @@
 
 #define MOST UCCH_MOST_WIRES
 #define MAP_FIELDS (0x1 | 0x2 | 0x10) /* address, length, memory type */
-/* Rounds of progress until sends to a peer that is gone have ended. */
+/* Rounds of progress to let sends to a dead peer end. */
 #define ROUNDS 1000
-/* Bytes of a range. */
+/* Bytes of a range, at least and at most. */
 #define LEAST ((size_t)64 << 10)
 #define LONGEST ((size_t)UCCH_WIRE_RANGE)
 #define PAGE ((size_t)4096)
-/* Bytes that a wire has on its way for a flow at most; the receiver says each time that it has got a quarter of them.
- * What a connection takes at once is no measure, as the kernel keeps megabytes for it. */
+/* Most bytes that a wire may have in flight for a flow. The receiver acknowledges each quarter of it. What a connection
+ * accepts at once is no measure: the kernel buffers megabytes. */
 #define WINDOW ((size_t)1 << 20)
 _Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time that a range or more has come");
-/* Of the windows of all wires of a flow, in eighths. */
+/* Share of all windows that a flow may have in flight, in eighths. */
 #define SHARE 6
-/* Ranges that a wire sends before it looks for other work. */
+/* Ranges that a wire sends in one turn. */
 #define AT_ONCE 2
 
-/* Kinds of messages: a range of a piece; to the sender, pieces consumed and ranges received; to the receiver, from
- * which call on the data is garbage. */
-enum { DATA, TAKEN, ABORT };
+/* Kinds of messages: a range of a piece; to the sender: acknowledged pieces and ranges; to the receiver: the first call
+ * whose data is undefined. */
+enum { DATA, ACK, ABORT };
 
-/* What goes before the data. */
+/* Header of a message. */
 typedef struct envelope {
     uint64_t tag;            /* first */
-    uint64_t number, more;   /* DATA: the piece; TAKEN: pieces, and the last message of a lane that was refused; ABORT:
-                                the call, and the first that the ranks have made in different ways */
-    uint32_t kind, range, n; /* DATA: which of how many ranges; TAKEN: n by this wire, of all so far */
+    uint64_t number, more;   /* DATA: the piece. TAKEN: pieces consumed, and a lane's last refused message. ABORT: the
+                                first undefined call, and the first call that differs between the ranks. */
+    uint32_t kind, range, n; /* DATA: range of n. TAKEN: n ranges received by this wire so far */
 } envelope;
 
-/* Piece that this rank has called for, with the call's number and a hash of it. */
+/* A piece that this rank's call expects, with the call's number and hash. */
 typedef struct due {
     uint64_t bytes, call, hash;
 } due;
 
-/* A range of a slot as its sender sends it: by which wire, until libucp says that it has; `event` in the timeline. */
+/* State of a range that is being sent: the wire that has it until libucp has sent it; `event` in the timeline. */
 typedef struct sending {
     struct share *by;
     uint64_t event;
     envelope envelope;
 } sending;
 
-/* A slot of a receiver: how many ranges of its piece have come, of how many. */
+/* State of a receiver's slot: ranges that have come, and ranges of its piece. */
 typedef struct filling {
     uint32_t came, ranges;
 } filling;
 
-/* A wire's part in a flow. */
+/* One wire's share of a flow. */
 typedef struct share {
     ucch_poller poller; /* first */
     ucch_flow *flow;
     int which;
-    int under_way;            /* requests that libucp has */
-    int news;                 /* data has come */
-    uint32_t sent, confirmed; /* ranges, and how many of these the receiver is known to have */
-    uint32_t got, reported;   /* ranges, and how many of these the sender has been told of */
-    int telling;              /* `note` is under way */
+    int under_way;                   /* requests that libucp has not completed */
+    int has_new_data;                /* data has come since the last turn */
+    uint32_t sent, confirmed;        /* ranges sent, and ranges acknowledged */
+    uint32_t received, acknowledged; /* ranges received, and ranges acknowledged to the sender */
+    int note_in_flight;              /* `note` is being sent */
     envelope note;
     ucch_connection *with;
-    ucp_mem_h slots; /* as registered for the wire; NULL: libucp sees to it */
+    ucp_mem_h slots; /* the slots as registered for this wire; NULL: libucp registers them */
 } share;
 
 struct ucch_flow {
     ucch_slots ring;
-    int sends, nwires, first; /* the wire that carries short pieces, and what the ranks tell each other */
-    int ranges;               /* of a slot */
-    size_t range;             /* bytes of one */
-    uint32_t window;          /* ranges of a wire on their way at most */
-    uint32_t most, on_way;    /* ranges of all wires: at most, and now */
-    uint64_t tag, key;        /* the peer's */
-    uint64_t since;           /* when the timeline has the flow begin to await what it awaits */
+    int sends, nwires, first; /* first: the wire that carries short pieces and control messages */
+    int ranges;               /* per slot */
+    size_t range;             /* bytes per range */
+    uint32_t window;          /* most ranges that a wire may have in flight */
+    uint32_t most, on_way;    /* ranges in flight of all wires: limit and current number */
+    uint64_t tag, key;        /* key: of the peer process */
+    uint64_t since;           /* start of the current wait, for the timeline */
     int failed;
-    uint64_t differs; /* the first call that the ranks have made in different ways; 0: none */
+    uint64_t differs; /* the first call that differs between the ranks; 0: none */
     pthread_mutex_t lock;
-    due *dues;                /* of pieces from `settled` on, by their number */
-    uint64_t room;            /* of them */
-    uint64_t expected;        /* pieces called for */
-    uint64_t settled;         /* pieces published here (a receiver's), or consumed there (a sender's) */
-    uint64_t told;            /* pieces consumed, as the receiver has told the sender */
-    uint64_t next;            /* piece whose range `next_range` is the next to be sent, of so many bytes */
-    int next_range, is_begun; /* is_begun: its slot says what it is */
+    due *dues;                /* expected pieces from `settled` on, by number modulo `room` */
+    uint64_t room;            /* capacity of `dues` */
+    uint64_t expected;        /* number of pieces that calls expect */
+    uint64_t settled;         /* pieces published here (receiver), or consumed by the peer (sender) */
+    uint64_t acked;           /* pieces consumed that were acknowledged to the sender */
+    uint64_t next;            /* the piece whose range `next_range` is sent next, and its size */
+    int next_range, is_begun; /* is_begun: the header of its slot is written */
     size_t next_bytes;
     int aborted;       /* the receiver has been told of a failure */
-    sending *sendings; /* by range of all slots, of a sender */
-    filling *fillings; /* by slot, of a receiver */
+    sending *sendings; /* sender: by range of each slot */
+    filling *fillings; /* receiver: by slot */
     share shares[MOST];
 };
 
@@ -108,35 +109,35 @@ static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
     return (ucch_slot_header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
 }
 
-/* The first call, plus one, whose data here is undefined; 0 while there is none. */
+/* The first call whose data is undefined here; 0: none. */
 static uint64_t tainted_from(const ucch_flow *f) { return UCCH_LOAD(f->ring.tainted_here); }
 
-/* Number of the wire: each one that sends is followed by one that receives. */
+/* Number of a wire: sending and receiving wires alternate. */
 static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends; }
 
-/* True if a wire may carry ranges of a piece of so many: others may sleep at its other end. */
+/* True if this wire may carry ranges of a piece with `ranges` ranges; wires that carry none are not woken. */
 static int may_carry(const ucch_flow *f, int which, int ranges) {
     return (which - f->first + f->nwires) % f->nwires < ranges;
 }
 
-/* Bytes of a range: so few that each wire has one of a slot's, or each has as many. */
+/* Bytes of a range: each wire gets the same number of ranges of a full slot. */
 static size_t range_for(size_t slot, int nwires) {
     size_t once = (size_t)nwires * LONGEST, each = (slot + once - 1) / once;
     size_t part = (slot / ((size_t)nwires * each) + PAGE - 1) / PAGE * PAGE;
     return part < LEAST ? LEAST : part;
 }
 
-/* Ranges of a piece of so many bytes: one at least, for the header. */
+/* Ranges of a piece: at least one, for the header. */
 static int ranges_of(const ucch_flow *f, size_t bytes) {
     return bytes <= f->range ? 1 : (int)((bytes + f->range - 1) / f->range);
 }
 
-/* Where a range begins, the header included in the first. */
+/* Address of a range; the first includes the header. */
 static char *range_of(const ucch_flow *f, uint64_t piece, uint32_t range) {
     return (char *)slot_of(f, piece) + (range ? UCCH_FLOW_HEADER + (size_t)range * f->range : 0);
 }
 
-/* Bytes of a range of a piece. */
+/* Bytes of a range of a piece, with the header if it is the first. */
 static size_t length_of(const ucch_flow *f, size_t bytes, int range) {
     size_t from = (size_t)range * f->range, left = bytes - from;
     return (range ? 0 : UCCH_FLOW_HEADER) + (left < f->range ? left : f->range);
@@ -149,7 +150,7 @@ static void fail(ucch_flow *f, int status) {
     __atomic_compare_exchange_n(&f->failed, &none, status, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
-/* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
+/* Why the flow no longer carries data for call `number`; 0: it does. */
 int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
     int status = failed(f);
     return status == UCCH_FAIL_MISMATCH && number < UCCH_LOAD(&f->differs) ? 0 : status;
@@ -172,8 +173,8 @@ static void ended(ucch_flow *f, int status) {
     if (status && status != UCS_ERR_CANCELED) fail(f, UCCH_FAIL_CONNECTION);
 }
 
-/* True if libucp has taken a request that it will tell the end of; the others have ended. */
-static int begun(share *s, void *request) {
+/* Returns 1 if libucp will call back for this request; else it has ended. */
+static int is_pending(share *s, void *request) {
     int is_begun = request && !IS_STATUS(request);
     s->under_way += is_begun;
     if (!is_begun) ended(s->flow, STATUS_OF(request));
@@ -184,17 +185,17 @@ static void note_sent(void *request, ucs_status_t status, void *data) {
     share *s = data;
     ucp_request_free(request);
     s->under_way--;
-    s->telling = 0;
+    s->note_in_flight = 0;
     ended(s->flow, status);
 }
 
-/* Tell the other end by a wire, which tells it nothing else at the time. */
-static void tell(share *s, envelope note) {
+/* Send a control message, unless one is in flight. */
+static void send_note(share *s, envelope note) {
     ucp_request_param_t params = params_of((void *)note_sent, s, NULL);
     note.tag = s->flow->tag;
     s->note = note;
-    s->telling =
-        begun(s, ucch_wire_send(wire_of(s->flow, s->which), s->with->ep, &s->note, sizeof(s->note), NULL, 0, &params));
+    s->note_in_flight = is_pending(
+        s, ucch_wire_send(wire_of(s->flow, s->which), s->with->ep, &s->note, sizeof(s->note), NULL, 0, &params));
 }
 
 /* ---- a sender's turn ---- */
@@ -216,7 +217,7 @@ static sending *sending_of(const ucch_flow *f, uint64_t piece, int range) {
     return &f->sendings[(int)(piece % (uint64_t)f->ring.depth) * f->ranges + range];
 }
 
-/* Range of a piece of so many bytes. */
+/* A range of a piece of `bytes` bytes. */
 typedef struct piece_range {
     uint64_t piece;
     size_t bytes;
@@ -234,40 +235,40 @@ static void send_range(share *s, piece_range which) {
     s->sent++;
     void *request = ucch_wire_send(wire_of(f, s->which), s->with->ep, &r->envelope, sizeof(r->envelope),
                                    range_of(f, which.piece, range), length, &params);
-    if (!begun(s, request)) range_ended(r, STATUS_OF(request));
+    if (!is_pending(s, request)) range_ended(r, STATUS_OF(request));
 }
 
-/* Wake the wires that may carry ranges of a piece of so many bytes. */
+/* Wake the wires that may carry ranges of a piece of this size. */
 static void wake_for(const ucch_flow *f, size_t bytes) {
     for (int i = 0; i < ranges_of(f, bytes) && i < f->nwires; i++)
         ucch_wire_mark(wire_of(f, (f->first + i) % f->nwires));
     ucch_wires_wake(wire_of(f, f->first), 1);
 }
 
-/* With the flow's lock: say in its slot what the next piece is, as its rank's host has called for it or its kernel has
- * written. */
+/* Write the header of the next piece, from this rank's call; a kernel has written it itself (`by_device`). With the
+ * flow's lock. */
 static void begin_piece(ucch_flow *f) {
     ucch_slot_header *s = slot_of(f, f->next);
     const due *d = &f->dues[f->next % f->room];
     f->next_bytes = f->ring.by_device ? UCCH_LOAD(&s->bytes) : d->bytes;
-    /* The rest is there already where a kernel has written it, and others read it. */
+    /* a kernel has written the other fields, which other threads read */
     if (!f->ring.by_device) *s = (ucch_slot_header){d->call, d->hash, d->bytes, 0, 0, 0, {0}};
     s->number = f->next;
     s->tainted = tainted_from(f);
-    s->differs = UCCH_LOAD(&f->differs); /* written before */
+    s->differs = UCCH_LOAD(&f->differs); /* written before `tainted`, so read after it */
     f->is_begun = 1;
     if (f->ring.by_device) wake_for(f, f->next_bytes);
 }
 
-/* True if there is a piece to send, of which the receiver has taken out the one before it in its slot. */
+/* True if there is a piece to send, and the receiver has consumed the previous piece in its slot. */
 static int has_piece(const ucch_flow *f) {
     uint64_t next = UCCH_LOAD(&f->next);
     return next < UCCH_LOAD(&f->settled) + (uint64_t)f->ring.depth &&
            ucch_reached(f->ring.published, (uint32_t)next + 1);
 }
 
-/* Take the next range, if it is one for this wire; libucp may still have the one before it in its place, although the
- * receiver has got that. */
+/* Take the next range if this wire may carry it, and libucp has finished with the previous one at its place (the
+ * acknowledgement may come earlier). */
 static int take_next(share *s, piece_range *taken) {
     ucch_flow *f = s->flow;
     if (!has_piece(f)) return 0;
@@ -285,7 +286,7 @@ static int take_next(share *s, piece_range *taken) {
     return 1;
 }
 
-/* Send the next range, if there is one for this wire: 1, or 0. */
+/* Send the next range, if there is one for this wire. Returns 1 if sent. */
 static int send_next(share *s) {
     ucch_flow *f = s->flow;
     piece_range taken;
@@ -297,15 +298,15 @@ static int send_next(share *s) {
     return found;
 }
 
-/* The sender's stream may fill slots again, and a wire has so many ranges less on their way. */
-static void on_taken(share *s, const envelope *e) {
+/* An acknowledgement: the sender's stream may refill slots, and fewer ranges are in flight. */
+static void on_ack(share *s, const envelope *e) {
     ucch_flow *f = s->flow;
     ucch_take(&f->lock, UCCH_AT_FLOW);
     f->on_way -= e->n - s->confirmed;
     s->confirmed = e->n;
-    if (e->number > f->told) {
+    if (e->number > f->acked) {
         UCCH_STORE(&f->settled, e->number);
-        UCCH_STORE(&f->told, e->number);
+        UCCH_STORE(&f->acked, e->number);
         if (f->ring.by_device) UCCH_STORE(f->ring.consumed + 1, (uint32_t)e->more);
         UCCH_STORE(f->ring.consumed, (uint32_t)e->number);
     }
@@ -315,9 +316,9 @@ static void on_taken(share *s, const envelope *e) {
 static int send_abort(share *s) {
     ucch_flow *f = s->flow;
     uint64_t first = tainted_from(f);
-    if (!first || !f->ring.tells || f->aborted || s->telling) return 0;
+    if (!first || !f->ring.tells || f->aborted || s->note_in_flight) return 0;
     f->aborted = 1;
-    tell(s, (envelope){.kind = ABORT, .number = first, .more = UCCH_LOAD(&f->differs)});
+    send_note(s, (envelope){.kind = ABORT, .number = first, .more = UCCH_LOAD(&f->differs)});
     return UCCH_MOVED;
 }
 
@@ -332,20 +333,20 @@ static int turn_of_sender(share *s) {
         found |= is_first ? UCCH_WATCHED : UCCH_RUNG_LATE;
     }
     uint64_t expected = UCCH_LOAD(&f->expected);
-    int waits = is_first ? UCCH_LOAD(&f->told) < expected : s->under_way || next < expected;
+    int waits = is_first ? UCCH_LOAD(&f->acked) < expected : s->under_way || next < expected;
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
 /* ---- a receiver's turn ---- */
 
-/* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
+/* Note the first undefined call of the sender, and whether the ranks' calls differ. */
 static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted && differs) differ(f, differs);
     if (tainted) UCCH_STORE(f->ring.tainted_there, tainted);
 }
 
-/* True if a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
-static int fits(ucch_flow *f, const ucch_slot_header *s) {
+/* True if the piece is the expected one. Replayed kernels check that themselves. */
+static int is_expected(ucch_flow *f, const ucch_slot_header *s) {
     const due *d = &f->dues[f->settled % f->room];
     if (f->ring.by_device ||
         (s->call == d->call && s->hash == d->hash && s->bytes == d->bytes && s->number == f->settled))
@@ -356,20 +357,20 @@ static int fits(ucch_flow *f, const ucch_slot_header *s) {
 
 static filling *filling_of(const ucch_flow *f, uint64_t piece) { return &f->fillings[piece % (uint64_t)f->ring.depth]; }
 
-/* Looks at `came` first: until the first range has come, `ranges` is that of the piece before in the same slot. */
+/* `came` is read first: until the first range has come, `ranges` is that of the slot's previous piece. */
 static int is_complete(const filling *l) {
     uint32_t came = UCCH_LOAD(&l->came);
     return came && came == __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
 }
 
-/* Publish what has come and was called for, in order, if it fits. With the flow's lock. */
-static void settle_arrivals(ucch_flow *f) {
+/* Publish pieces that have come and match what this rank expects, in order. With the flow's lock. */
+static void publish_arrivals(ucch_flow *f) {
     uint64_t before = f->settled;
     for (filling *l;
          (f->ring.by_device || f->settled < f->expected) && !failed(f) && is_complete(l = filling_of(f, f->settled));) {
         const ucch_slot_header *s = slot_of(f, f->settled);
         note_tainted(f, s->tainted, s->differs);
-        if (!fits(f, s)) break;
+        if (!is_expected(f, s)) break;
         __atomic_store_n(&l->came, 0, __ATOMIC_RELAXED);
         UCCH_STORE(&f->settled, f->settled + 1);
     }
@@ -377,7 +378,7 @@ static void settle_arrivals(ucch_flow *f) {
     if (f->ring.by_device) UCCH_STORE(&f->expected, f->settled);
 }
 
-/* Note a range in the timeline: under way, as far as one can tell, since the flow has had something to await. */
+/* Record a range in the timeline; its beginning is not known here, so it is when the flow began to wait. */
 static void note_arrival(const share *s, size_t bytes) {
     const ucch_flow *f = s->flow;
     if (!UCCH_TRACING) return;
@@ -386,19 +387,19 @@ static void note_arrival(const share *s, size_t bytes) {
     ucch_trace_end(ucch_trace_begin_wire(wire_of(f, s->which), f->key, bytes, since ? since : now), 0);
 }
 
-/* A range is in its slot. */
+/* A range has been stored in its slot. */
 static void range_came(share *s, size_t bytes, filling *l) {
     ucch_flow *f = s->flow;
     note_arrival(s, bytes);
-    s->got++;
-    s->news = 1;
+    s->received++;
+    s->has_new_data = 1;
     if (__atomic_add_fetch(&l->came, 1, __ATOMIC_ACQ_REL) != __atomic_load_n(&l->ranges, __ATOMIC_RELAXED)) return;
     ucch_take(&f->lock, UCCH_AT_FLOW);
-    settle_arrivals(f);
+    publish_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
 }
 
-/* Range whose data libucp fetches from its sender. */
+/* A range that libucp fetches from the sender. */
 typedef struct fetch {
     share *by;
     filling *into;
@@ -420,7 +421,7 @@ static ucs_status_t fetch_range(share *s, filling *l, char *into, const ucch_pac
     ucp_request_param_t params = params_of((void *)fetched, data, s->slots);
     void *request =
         ucp_am_recv_data_nbx(ucch_wire_worker(wire_of(s->flow, s->which)), m->data, into, m->bytes, &params);
-    if (begun(s, request)) return UCS_INPROGRESS;
+    if (is_pending(s, request)) return UCS_INPROGRESS;
     if (!request) range_came(s, m->bytes, l);
     free(data);
     return UCS_INPROGRESS;
@@ -431,7 +432,7 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
     uint64_t ahead = e->number - UCCH_LOAD(&f->settled);
     if (ahead >= (uint64_t)f->ring.depth || e->range >= e->n || e->n > (uint32_t)f->ranges ||
         m->bytes > length_of(f, f->ring.stride - UCCH_FLOW_HEADER, (int)e->range)) {
-        fail(f, UCCH_FAIL_MISMATCH); /* of any call */
+        fail(f, UCCH_FAIL_MISMATCH); /* for any call */
         return UCS_OK;
     }
     filling *l = filling_of(f, e->number);
@@ -443,32 +444,32 @@ static ucs_status_t receive_range(share *s, const envelope *e, const ucch_packet
     return UCS_OK;
 }
 
-/* Tell the sender how many ranges have come by a wire, each time that some more have, and by the first which slots it
- * may fill again. */
-static int tell_taken(share *s) {
+/* Acknowledge ranges received by this wire, a quarter of the window at a time; the first wire also acknowledges
+ * consumed pieces. */
+static int send_ack(share *s) {
     ucch_flow *f = s->flow;
     int is_first = s->which == f->first;
-    uint32_t more = is_first ? UCCH_LOAD(f->ring.consumed) - (uint32_t)f->told : 0;
-    if (s->telling || (!more && s->got - s->reported < f->window / 4)) return 0;
-    uint64_t taken = is_first ? f->told + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
-    s->reported = s->got;
-    if (more) UCCH_STORE(&f->told, taken);
-    tell(s, (envelope){.kind = TAKEN, .number = taken, .more = refused, .n = s->got});
+    uint32_t more = is_first ? UCCH_LOAD(f->ring.consumed) - (uint32_t)f->acked : 0;
+    if (s->note_in_flight || (!more && s->received - s->acknowledged < f->window / 4)) return 0;
+    uint64_t taken = is_first ? f->acked + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
+    s->acknowledged = s->received;
+    if (more) UCCH_STORE(&f->acked, taken);
+    send_note(s, (envelope){.kind = ACK, .number = taken, .more = refused, .n = s->received});
     return UCCH_MOVED;
 }
 
 static int turn_of_receiver(share *s) {
     ucch_flow *f = s->flow;
-    int found = (s->news ? UCCH_MOVED : 0) | (f->ring.by_device ? UCCH_WATCHED : 0) | tell_taken(s);
+    int found = (s->has_new_data ? UCCH_MOVED : 0) | (f->ring.by_device ? UCCH_WATCHED : 0) | send_ack(s);
     uint64_t expected = UCCH_LOAD(&f->expected);
-    s->news = 0;
-    int waits = UCCH_LOAD(&f->settled) < expected || s->telling || (s->which == f->first && f->told < expected);
+    s->has_new_data = 0;
+    int waits = UCCH_LOAD(&f->settled) < expected || s->note_in_flight || (s->which == f->first && f->acked < expected);
     return found | (waits ? UCCH_AWAITED : 0);
 }
 
-/* ---- what a wire calls, with its lock ---- */
+/* ---- callbacks of the wire, with its lock ---- */
 
-static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
+static ucs_status_t on_message(ucch_poller *poller, const ucch_packet *m) {
     share *s = (share *)poller;
     ucch_flow *f = s->flow;
     int status = failed(f);
@@ -476,7 +477,7 @@ static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
     if (m->header_bytes != sizeof(e)) return UCS_OK;
     memcpy(&e, m->header, sizeof(e));
     if (e.kind == ABORT && status != UCCH_FAIL_CONNECTION) note_tainted(f, e.number, e.more);
-    if (e.kind == TAKEN && !status) on_taken(s, &e);
+    if (e.kind == ACK && !status) on_ack(s, &e);
     return e.kind == DATA && !status ? receive_range(s, &e, m) : UCS_OK;
 }
 
@@ -487,7 +488,7 @@ static int turn(ucch_poller *poller) {
     if (UCCH_LOAD(&s->with->failed)) fail(f, UCCH_FAIL_CONNECTION);
     if (!failed(f)) found = f->sends ? turn_of_sender(s) : turn_of_receiver(s);
     if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_CONNECTION) found |= send_abort(s);
-    /* Once a call has failed here, no thread waits for the rest. */
+    /* after a failed call no thread waits for the rest */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
 
@@ -515,9 +516,9 @@ static int note_due(ucch_flow *f, due d) {
     return 0;
 }
 
-/* This rank's call `number` brings, or takes, so many bytes more, in pieces of which all but the last have `piece`;
- * before its stream does. 0, or a failure. */
-int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
+/* Expect a message of call `number`: `bytes` bytes in pieces of `piece`, the last of which may be shorter. Called
+ * before the stream moves it. Returns 0 or a failure. */
+int ucch_flow_expect(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
     size_t left = bytes, one;
     int status;
     ucch_take(&f->lock, UCCH_AT_FLOW);
@@ -525,47 +526,47 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
         one = left < piece ? left : piece;
         status = note_due(f, (due){one, number, hash});
     } while (!status && (left -= one));
-    if (!status && !f->sends) settle_arrivals(f);
+    if (!status && !f->sends) publish_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
     if (!status) wake_for(f, bytes < piece ? bytes : piece);
     return status;
 }
 
-/* A call is about to fail here, and data to be garbage (`tainted_here`): note from which call on the ranks differ, if
- * that is why, as a sender's peer is to know. */
+/* A call is about to fail here (`tainted_here`); `call` is the first that differs between the ranks if that is the
+ * cause, to tell the sender's peer. */
 void ucch_flow_differs(ucch_flow *f, uint64_t call) { UCCH_STORE(&f->differs, call); }
 
-/* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
- * thread. */
+/* Wake the flow's first wire: there is a failure to tell the peer, or a stream will publish a piece soon, and nothing
+ * else wakes the thread. */
 void ucch_flow_wake(ucch_flow *f) { ucch_wire_wake(wire_of(f, f->first)); }
 
-/* ---- making and ending flows ---- */
+/* ---- start and end of flows ---- */
 
-/* With the wire's lock: have the wire serve its share. */
-static int join(ucch_flow *f, int which, uint64_t key) {
+/* Add one wire's share as its poller; with the wire's lock. */
+static int add_share(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
     s->flow = f;
     s->which = which;
     s->with = ucch_wire_connection(wire_of(f, which), key);
-    /* Once for all that goes through them: it takes longer than a range on its way. */
+    /* register once: registering takes longer than sending a range */
     ucp_mem_map_params_t slots = {
         .field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = UCS_MEMORY_TYPE_HOST};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
     if (!s->with) return UCCH_FAIL_CONNECTION;
-    s->poller = (ucch_poller){.turn = turn, .come = come, .tag = f->tag};
-    ucch_wire_serve(wire_of(f, which), &s->poller);
+    s->poller = (ucch_poller){.turn = turn, .on_message = on_message, .tag = f->tag};
+    ucch_wire_add_poller(wire_of(f, which), &s->poller);
     return 0;
 }
 
-/* A direction of a ring with process `key`, over the first `nwires` wires; `tag`, alike on both sides, tells it from
- * all others of either process. The ring's words are 0. NULL: it cannot be. */
+/* A direction of a ring with process `key` over the first `nwires` wires. `tag` is the same on both sides and unique in
+ * both processes. The ring's counters are 0. NULL on failure. */
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
     ucch_flow *f = calloc(1, sizeof(*f));
     if (!f) return NULL;
     size_t slot = ring->stride - UCCH_FLOW_HEADER;
     *f = (ucch_flow){.ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .key = key, .room = 64};
-    uint64_t alike = 1; /* wires from which on others are slower, by which no short piece goes */
+    uint64_t alike = 1; /* wires before the first slower one: only these carry short pieces */
     while (alike < (uint64_t)nwires && !ucch_wire_slower(wire_of(f, (int)alike)))
         alike++;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % alike);
@@ -582,23 +583,23 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     int status = f->dues && (f->sendings || f->fillings) ? 0 : UCCH_FAIL_MEMORY;
     for (int i = 0; i < nwires && !status; i++) {
         ucch_wire_lock(wire_of(f, i));
-        status = join(f, i, key);
+        status = add_share(f, i, key);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (status) ucch_flow_free(f);
     return status ? NULL : f;
 }
 
-/* True if all pieces that were called for have been consumed, and their sender knows. */
+/* True if all expected pieces have been consumed, and the sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
     uint32_t consumed = UCCH_LOAD(f->ring.consumed);
-    uint64_t told = UCCH_LOAD(&f->told);
-    if (f->ring.by_device) return consumed == UCCH_LOAD(f->ring.published) && (uint32_t)told == consumed;
-    return told == UCCH_LOAD(&f->expected);
+    uint64_t acked = UCCH_LOAD(&f->acked);
+    if (f->ring.by_device) return consumed == UCCH_LOAD(f->ring.published) && (uint32_t)acked == consumed;
+    return acked == UCCH_LOAD(&f->expected);
 }
 
-/* Nothing is under way any more, here and there: give everything back. Not 0: libucp still has something of it, and it
- * stays, with its ring. */
+/* Free the flow; nothing may be in flight on either side. Returns not 0 if libucp still has requests: then flow and
+ * ring are kept. */
 int ucch_flow_free(ucch_flow *f) {
     int left = 0;
     for (int i = 0; i < f->nwires; i++) {
@@ -608,7 +609,7 @@ int ucch_flow_free(ucch_flow *f) {
             ucp_worker_progress(ucch_wire_worker(wire_of(f, i)));
         left += s->under_way;
         if (!s->under_way && s->slots) ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), s->slots);
-        ucch_wire_dismiss(wire_of(f, i), &s->poller);
+        ucch_wire_remove_poller(wire_of(f, i), &s->poller);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (left) return left;

@@ -5,12 +5,12 @@
 
 typedef struct ucch_wire ucch_wire;
 
-/* Results of a user's turn: data moved, data is awaited, data may come without a doorbell, or comes with one that is
- * rung late. */
+/* Results of a poller's turn: data moved; data is awaited; data may come without waking the thread (a kernel writes
+ * it); or with a wake-up that comes late. */
 enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4, UCCH_RUNG_LATE = 8 };
 
-/* Message that has come by a wire. `is_later`: its data is still at the sender, and `data` what libucp fetches it by.
- */
+/* A message that a wire has received. `is_later`: its data is still at the sender, and `data` is libucp's descriptor to
+ * fetch it. */
 typedef struct ucch_packet {
     const void *header;
     size_t header_bytes;
@@ -19,19 +19,20 @@ typedef struct ucch_packet {
     int is_later;
 } ucch_packet;
 
-/* In a tag: who receives is there before anything is sent, and what comes without it is for one that has gone. */
+/* Bit of a tag: the receiver exists before anything is sent, so a message that finds none is for a receiver that has
+ * gone. */
 #define UCCH_WIRE_EXPECTED ((uint64_t)1 << 63)
 
-/* Work of one wire's thread: `turn` is called again and again, and `come` with messages of its tag, by which their
- * headers begin; both with the wire's lock. `come` says UCS_INPROGRESS if it has libucp fetch the data. */
+/* Work of a wire's thread, called with the wire's lock: `turn` again and again, and `on_message` with messages whose
+ * header begins with `tag`. `on_message` returns UCS_INPROGRESS if it has libucp fetch the data. */
 typedef struct ucch_poller {
     int (*turn)(struct ucch_poller *poller);
-    ucs_status_t (*come)(struct ucch_poller *poller, const ucch_packet *message);
+    ucs_status_t (*on_message)(struct ucch_poller *poller, const ucch_packet *message);
     uint64_t tag;
-    struct ucch_poller *next, *same; /* of the wire; of those whose tags lie in one place */
+    struct ucch_poller *next, *same; /* next: of the wire; same: with the same hash of the tag */
 } ucch_poller;
 
-/* Connection with a peer's wire; never freed. */
+/* Connection with a wire of a peer process; never freed. */
 typedef struct ucch_connection {
     uint64_t key;
     ucp_ep_h ep;
@@ -45,8 +46,8 @@ int ucch_wire_slower(int wire);
 ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, ucp_request_param_t *params);
 ucch_connection *ucch_wire_connection(int wire, uint64_t key);
-void ucch_wire_serve(int wire, ucch_poller *poller);
-void ucch_wire_dismiss(int wire, ucch_poller *poller);
+void ucch_wire_add_poller(int wire, ucch_poller *poller);
+void ucch_wire_remove_poller(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);
 void ucch_wire_wake(int wire);
@@ -55,17 +56,16 @@ void ucch_wires_wake(int wire, int most);
 
 /* Flows: one direction of a ring between two hosts, carried by wires (flow.c). */
 
-/* Bytes before the data of each slot, in which the sender's thread says what it is. */
+/* Size of the header before each slot's data, in which the sender's thread describes the piece. */
 #define UCCH_FLOW_HEADER sizeof(ucch_slot_header)
-/* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
+/* Lowest bit of a flow's own tag, and the lowest bit that differs between flows of a rank. */
 #define UCCH_FLOW_TAG_BIT 11
 #define UCCH_FLOW_SPREAD_BIT 15
 
-/* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
- * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told
- * us, there. `tells`, of one ring between two ranks: the sender's failure is told by it. `by_device`: no host knows of
- * pieces before they are published, as kernels that are replayed say themselves, in its header, what is in a slot, and
- * compare. */
+/* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; counters of pieces put
+ * in and taken out; and the first call whose data is undefined, on this rank and, as the peer has told, there. `tells`:
+ * this ring (one between two ranks) carries news of the sender's failure. `by_device`: hosts know nothing of a piece
+ * before it is published; replayed kernels write its description into the header themselves, and compare it. */
 typedef struct ucch_slots {
     char *slots;
     size_t stride;
@@ -78,30 +78,30 @@ typedef struct ucch_slots {
 typedef struct ucch_flow ucch_flow;
 
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag);
-int ucch_flow_due(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
+int ucch_flow_expect(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
 int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
 void ucch_flow_differs(ucch_flow *flow, uint64_t call);
 void ucch_flow_wake(ucch_flow *flow);
 int ucch_flow_quiet(const ucch_flow *flow);
 int ucch_flow_free(ucch_flow *flow);
 
-/* Connections with processes of other hosts, beside the data (link.c), all under their lock; and whether a host answers
- * at its addresses, as our kernel knows it. */
+/* Connections with processes of other hosts, beside the data (link.c), guarded by the lock of links; and whether the
+ * kernel reaches a host's addresses. */
 
-/* The most bytes of a message's data. */
+/* Most bytes of a message's data. */
 #define UCCH_LINK_BYTES 8224
 
 typedef struct ucch_link_header {
-    uint32_t bytes, kind; /* of what follows; kinds from 2 on are the listener's */
+    uint32_t bytes, kind; /* bytes: of the data; kinds from 2 on are for the listener */
     uint64_t key;
 } ucch_link_header;
 
-/* Callbacks of one user of the connections: all are called by the thread, and with the lock. */
+/* Callbacks of the one user of the connections, all called by the link thread with the lock held. */
 typedef struct ucch_listener {
-    /* A message has come: 0, or not 0 where no peer of ours would send it. */
+    /* A message has come. Returns 0, or not 0 if no correct peer would send it. */
     int (*on_message)(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
-    void (*on_turn)(void);              /* ten times a second */
-    void (*on_lost)(int link, int how); /* UCCH_DIED or what else has become of the process */
+    void (*on_turn)(void);              /* called ten times a second */
+    void (*on_lost)(int link, int how); /* `how`: UCCH_DIED, or what else has happened to the process */
 } ucch_listener;
 
 void ucch_links_listen(const ucch_listener *listener);

@@ -1,9 +1,8 @@
-/* Network threads that carry the slots of rings between hosts (flow.c): one worker and one direction each, as a worker
- * that sends and receives over TCP carries 2 GB/s each way and one with a single direction 5.
+/* Wires: network threads that carry slots of rings between hosts (flow.c), with one UCX worker and one direction each:
+ * a worker that sends and receives over TCP carries 2 GB/s each way, one with a single direction 5 GB/s.
  *
- * They see host memory only. Their UCX contexts have no transport of a device's, every request names the kind of its
- * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
- */
+ * Wires access host memory only. Their UCX contexts have no device transports, every request states its memory type,
+ * and nothing in this folder can call a driver. So a device's streams can wait for wires under any allocator. */
 #define _GNU_SOURCE
 #include "net/net.h"
 
@@ -14,21 +13,20 @@
 #include <unistd.h>
 
 #define MOST_WIRES (2 * UCCH_MOST_WIRES)
-/* After its last work a thread looks for more this long before it sleeps until it is rung, and with nothing under way
- * looks this often at what libucp may want to do. */
+/* After its last work a thread polls this long before it sleeps until it is woken; while asleep it polls libucp this
+ * often. */
 #define BUSY_POLL_S 200e-6
 #define IDLE_S 10e-3
-/* Lingering and looks where devices hand over data without a word to it: graphs are replayed soon again, or not for
- * long. */
+/* The same where kernels hand over data without waking the thread: a graph is replayed again soon, or not for long. */
 #define WATCH_POLL_S 1.0
 #define WATCH_S 1e-3
-/* Lingering of the other wires of such a flow, which the first one rings once it has seen a piece: to wake them one by
- * one takes longer than to send it. */
+/* The same for the other wires of such a flow. The first wire wakes them once it has seen a piece: waking them one by
+ * one takes longer than sending it. */
 #define RUNG_LATE_POLL_S 5e-3
-/* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
- * so that a wait is prolonged by no more. Where other threads want the core, as a yield that took longer than CROWDED_S
- * or a nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a
- * tenth of a core from those it waits for. */
+/* While something is awaited: quiet time after which the thread naps between polls, and the longest nap. A nap is at
+ * most NAP_SHARE of the quiet time, so it prolongs the wait by no more. Where other threads want the core (a yield took
+ * longer than CROWDED_S, or a nap ended LATE_S late) it naps earlier and longer: a thread that polls every 50 us takes
+ * a tenth of a core from the threads it waits for. */
 #define PATIENCE_S 2e-3
 #define LONGEST_NAP_S 50e-6
 #define CROWDED_PATIENCE_S 50e-6
@@ -38,21 +36,21 @@
 #define CROWDED_TURNS 64
 #define NAP_SHARE 0.25
 #define SLACK_NS 2000
-/* Yields of the thread, so that threads that wait for its lock get it. */
+/* Yields of the thread between turns while other threads wait for its lock. */
 #define LET_OTHERS 100
 
-/* A thread, as those see it that have work for it. */
+/* State of a thread, for threads that may wake it. */
 enum { AWAKE, ASLEEP, WAKING };
 
-/* Number of the active messages of a wire, and what libucp says of them. */
+/* Id of a wire's active messages, and flags of libucp's for them. */
 #define MESSAGES 1
 #define WHOLE 1
 #define SEND_EAGER 2
 #define IS_RNDV (1u << 17)
-/* Places by which pollers are found, by their tags. */
+/* Size of the table of pollers by tag, in bits. */
 #define PLACE_BITS 6
 
-/* Message that came before the poller it is for; its data is a copy, unless it is still at the sender. */
+/* A message that came before its poller; its data is copied unless it is still at the sender. */
 typedef struct early {
     ucch_packet message;
     uint64_t tag;
@@ -67,12 +65,12 @@ struct ucch_wire {
     pthread_mutex_t lock, wake_lock;
     pthread_cond_t wake;
     int wanted, rung, state, stop;
-    int eager;  /* sends data at once: libucp has no faster way by its transports */
-    int slower; /* than others, as its port is */
+    int eager;  /* send data at once: libucp has no faster protocol for this transport */
+    int slower; /* this wire's port is slower than that of others */
     ucch_connection *connections;
     ucch_poller *pollers, *by_tag[1 << PLACE_BITS];
     early *early;
-    cpu_set_t cores; /* that it runs on */
+    cpu_set_t cores; /* on which it runs */
 };
 
 static ucch_wire wires[MOST_WIRES];
@@ -88,10 +86,10 @@ void ucch_wire_lock(int wire) {
 
 void ucch_wire_unlock(int wire) { ucch_give(&wires[wire].lock, UCCH_AT_WIRE); }
 
-/* There is work for its thread, which is to be woken by ucch_wires_wake. */
+/* Note work for the thread; the caller then wakes it by ucch_wires_wake. */
 void ucch_wire_mark(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
 
-/* Wake a thread that sleeps: 1, or 0 where it does not, or another thread wakes it. */
+/* Wake a thread. Returns 1, or 0 if it is awake or another thread is waking it. */
 static int wake(ucch_wire *w) {
     int state = ASLEEP;
     if (!__atomic_compare_exchange_n(&w->state, &state, WAKING, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
@@ -101,8 +99,8 @@ static int wake(ucch_wire *w) {
     return 1;
 }
 
-/* Wake up to `most` of the threads that sleep and have work, from that of a wire on. Each of them wakes two more: a
- * caller would take some microseconds for each, and long calls have up to 24. */
+/* Wake up to `most` sleeping threads that have work, from that of `wire` on. Each of them wakes two more: the caller
+ * would need some microseconds per thread, and long calls use up to 24. */
 void ucch_wires_wake(int wire, int most) {
     int n = UCCH_LOAD(&nwires);
     for (int i = 0; i < n && most; i++) {
@@ -111,7 +109,7 @@ void ucch_wires_wake(int wire, int most) {
     }
 }
 
-/* There is work for its thread. */
+/* Note work for the thread, and wake it. */
 void ucch_wire_wake(int wire) {
     ucch_wire_mark(wire);
     wake(&wires[wire]);
@@ -125,7 +123,7 @@ int ucch_wire_slower(int wire) { return wires[wire].slower; }
 
 /* ---- the thread ---- */
 
-/* Sleep until rung, for so long at most. */
+/* Sleep until woken, at most `seconds`. */
 static void idle_wait(ucch_wire *w, double seconds) {
     pthread_mutex_lock(&w->wake_lock);
     __atomic_store_n(&w->state, ASLEEP, __ATOMIC_SEQ_CST);
@@ -135,7 +133,8 @@ static void idle_wait(ucch_wire *w, double seconds) {
     pthread_mutex_unlock(&w->wake_lock);
 }
 
-/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps others from the core. */
+/* Between two turns, `quiet` seconds after the last progress: yield, or nap if that would keep other threads from the
+ * core. */
 static void rest(double now, double quiet) {
     static _Thread_local int crowded;
     double longest = crowded ? LONGEST_CROWDED_NAP_S : LONGEST_NAP_S, share = NAP_SHARE * quiet, nap = 0;
@@ -167,11 +166,11 @@ static int turn(ucch_wire *w) {
     return found;
 }
 
-static void *serve(void *at) {
+static void *wire_main(void *at) {
     ucch_wire *w = at;
     int number = (int)(w - wires);
     double moved = ucch_now();
-    sched_setaffinity(0, sizeof(w->cores), &w->cores); /* launchers bind a rank to one */
+    sched_setaffinity(0, sizeof(w->cores), &w->cores); /* launchers bind a rank to one core */
     prctl(PR_SET_NAME, "ucch-wire");
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     while (!__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST)) {
@@ -201,13 +200,13 @@ static ucch_poller **place_of(ucch_wire *w, uint64_t tag) {
     return &w->by_tag[tag * 0x9e3779b97f4a7c15u >> (64 - PLACE_BITS)];
 }
 
-/* Each wire that sends is followed by one that receives. */
+/* Sending and receiving wires alternate. */
 static int is_receiver(const ucch_wire *w) { return (w - wires) % 2 == 1; }
 
-/* Keep a message until there is a poller for it. Where that never comes, as a call has failed here before it made its
- * ring, the message stays until the process ends, and so do the communicator's rings (channels.py): who sends may still
- * send, and what has come is at most what it has on its way. */
-static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
+/* Keep a message until its poller exists. If it never does, because a call has failed here before it made its ring, the
+ * message is kept until the process ends, like the communicator's rings (channels.py): the peer may still send, at most
+ * what it has in flight. */
+static ucs_status_t keep_early(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
     size_t bytes = m->is_later ? 0 : m->bytes;
     early *l = malloc(sizeof(*l) + m->header_bytes + bytes);
     if (!l) return UCS_ERR_NO_MEMORY;
@@ -220,9 +219,9 @@ static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
     return m->is_later ? UCS_INPROGRESS : UCS_OK;
 }
 
-/* Called by libucp, in its progress. */
-static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                         const ucp_am_recv_param_t *param) {
+/* Called by libucp in ucp_worker_progress. */
+static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
     ucch_wire *w = arg;
     uint64_t tag;
     ucch_packet m = {header, header_bytes, data, bytes, (param->recv_attr & IS_RNDV) != 0};
@@ -231,12 +230,12 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
     ucch_poller *p = *place_of(w, tag);
     while (p && p->tag != tag)
         p = p->same;
-    if (p) return p->come(p, &m);
-    /* What comes back to a sender that is not there is for one that has gone. */
-    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep(w, tag, &m) : UCS_OK;
+    if (p) return p->on_message(p, &m);
+    /* A message to a sender that does not exist is for one that has gone. */
+    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep_early(w, tag, &m) : UCS_OK;
 }
 
-/* With the wire's lock: send a message, as libucp's ucp_am_send_nbx does. */
+/* Send a message like ucp_am_send_nbx; with the wire's lock. */
 ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, ucp_request_param_t *params) {
     if (wires[wire].eager) {
@@ -246,10 +245,11 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
     return ucp_am_send_nbx(ep, MESSAGES, header, header_bytes, data, bytes, params);
 }
 
-/* ---- making and ending wires ---- */
+/* ---- start and end of wires ---- */
 
 static int start(ucch_wire *w, ucp_context_h context) {
-    ucp_am_handler_param_t messages = {.field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = come, .arg = w};
+    ucp_am_handler_param_t messages = {
+        .field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = on_active_message, .arg = w};
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
@@ -258,13 +258,13 @@ static int start(ucch_wire *w, ucp_context_h context) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
     ucch_cond_init(&w->wake);
-    if (!status && !pthread_create(&w->thread, NULL, serve, w)) return 0;
+    if (!status && !pthread_create(&w->thread, NULL, wire_main, w)) return 0;
     ucp_worker_destroy(w->worker);
     return status ?: UCCH_FAIL_MEMORY;
 }
 
-/* One more wire, in a UCX context and on cores of its own: its number, or a failure. Those of a parent are not a
- * child's. `eager`: it sends all data at once. `slower`: than others, as its port is. */
+/* Start a wire in its own UCX context on these cores. Returns its number or a failure. A child after fork starts again
+ * from 0. `eager`: it sends all data at once. `slower`: its port is slower than that of other wires. */
 int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores) {
     if (owner != getpid()) {
         nwires = 0;
@@ -280,7 +280,7 @@ int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores
     return start(&wires[nwires], context) ?: __atomic_fetch_add(&nwires, 1, __ATOMIC_RELEASE);
 }
 
-/* Its address, for peers that connect to it; to be given back to libucp. 0, or a failure. */
+/* The address for peers that connect to this wire; to be released with ucch_wire_forget. Returns 0 or a failure. */
 int ucch_wire_address(int wire, void **address, size_t *bytes) {
     ucch_wire_lock(wire);
     int status = ucp_worker_get_address(wires[wire].worker, address, bytes);
@@ -290,8 +290,8 @@ int ucch_wire_address(int wire, void **address, size_t *bytes) {
 
 void ucch_wire_forget(int wire, void *address) { ucp_worker_release_address(wires[wire].worker, address); }
 
-/* Stop the thread; the process is about to end. Its worker stays: to close connections that the peers' threads still
- * look at would be an error to them, and libucp would print it. */
+/* Stop the thread before the process ends. Its worker is kept: if it were destroyed, the peers' threads would see
+ * closed connections as errors, and libucp would print them. */
 void ucch_wire_stop(int wire) {
     if (owner != getpid()) return;
     __atomic_store_n(&wires[wire].stop, 1, __ATOMIC_SEQ_CST);
@@ -303,7 +303,7 @@ void ucch_wire_stop(int wire) {
 
 static void lost(void *arg, ucp_ep_h ep, ucs_status_t status) { UCCH_STORE(&((ucch_connection *)arg)->failed, 1); }
 
-/* The connection with a process that has not broken; NULL without one. */
+/* The working connection with a process; NULL if there is none. */
 ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
     ucch_connection *c = wires[wire].connections;
     while (c && (c->key != key || UCCH_LOAD(&c->failed)))
@@ -311,7 +311,7 @@ ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
     return c;
 }
 
-/* Connect a wire with one of another process's, which has this address, once: 0, or a failure. */
+/* Connect with a wire of another process at this address, unless connected. Returns 0 or a failure. */
 int ucch_wire_meet(int wire, uint64_t key, const void *address) {
     ucch_wire *w = &wires[wire];
     int status = 0;
@@ -333,8 +333,8 @@ int ucch_wire_meet(int wire, uint64_t key, const void *address) {
 
 /* ---- pollers ---- */
 
-/* With the wire's lock: have its thread look after a poller, which gets what has come for it. */
-void ucch_wire_serve(int wire, ucch_poller *poller) {
+/* Add a poller, and give it the messages that came before; with the wire's lock. */
+void ucch_wire_add_poller(int wire, ucch_poller *poller) {
     ucch_wire *w = &wires[wire];
     ucch_poller **place = place_of(w, poller->tag);
     poller->next = w->pollers;
@@ -347,13 +347,13 @@ void ucch_wire_serve(int wire, ucch_poller *poller) {
             continue;
         }
         *at = l->next;
-        poller->come(poller, &l->message);
+        poller->on_message(poller, &l->message);
         free(l);
     }
 }
 
-/* With the wire's lock. */
-void ucch_wire_dismiss(int wire, ucch_poller *poller) {
+/* Remove a poller; with the wire's lock. */
+void ucch_wire_remove_poller(int wire, ucch_poller *poller) {
     UCCH_UNLINK(wires[wire].pollers, poller, next);
     UCCH_UNLINK(*place_of(&wires[wire], poller->tag), poller, same);
 }

@@ -1,26 +1,26 @@
-/* Lanes: messages on device memory that the streams of two ranks hand each other, and no host in between.
+/* Lanes: messages on device memory that streams of two ranks pass to each other without a host.
  *
- * A lane is one direction between two ranks of a communicator with channels (shm/channels.c). It has two rings there:
- * one slot of the first for every message, with a header and the data of a short one; and the slots of the second for
- * the pieces of long ones. A kernel of the sender's, in a stream of the lane's own, waits for a free slot, copies and
- * tells; one of the receiver's waits, copies and tells. So a sender runs ahead by as much as the rings hold, both sides
- * may send first, and messages are matched in the order in which either side has posted them. The receiver's kernel
- * compares the header with what was asked for, and passes over a message that does not fit.
+ * A lane is one direction between two ranks of a communicator with channels (shm/channels.c). It has two rings: every
+ * message takes a slot of the first, for a header and the data of a short message; pieces of long messages take slots
+ * of the second. A kernel of the sender, in the lane's stream, waits for a free slot, copies and signals; a kernel of
+ * the receiver waits, copies and signals. So a sender runs ahead by as much as the rings hold, both ranks may send
+ * first, and messages match in the order in which they were posted on both sides. The receiver's kernel compares the
+ * header with the receive's arguments, and skips a message that does not match.
  *
- * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
- * what is sent. Where the send needs nothing of its receiver the stream moves it itself, or waits for it. A stream that
- * waited for a receiver could wait in a circle, so other sends are of a copy, which the stream makes. A short send that
- * needs nothing of its receiver the caller's stream always moves: two events less for the driver and the device.
+ * A send may be ordered in the caller's stream: later work of the stream, such as refilling the buffer, does not change
+ * the data sent. If the rings have room the stream moves the data itself, or waits for the move. If not, a stream that
+ * waited for the receiver could deadlock, so the stream makes a copy, which is sent. A short send is always moved by
+ * the caller's stream if the rings have room: two events fewer for driver and device.
  *
- * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by a thread that makes progress: then nothing waits in a circle. What
- * has nothing to wait for and is long is not a kernel's but copies, there and wherever all of a message is ready when
- * it is posted: its slots are free, or hold it already. Streams that wait for slots would have to be let go when a
- * message is given up, and would write to slots that a receiver still reads; a kernel looks, and stops.
+ * Where streams of a device share queues (no ucch_may_hold), progress gives a kernel to its stream only when the kernel
+ * has nothing to wait for, part of a long message at a time: then there is no deadlock. Long messages, or parts, that
+ * need not wait are moved by copy engines, there and wherever a whole message is ready when it is posted (its slots are
+ * free, or filled already). Copies that waited in a stream for slots would have to be released when a message is given
+ * up, and would then write to slots that a receiver still reads; a kernel checks, and stops.
  *
- * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
- * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
- * to bring. What goes to host memory the host takes out of the ring itself. */
+ * Messages matched by libucp (offer.c) have lanes of their own with one ring for pieces. They are moved in the order of
+ * the numbers that the receiver gives, and always in parts: no kernel waits for another message's data. For a receive
+ * in host memory the host copies out of the ring itself. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,22 +29,22 @@
 
 #define DEPTH UCCH_LANE_DEPTH
 #define THREADS 512
-/* Blocks for a short message, and to send and to receive a long one. Two write to pinned memory as fast as more do (50
- * of the 55 GB/s of copy engines), and hold up those less that read from it at the same time: 64 MiB each way at once
- * had 38 GB/s each with two and eight, 32 with eight and eight (H200). */
+/* Blocks for a short message, and to send and to receive a long one. Two blocks write to pinned memory as fast as more
+ * (50 of the copy engines' 55 GB/s), and delay concurrent reads from it less: 64 MiB in each direction at once ran at
+ * 38 GB/s each with two and eight blocks, 32 GB/s with eight and eight (H200). */
 #define SHORT_BLOCKS 1
 #define OUT_BLOCKS 2
 #define IN_BLOCKS 8
-/* Bytes from which copy engines move what need not wait: of 64 MiB, two directions at a time had 26 GB/s each by
- * kernels and 32 by copies (two H200s), which leave all multiprocessors to other kernels; a short message would take
- * longer by them. */
+/* Size from which copy engines move data that need not wait: 64 MiB in two directions at once ran at 26 GB/s each with
+ * kernels and 32 GB/s with copies (two H200s), which leave all multiprocessors to other kernels. For shorter messages
+ * kernels are faster. */
 #define LONG ((uint64_t)4 << 20)
-/* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
+/* Most pieces of a copy: sender and receiver then work on one copy each while another one is ready. */
 #define MOST (UCCH_RING_SLOTS / 4)
 
 static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
 
-/* ---- giving a stream its work ---- */
+/* ---- work for the stream ---- */
 
 static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     if (bytes <= l->shorts->slot && !l->is_matched) return 0;
@@ -52,12 +52,11 @@ static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     return (uint32_t)((bytes + piece - 1) / piece);
 }
 
-/* True if the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
- */
-static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
+/* True if the pieces of a long message cannot arrive, as no receive so far had room for one; nothing can arrive behind
+ * it. */
+static int cannot_arrive(const ucch_lane *l) { return l->is_recv && l->shorts->flow && !l->longs->flow; }
 
-/* Launch a kernel for the header, if `head`, and pieces from one number up to another; the last one says how it ended.
- */
+/* Launch a kernel for the header (`head`) and pieces `from` to `to`; the `last` kernel of a message reports its end. */
 static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t from, uint32_t to, int last) {
     ucch_lane_copy c = {.shorts = l->shorts->seen + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride,
                         .longs = l->longs->seen,
@@ -79,17 +78,17 @@ static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t f
                         .from = from,
                         .to = to,
                         .status = (unsigned)m->status,
-                        .flags = (l->comes ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
-    c.flags |= loses(l) ? LANE_LOSES : 0;
+                        .flags = (l->is_recv ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
+    c.flags |= cannot_arrive(l) ? LANE_LOSES : 0;
     int is_long = to > from && pieces_of(l, c.bytes);
-    unsigned blocks = !is_long ? SHORT_BLOCKS : l->comes ? IN_BLOCKS : OUT_BLOCKS;
+    unsigned blocks = !is_long ? SHORT_BLOCKS : l->is_recv ? IN_BLOCKS : OUT_BLOCKS;
     void *arguments[] = {&c};
     return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, m->stream), "launch");
 }
 
-/* In the lane's stream a message is behind what the caller's had done when it was posted, and behind the message
- * before, which the caller's may have moved. */
-static int enter(ucch_lane *l, const ucch_lane_message *m) {
+/* Order a message in the lane's stream behind the caller's stream as of its posting, and behind the previous message,
+ * which the caller's stream may have moved. */
+static int order_in_stream(ucch_lane *l, const ucch_lane_message *m) {
     const device_ops *ops = ucch_bound_ops();
     int refused = 0, is_behind = l->moved_by != l->stream;
     l->moved_by = m->stream;
@@ -99,20 +98,20 @@ static int enter(ucch_lane *l, const ucch_lane_message *m) {
     return ucch_device_fail(refused, "a stream's wait");
 }
 
-/* Record an event behind what the stream has of a message. */
-static int mark(ucch_lane *l, const ucch_lane_message *m) {
+/* Record an event behind a message's work in its stream. */
+static int record_done(ucch_lane *l, const ucch_lane_message *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
 }
 
-/* Whole: its kernels may wait for what the other side has still to do. */
+/* Give the stream the whole message: its kernels may wait for the other rank. */
 static int queue_all(ucch_lane *l, ucch_lane_message *m) {
-    int status = enter(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: mark(l, m);
+    int status = order_in_stream(l, m) ?: launch(l, m, 1, 0, UINT32_MAX, 1) ?: record_done(l, m);
     UCCH_STORE(&m->queued, 1);
     return status;
 }
 
-/* The header of a message that has come, as a host reads it. */
+/* Read the header of a message that has arrived, on the host. */
 static void read_header(const ucch_lane *l, ucch_lane_message *m) {
     const char *slot = l->shorts->ring + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride;
     const ucch_slot_header *h = (const ucch_slot_header *)slot - 1;
@@ -125,17 +124,17 @@ static void read_header(const ucch_lane *l, ucch_lane_message *m) {
         m->status = LANE_TOO_LONG;
 }
 
-/* How many pieces more a kernel can move without waiting. */
+/* Number of further pieces that a kernel can move without waiting. */
 static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
-    if (l->comes)
+    if (l->is_recv)
         there = UCCH_LOAD(l->longs->published.at) - next;
     else
         there = UCCH_LOAD(l->longs->consumed.at) + UCCH_RING_SLOTS - next;
     return (int32_t)there < 0 ? 0 : there < left ? there : left;
 }
 
-/* Note how a message ends, in the line where a kernel would have. */
+/* Write a message's end into its line, as a kernel would. */
 static void note_end(ucch_lane *l, const ucch_lane_message *m) {
     ucch_lane_line *line = line_of(l, m->number);
     line->status = (unsigned)m->status;
@@ -143,8 +142,9 @@ static void note_end(ucch_lane *l, const ucch_lane_message *m) {
     line->bytes = m->found_bytes;
 }
 
-/* Wires read how much there is in a slot; one that comes late, how much there is of a later piece (net/flow.c). */
-static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
+/* Write the headers of slots for wires, which read the piece's size there; a wire that is late may read that of a later
+ * piece (net/flow.c). */
+static void write_headers(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
     for (uint32_t k = number; k != number + n; k++) {
         char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
         ucch_slot_header *h = (ucch_slot_header *)slot - 1;
@@ -154,8 +154,8 @@ static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t 
     }
 }
 
-/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. Fewer than a copy is to
- * have wait for the rest of it: each copy, and what tells of it, has its cost. */
+/* Have a copy engine move pieces that need not wait, up to piece `to`, and signal the other rank. A chunk is moved only
+ * when all of its pieces are ready: each copy and signal has a cost. */
 static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
     uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
     ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
@@ -164,11 +164,12 @@ static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
         uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, MOST);
         if (n > to - m->done) break;
         uint64_t at = m->done * piece, bytes = m->found_bytes - at < piece ? m->found_bytes - at : piece;
-        if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
-        if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
+        if (!l->is_recv && l->longs->flow) write_headers(l, m, k, n, bytes);
+        if (m->data && !m->status)
+            status = ucch_channel_copy(l->longs, l->is_recv, k, n, m->data + at, bytes, l->stream);
         if (!status)
-            status = ucch_counter_signal(l->comes ? l->longs->consumed : l->longs->published, k + n, l->channels->await,
-                                         l->stream);
+            status = ucch_counter_signal(l->is_recv ? l->longs->consumed : l->longs->published, k + n,
+                                         l->channels->await, l->stream);
         m->done += n;
     }
     if (status || m->done < m->pieces) return status;
@@ -176,7 +177,7 @@ static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
     return ucch_counter_signal(line, m->number, l->channels->await, l->stream);
 }
 
-/* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */
+/* Give the stream the pieces that are ready. Returns 1 if it then has the whole message, 0 if not, or a failure. */
 static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     uint32_t from = m->done, to = from + pieces_ready(l, m);
     int status = 0;
@@ -184,32 +185,31 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
         status = copy_pieces(l, m, to);
     else if (to > from)
         status = launch(l, m, 0, from, m->done = to, to == m->pieces);
-    if (m->done > from && !status) status = mark(l, m);
+    if (m->done > from && !status) status = record_done(l, m);
     if (status || m->done < m->pieces) return status;
     UCCH_STORE(&m->queued, 1);
     return 1;
 }
 
-/* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
- * failure.
- */
+/* Give the stream what need not wait of a message. Returns 1 if it then has the whole message, 0 if not, or a
+ * failure. */
 static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     int status = 0;
     if (!m->headed) {
-        if (l->comes ? !ucch_reached(l->shorts->published.at, m->number)
-                     : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
+        if (l->is_recv ? !ucch_reached(l->shorts->published.at, m->number)
+                       : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
             return 0;
-        if (l->comes) read_header(l, m);
-        m->pieces = m->status && loses(l) ? 0 : pieces_of(l, m->found_bytes);
+        if (l->is_recv) read_header(l, m);
+        m->pieces = m->status && cannot_arrive(l) ? 0 : pieces_of(l, m->found_bytes);
         m->headed = 1;
-        status = enter(l, m) ?: launch(l, m, 1, 0, 0, !m->pieces) ?: mark(l, m);
+        status = order_in_stream(l, m) ?: launch(l, m, 1, 0, 0, !m->pieces) ?: record_done(l, m);
     }
     return status ?: queue_pieces(l, m);
 }
 
-/* The host's part of a message to its memory: as above. It takes nothing before the stream has taken all of the message
- * before: one word says how far both are. */
-static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
+/* Copy arrived pieces to host memory, on the host; returns as queue_pieces. Waits until the stream has taken all of the
+ * previous message, as both use one counter. */
+static int copy_to_host(ucch_lane *l, ucch_lane_message *m) {
     if (!ucch_reached(l->longs->consumed.at, m->base + m->done)) return 0;
     uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
     for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
@@ -226,7 +226,7 @@ static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
     return 1;
 }
 
-/* As queue_ready, of a message that libucp has matched, from when its turn has come. */
+/* As queue_ready, for a message that libucp has matched, once its number is next. */
 static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
     if (l->posted != m->number) {
         if (l->posted + 1 != m->number || UCCH_LOAD(&l->taken[m->number % DEPTH])) return 0;
@@ -234,12 +234,12 @@ static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
         l->taken[m->number % DEPTH] = 1;
         m->base = l->pieces;
         l->pieces += m->pieces;
-        if (!l->comes && l->longs->flow) ucch_flow_wake(l->longs->flow);
+        if (!l->is_recv && l->longs->flow) ucch_flow_wake(l->longs->flow);
     }
-    return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
+    return m->by_host ? copy_to_host(l, m) : queue_pieces(l, m);
 }
 
-/* With the turn: go on with those that wait, in their order; whether anything has moved. */
+/* Give the streams work of waiting messages, in order; with the turn. Returns whether any was queued whole. */
 static int queue_waiting(ucch_lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
@@ -284,7 +284,8 @@ static int advance_locked(ucch_op *op) {
     m->found_bytes = line->bytes;
     m->found_tag = line->tag;
     if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
-    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && loses(l)) ucch_lane_fail(l, UCCH_FAIL_BROKEN);
+    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && cannot_arrive(l))
+        ucch_lane_fail(l, UCCH_FAIL_BROKEN);
     if (line->status == LANE_TOO_LONG) return end_locked(m, UCCH_FAIL_TRUNCATED);
     if (line->status == LANE_OTHER_TAG) return end_locked(m, UCCH_FAIL_MISMATCH);
     if (m->sync && !ucch_reached(l->shorts->consumed.at, m->number)) return moved;
@@ -295,18 +296,17 @@ static int check_locked(ucch_op *op, double now) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     const ucch_lane *l = m->of;
     if (l->failed) return l->failed;
-    int bad = ucch_board_forsaken(m->board, m->slot, op->started, now, &m->left);
+    int bad = ucch_board_check_message(m->board, m->slot, op->started, now, &m->left);
     const ucch_channel *rings[] = {l->shorts, l->longs};
     for (int i = 0; i < 2; i++)
         if (bad != UCCH_FAIL_REVOKED && rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX))
             return UCCH_FAIL_CONNECTION;
-    int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
+    int is_there = l->is_recv && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
     if (bad != UCCH_LATER) return bad;
-    return is_there ? 0 : UCCH_FAIL_PEER; /* what is there is taken in time */
+    return is_there ? 0 : UCCH_FAIL_PEER; /* a message that has arrived will be taken in time */
 }
 
-/* A message cannot be taken back: those that come behind it would be taken for it. The lane carries nothing any more.
- */
+/* A message cannot be cancelled: the next one would match in its place. The lane fails. */
 static void abandon_locked(ucch_op *op, int status) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     ucch_lane_fail(m->of, status);
@@ -322,13 +322,13 @@ ucch_lane_message *ucch_lane_message_new(void) { return calloc(1, sizeof(ucch_la
 
 void ucch_lane_message_free(ucch_lane_message *m) {
     give_copy(m);
-    if (m->of) ucch_lane_let_go(m->of);
+    if (m->of) ucch_lane_unref(m->of);
     free(m);
 }
 
 ucch_op *ucch_lane_message_op(ucch_lane_message *m) { return &m->op; }
 
-/* True if a stream may still use its memory, although it has ended for us. */
+/* True if a stream may still use the message's memory, even if it has ended. */
 int ucch_lane_message_held(const ucch_lane_message *m) {
     const ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
@@ -337,13 +337,13 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     uint32_t done = UCCH_LOAD(&line_of(l, m->number)->done);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     UCCH_ON_DEVICE;
-    int passed = 1; /* given up when only a part of it had been given to the stream */
+    int passed = 1; /* given up when only part of it was given to the stream */
     ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
     return !passed;
 }
 
-static void describe(ucch_lane_message *m, int peer, int comes) {
-    m->about = (ucch_record){.kind = comes ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
+static void describe(ucch_lane_message *m, int peer, int is_recv) {
+    m->about = (ucch_record){.kind = is_recv ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
                              .bytes = m->bytes,
                              .peer = peer,
                              .tag = m->tag == UCCH_ANY_TAG ? -1 : (int32_t)m->tag,
@@ -351,37 +351,37 @@ static void describe(ucch_lane_message *m, int peer, int comes) {
     m->op.about = &m->about;
 }
 
-/* With the lane's turn: 0, or why the message cannot be taken now. */
-static int admit(ucch_lane *l, ucch_lane_message *m) {
+/* Returns 0, or why the message cannot be posted now; with the lane's turn. */
+static int check_post(ucch_lane *l, ucch_lane_message *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
-    uint32_t refused = l->comes ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
+    uint32_t refused = l->is_recv ? 0 : UCCH_LOAD(l->shorts->consumed.at + 1);
     if (refused != l->refused) {
         m->number = l->refused = refused;
         return UCCH_FAIL_REFUSED;
     }
     if (UCCH_LOAD(&l->taken[(l->posted + 1) % DEPTH])) return UCCH_LATER;
-    return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
+    return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->is_recv, LONG_LANE_RING) : 0;
 }
 
-/* True if every message so far has ended. */
+/* True if all messages so far have ended. */
 static int is_empty(const ucch_lane *l) { return UCCH_LOAD(&line_of(l, l->posted)->done) == l->posted; }
 
-/* True if a send ends without its receiver, and without any other stream than its own: the rings have room. */
-static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
+/* True if a send can end without its receiver and without another stream: the rings have room. */
+static int ends_without_receiver(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
            (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
 }
 
-/* True if such a send can be the stream's own work: that was the message before, too, or nothing is under way. What
- * copy engines move is the lane's, as are messages where streams share queues. */
+/* True if such a send can be work of the caller's stream: that stream moved the previous message, or nothing is under
+ * way. Copies by copy engines always use the lane's stream, and so do all messages where streams share queues. */
 static int goes_directly(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     return m->bytes < LONG && ucch_may_hold() && (is_empty(l) || l->moved_by == stream);
 }
 
-/* Let `stream` copy what is to be sent. */
-static int set_aside(ucch_lane_message *m, void *stream) {
+/* Let `stream` copy the data to send. */
+static int copy_aside(ucch_lane_message *m, void *stream) {
     m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
     if (!m->copy) return UCCH_FAIL_DEVICE;
     int status = ucch_device_fail(ucch_bound_ops()->copy(m->copy, m->data, m->bytes, stream), "copy");
@@ -389,20 +389,20 @@ static int set_aside(ucch_lane_message *m, void *stream) {
     return status;
 }
 
-/* True if a copy engine can have all of a long message now: its slots are free, or hold it already. */
+/* True if a copy engine can move a whole long message now: its slots are free, or filled already. */
 static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     const ucch_channel *ring = l->shorts;
-    if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,
-                                         l->comes ? m->number : m->number - UCCH_RING_SLOTS))
+    if (m->bytes < LONG || !ucch_reached(l->is_recv ? ring->published.at : ring->consumed.at,
+                                         l->is_recv ? m->number : m->number - UCCH_RING_SLOTS))
         return 0;
-    if (l->comes) read_header(l, m);
+    if (l->is_recv) read_header(l, m);
     m->pieces = pieces_of(l, m->found_bytes);
     int fits = !m->status && m->found_bytes >= LONG && pieces_ready(l, m) == m->pieces;
     m->status = 0;
     return fits;
 }
 
-/* With the lane's turn: give the stream its work if that can be, else it has it later. */
+/* Give the stream its work if possible, else later; with the lane's turn. */
 static int queue(ucch_lane *l, ucch_lane_message *m) {
     if (ucch_may_hold()) {
         int status = needs_no_wait(l, m) ? queue_ready(l, m) : queue_all(l, m);
@@ -415,16 +415,16 @@ static int queue(ucch_lane *l, ucch_lane_message *m) {
     return 0;
 }
 
-/* With the lane's turn: give the message its number, and queue it. */
+/* Number the message, and queue it; with the lane's turn. */
 static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
-    int status = admit(l, m);
+    int status = check_post(l, m);
     if (status) return status;
     m->number = l->posted + 1;
     int ordered = m->ordered && m->bytes, may_be_direct = ordered || m->bytes <= l->shorts->slot;
-    int alone = !l->comes && may_be_direct && ends_alone(l, m, stream);
+    int alone = !l->is_recv && may_be_direct && ends_without_receiver(l, m, stream);
     int direct = alone && goes_directly(l, m, stream);
     m->stream = direct ? stream : l->stream;
-    if (ordered && !alone) status = set_aside(m, stream);
+    if (ordered && !alone) status = copy_aside(m, stream);
     if (!status && !direct)
         status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
     if (status) return status;
@@ -432,7 +432,7 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     l->from = stream;
     l->taken[++l->posted % DEPTH] = 1;
     m->base = l->pieces;
-    if (!l->comes) {
+    if (!l->is_recv) {
         l->pieces += pieces_of(l, m->bytes);
         m->found_bytes = m->bytes;
         m->found_tag = m->tag;
@@ -443,15 +443,15 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
 }
 
-/* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
- * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LANE_MESSAGE_*. */
+/* Send to a rank, or receive from it, when `stream` reaches this point. Returns 0, UCCH_LATER if too many messages are
+ * under way, or a failure. `slot` is the peer's on the board; `how` is made of UCCH_LANE_MESSAGE_*. */
 int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
-    int status = 0, comes = !!(how & UCCH_LANE_MESSAGE_COMES);
-    ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
+    int status = 0, is_recv = !!(how & UCCH_LANE_MESSAGE_COMES);
+    ucch_lane *l = ucch_lane_with(all, peer, is_recv, 0, &status);
     if (!l) return status;
-    if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
+    if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is a retry */
     *m = (ucch_lane_message){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
                              .of = l,
                              .board = all->board,
@@ -461,7 +461,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
                              .tag = tag,
                              .sync = how & UCCH_LANE_MESSAGE_SYNC,
                              .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
-    describe(m, peer, comes);
+    describe(m, peer, is_recv);
     pthread_mutex_lock(&l->turn);
     status = post(l, m, (void *)stream);
     pthread_mutex_unlock(&l->turn);
@@ -475,7 +475,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
     return 0;
 }
 
-/* ---- messages that libucp has matched ---- */
+/* ---- messages matched by libucp ---- */
 
 static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
     ucch_lane_message **at = &l->waiting;
@@ -486,16 +486,16 @@ static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
     if (!m->behind) l->last = &m->behind;
 }
 
-/* Move a message as number `*number` of its lane, which a receiver is given here and its sender has to know: 0,
- * UCCH_LATER while the lane is made, or a failure. */
+/* Move a message as number `*number` of its lane: the receiver is given the number here, and its sender has to be told.
+ * Returns 0, UCCH_LATER while the lane is being made, or a failure. */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
                                   uint32_t *number) {
-    int comes = !!(how & UCCH_LANE_MESSAGE_COMES), status;
-    ucch_lane *l = ucch_lane_matched_locked(all, peer, comes, &status);
+    int is_recv = !!(how & UCCH_LANE_MESSAGE_COMES), status;
+    ucch_lane *l = ucch_lane_matched_locked(all, peer, is_recv, &status);
     if (!l) return status;
-    if (comes) *number = ++l->promised;
+    if (is_recv) *number = ++l->promised;
     __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
-    if (m->of) ucch_lane_let_go(m->of);
+    if (m->of) ucch_lane_unref(m->of);
     *m = (ucch_lane_message){.op.kind = &by_progress,
                              .of = l,
                              .board = all->board,
@@ -514,18 +514,18 @@ int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int pee
     return 0;
 }
 
-/* Give up a receive that is under way: what still comes is passed over, so that those behind it come, too. */
+/* Give up a receive that is under way: its data is discarded, so that later messages can arrive. */
 void ucch_lane_message_pass_locked(ucch_lane_message *m) { m->data = NULL; }
 
-/* Give up one whose number the sender cannot be told. */
+/* Give up a message whose sender cannot be told its number. */
 void ucch_lane_message_abandon_locked(ucch_lane_message *m, int status) {
     if (m->op.state == UCCH_ACTIVE) abandon_locked(&m->op, status);
 }
 
 /* ---- streams that wait for messages ---- */
 
-/* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
- * The message has `timeout` seconds from now, if that is not 0. */
+/* Let a stream wait until the message has been moved. Returns 1, 0 if the message has not been given to a stream yet,
+ * or a failure. A `timeout` other than 0 counts from now. */
 int ucch_lane_message_follow(ucch_lane_message *m, uintptr_t stream, double timeout) {
     if (UCCH_LOAD(&m->op.state) == UCCH_DONE) return 1;
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);

@@ -1,8 +1,7 @@
-/* Lanes of a communicator: how they are made, when they are first used, and how they end (lane.c has what they do).
+/* Lanes of a communicator: creation at first use, and their end (lane.c moves their messages).
  *
- * A lane needs pinned memory, a stream and events, for which a driver may have a thread wait: they are made without the
- * engine's lock. For a message that libucp has just matched, and whose sender is known only then, a thread does that.
- */
+ * A lane needs pinned memory, a stream and events, which may block in the driver, so it is made without the engine's
+ * lock. The lane for a message that libucp has just matched, whose sender is known only then, is made by a thread. */
 #include "p2p/p2p.h"
 
 #include <stdlib.h>
@@ -23,11 +22,11 @@ ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
     return all;
 }
 
-/* Have all that a lane needs of the device: 0, or a failure. Nothing is allocated: that could wait for streams which
- * wait for what this lane is to send. */
-static int equip(ucch_lane *l) {
+/* Create the stream and events of a lane. Returns 0 or a failure. No memory is allocated: that could wait for streams
+ * that wait for messages of this lane. */
+static int make_streams(ucch_lane *l) {
     const device_ops *ops = ucch_bound_ops();
-    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->comes, &l->arrived);
+    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->is_recv, &l->arrived);
     l->lines = (ucch_lane_line *)lines.at;
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
@@ -41,8 +40,8 @@ static int equip(ucch_lane *l) {
     return status;
 }
 
-/* A message has gone, or the lane itself. */
-void ucch_lane_let_go(ucch_lane *l) {
+/* Drop a reference: of a message, or the lane's own. */
+void ucch_lane_unref(ucch_lane *l) {
     if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL)) return;
     pthread_mutex_destroy(&l->turn);
     free(l);
@@ -56,13 +55,13 @@ static void drop(ucch_lane *l) {
         if (l->done[i]) ops->event_free(l->done[i]);
     }
     l->closed = 1;
-    ucch_lane_let_go(l);
+    ucch_lane_unref(l);
 }
 
-/* NULL and why not. */
-static ucch_lane *make(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
+/* Returns NULL with the reason in `status`. */
+static ucch_lane *make(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status) {
     int ring = is_matched ? MATCHED_LANE_RING : SHORT_LANE_RING;
-    *status = ucch_channels_ring(all->channels, peer, comes, ring);
+    *status = ucch_channels_ring(all->channels, peer, is_recv, ring);
     ucch_lane *l = *status ? NULL : calloc(1, sizeof(*l));
     if (!l) {
         *status = *status ? *status : UCCH_FAIL_MEMORY;
@@ -71,51 +70,51 @@ static ucch_lane *make(ucch_lanes *all, int peer, int comes, int is_matched, int
     pthread_mutex_init(&l->turn, NULL);
     l->channels = all->channels;
     l->peer = peer;
-    l->comes = comes;
+    l->is_recv = is_recv;
     l->is_matched = is_matched;
     l->last = &l->waiting;
     l->refs = 1;
-    l->longs = ucch_channels_at(l->channels, peer, comes, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
-    /* What is matched has no header of ours, and another thread may be making that ring. */
-    l->shorts = is_matched ? l->longs : ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
-    *status = equip(l);
+    l->longs = ucch_channels_at(l->channels, peer, is_recv, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
+    /* matched messages have no header, and another thread may be making the other ring */
+    l->shorts = is_matched ? l->longs : ucch_channels_at(l->channels, peer, is_recv, SHORT_LANE_RING);
+    *status = make_streams(l);
     if (!*status) return l;
     drop(l);
     return NULL;
 }
 
-static ucch_lane **place_of(ucch_lanes *all, int peer, int comes, int is_matched) {
-    return &all->each[UCCH_LANES * peer + 2 * is_matched + comes];
+static ucch_lane **place_of(ucch_lanes *all, int peer, int is_recv, int is_matched) {
+    return &all->each[UCCH_LANES * peer + 2 * is_matched + is_recv];
 }
 
-/* The lane to or from a rank, made at its first use; NULL and why not. Without the engine's lock: to make one waits for
- * the driver. */
-ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
-    ucch_lane **at = place_of(all, peer, comes, is_matched), *l = UCCH_LOAD(at);
+/* The lane to or from a rank, made at its first use; NULL with the reason in `status`. Without the engine's lock, as
+ * the driver may block. */
+ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status) {
+    ucch_lane **at = place_of(all, peer, is_recv, is_matched), *l = UCCH_LOAD(at);
     if (l) return l;
     pthread_mutex_lock(&all->making);
-    l = *at ? *at : make(all, peer, comes, is_matched, status);
+    l = *at ? *at : make(all, peer, is_recv, is_matched, status);
     UCCH_STORE(at, l);
     pthread_mutex_unlock(&all->making);
     return l;
 }
 
-/* It carries nothing any more. */
+/* The lane fails: it carries nothing any more. */
 void ucch_lane_fail(ucch_lane *l, int status) {
     if (!l->failed) l->failed = status;
     UCCH_STORE(&l->lines->done, 1);
 }
 
-/* ---- lanes of messages that libucp has matched ---- */
+/* ---- lanes of messages matched by libucp ---- */
 
-/* How to tell a rank of this host, or another, what a receiver has matched. */
+/* Set the endpoint for answers to a rank, and its slot on the board. */
 void ucch_lanes_reach(ucch_lanes *all, int peer, int slot, ucp_ep_h ep) {
     UCCH_LOCKED;
     all->peers[peer].slot = slot;
     all->peers[peer].ep = ep;
 }
 
-/* Have the lane for such messages to a rank: 0, or a failure. */
+/* Make the lane for such messages to a rank. Returns 0 or a failure. */
 int ucch_lanes_ready(ucch_lanes *all, int peer) {
     int status = 0;
     UCCH_ON_DEVICE;
@@ -123,7 +122,7 @@ int ucch_lanes_ready(ucch_lanes *all, int peer) {
     return status;
 }
 
-static void *make_ordered(void *data) {
+static void *maker_main(void *data) {
     ucch_lane_peer *peer = data;
     ucch_lanes *all = peer->of;
     int status = 0, before = ucch_device_enter();
@@ -137,42 +136,41 @@ static void *make_ordered(void *data) {
     return NULL;
 }
 
-/* Have a thread make the lane from a rank that is known only now, as a message of its is matched: UCCH_LATER, or a
- * failure. */
-static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
+/* Have a thread make the lane from a rank whose message has been matched. Returns UCCH_LATER or a failure. */
+static int start_maker_locked(ucch_lanes *all, ucch_lane_peer *peer) {
     pthread_t maker;
     int known = peer->making;
     if (known != UCCH_LATER) peer->making = 0; /* the next message tries again */
     if (known) return known;
     peer->of = all;
-    if (pthread_create(&maker, NULL, make_ordered, peer)) return UCCH_FAIL_MEMORY;
+    if (pthread_create(&maker, NULL, maker_main, peer)) return UCCH_FAIL_MEMORY;
     pthread_detach(maker);
     peer->making = UCCH_LATER;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
     return UCCH_LATER;
 }
 
-/* The lane of matched messages, for those that have the engine's lock: NULL, and UCCH_LATER while it is made, or a
- * failure. */
-ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status) {
+/* The lane of matched messages, with the engine's lock held. NULL with UCCH_LATER in `status` while it is being made,
+ * or with a failure. */
+ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int is_recv, int *status) {
     *status = UCCH_FAIL_BROKEN;
     if (!all->each || all->is_stopped) return NULL;
-    ucch_lane *l = UCCH_LOAD(place_of(all, peer, comes, 1));
+    ucch_lane *l = UCCH_LOAD(place_of(all, peer, is_recv, 1));
     if (l && l->failed) return NULL;
-    *status = l ? 0 : order_locked(all, &all->peers[peer]);
+    *status = l ? 0 : start_maker_locked(all, &all->peers[peer]);
     return l;
 }
 
 /* ---- the end of lanes ---- */
 
-/* True if our kernels have ended: the last one that was begun has said so, or been passed by its stream. */
+/* True if the lane's kernels have ended: its stream has passed the last one. */
 static int idle(const ucch_lane *l) {
     int passed = 1;
     if (l->begun) ucch_bound_ops()->event_done(l->done[l->begun % UCCH_LANE_DEPTH], &passed);
     return passed;
 }
 
-/* Pass over messages that have come and will not be received, as the communicator is about to end: its senders must not
+/* Discard messages that have arrived and will not be received, before the communicator ends: their senders must not
  * wait. */
 void ucch_lanes_discard(ucch_lanes *all) {
     UCCH_LOCKED;
@@ -188,7 +186,7 @@ void ucch_lanes_discard(ucch_lanes *all) {
     }
 }
 
-/* Let streams go on that wait for what will not come, as the communicator is about to end. */
+/* Release streams that wait for messages that will not come, before the communicator ends. */
 void ucch_lanes_stop(ucch_lanes *all) {
     UCCH_LOCKED;
     all->is_stopped = 1;
@@ -196,7 +194,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
         if (all->each[i]) ucch_lane_fail(all->each[i], UCCH_FAIL_BROKEN);
 }
 
-/* True if nothing of them is under way any more. */
+/* True if nothing of the lanes is under way. */
 int ucch_lanes_idle(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     UCCH_LOCKED;
@@ -208,7 +206,7 @@ int ucch_lanes_idle(ucch_lanes *all) {
     return quiet;
 }
 
-/* Nothing goes by them any more, and nothing is under way. */
+/* Free the lanes' streams and events; nothing is under way. */
 void ucch_lanes_close(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_LANES * all->size; i++)
@@ -216,7 +214,7 @@ void ucch_lanes_close(ucch_lanes *all) {
     all->each = NULL;
 }
 
-/* When no message refers to them any more, nor a thread that makes one. */
+/* Freed when no message refers to it and no thread makes a lane. */
 void ucch_lanes_free(ucch_lanes *all) {
     if (!all || __atomic_sub_fetch(&all->refs, 1, __ATOMIC_ACQ_REL)) return;
     pthread_mutex_destroy(&all->making);

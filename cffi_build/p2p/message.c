@@ -1,14 +1,14 @@
 /* Tagged point-to-point messages over UCP; the data of long ones between devices may go by lanes (offer.c).
  *
- * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
- * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/gate.c).
- * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
- * for their turn, and behind a receive all others. */
+ * A message may start when a stream reaches a point: by then the data to send is there, or the receive buffer may be
+ * overwritten. Neither host nor stream waits and no Python runs: the progress thread polls (gpu/gate.c). Messages of a
+ * communicator do not overtake each other: behind a send that waits for its stream, other sends to the same receiver
+ * wait, too, and behind a receive all other receives. */
 #include <stdlib.h>
 
 #include "p2p/p2p.h"
 
-/* The bits of a tag above a rank and a user's tag: whose communicator it is. */
+/* Bits of a tag above the rank and the user's tag: the communicator. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
 static void sent(void *request, ucs_status_t status, void *data) {
@@ -18,7 +18,7 @@ static void sent(void *request, ucs_status_t status, void *data) {
     ucch_message_end_locked(m, status);
 }
 
-/* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
+/* A receive has ended. If libucp has dropped a message, this one may be another that was matched in its place. */
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
@@ -32,7 +32,7 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
     ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
 }
 
-/* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
+/* Start an active message in libucp. Returns 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
@@ -44,14 +44,14 @@ static int issue_locked(ucch_message *m) {
     }
     if (s->what >= START_RECV) {
         ucp_request_param_t p = ucch_ucp_params(received, m, s->mem_type);
-        /* Of a receive that fails on the spot libucp would not tell the tag and the length. */
+        /* a receive that fails at once would not report tag and length */
         p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
         m->came = 0;
         void *request = s->what == START_MATCHED
                             ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
                             : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);
         if (!m->came) return ucch_message_begun_locked(m, request);
-        return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* it was called back before libucp returned */
+        return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* called back before libucp returned */
     }
     ucp_request_param_t p = ucch_ucp_params(sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
@@ -59,7 +59,7 @@ static int issue_locked(ucch_message *m) {
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
 }
 
-/* Begin a message of a program, which has its turn: 0, or a failure that has ended it. */
+/* Start a message of a program, whose turn it is. Returns 0, or a failure that has ended it. */
 int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start) {
     m->worker = worker;
     m->start = *start;
@@ -68,9 +68,9 @@ int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_s
     return issue_locked(m);
 }
 
-/* ---- whose turn it is ---- */
+/* ---- order ---- */
 
-static ucch_message *first;
+static ucch_message *waiting;
 
 static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
@@ -79,14 +79,14 @@ static int same_queue(const ucch_message *one, const ucch_message *other) {
     return receives ? one->worker == other->worker : one->start.ep == other->start.ep;
 }
 
-/* True if one that waits in the same queue came before. */
+/* True if an earlier message of the same queue still waits. */
 static int has_earlier_pending(const ucch_message *m) {
-    for (const ucch_message *each = first; each && each != m; each = each->behind)
+    for (const ucch_message *each = waiting; each && each != m; each = each->behind)
         if (same_queue(each, m)) return 1;
     return 0;
 }
 
-/* The message that is begun next starts when `stream` gets here: 0, or a failure. */
+/* The next message that is begun on `m` starts when `stream` reaches this point. Returns 0 or a failure. */
 int ucch_message_after(ucch_message *m, void *stream) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
@@ -94,15 +94,15 @@ int ucch_message_after(ucch_message *m, void *stream) {
     return ucch_gate_enter(&m->gate, stream);
 }
 
-/* It no longer waits: its turn has come, or it is cancelled. */
-static void forget_locked(ucch_message *m) {
+/* Take a message out of the queue of waiting ones: it starts now, or is cancelled. */
+static void dequeue_locked(ucch_message *m) {
     if (!m->waits) return;
-    UCCH_UNLINK(first, m, behind);
+    UCCH_UNLINK(waiting, m, behind);
     m->waits = 0;
     ucch_gate_leave_locked(&m->gate);
 }
 
-/* Of a message that its caller begins, which waits for its turn or not, the flight recorder has a record. */
+/* Describe a message for the flight recorder. */
 static void describe(ucch_message *m, int receives) {
     const ucch_start *s = &m->start;
     int has_tag = !receives || s->mask & USER_TAG;
@@ -115,12 +115,12 @@ static void describe(ucch_message *m, int receives) {
     m->op.late = m->waits;
 }
 
-/* True if libucp or a lane has some of it. */
+/* True if libucp or a lane still uses it. */
 static int is_under_way(const ucch_message *m) {
     return m->request != NULL || (m->lane_message && ucch_lane_message_held(m->lane_message));
 }
 
-/* Begin a message: now, or when its turn has come. 0, or a failure. */
+/* Begin a message: now, or when its turn comes. Returns 0 or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
     if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
     UCCH_LOCKED;
@@ -135,15 +135,15 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
-    UCCH_APPEND(first, m, behind);
+    UCCH_APPEND(waiting, m, behind);
     return 0;
 }
 
-/* Start it if its turn has come: whether something has moved. */
-static int try_locked(ucch_message *m) {
+/* Start a waiting message if its turn has come. Returns whether it has. */
+static int try_start_locked(ucch_message *m) {
     int status = has_earlier_pending(m) ? 0 : ucch_gate_open_locked(&m->gate);
     if (!status) return 0;
-    forget_locked(m);
+    dequeue_locked(m);
     ucch_op_started_locked(&m->op);
     if (status < 0)
         ucch_message_end_locked(m, status);
@@ -152,7 +152,7 @@ static int try_locked(ucch_message *m) {
     return 1;
 }
 
-/* ---- what begins when its turn has come ---- */
+/* ---- sends and receives ---- */
 
 static ucch_start start_of(int what, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag) {
     return (ucch_start){.what = what, .ep = ep, .buffer = (void *)(uintptr_t)data, .bytes = bytes, .tag = tag};
@@ -172,7 +172,7 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
     return begin(m, worker, &start, timeout);
 }
 
-/* Send device memory by lanes, to rank `dest` of their communicator: ucch_message_lanes has said from where. */
+/* Send device memory by lanes to rank `dest` of their communicator; ucch_message_lanes has set the memory. */
 int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                     int dest, double timeout) {
     ucch_start start = start_of(START_OFFER, ep, data, bytes, tag);
@@ -180,7 +180,7 @@ int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive what a matching probe has found. */
+/* Receive a message that a matching probe has removed. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       const ucch_offer *found, int mem_type, double timeout) {
     ucch_start start = {.what = START_MATCHED,
@@ -192,7 +192,7 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     return begin(m, worker, &start, timeout);
 }
 
-/* All that was sent by an endpoint, which is closed behind it where it `closes`: to be waited for like a message. */
+/* Flush an endpoint, or close it behind all that was sent (`closes`); waited for like a message. */
 int ucch_flush(ucch_message *m, ucp_ep_h ep, int closes, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucp_request_param_t p = ucch_ucp_params(sent, m, UCS_MEMORY_TYPE_HOST);
@@ -204,14 +204,14 @@ int ucch_flush(ucch_message *m, ucp_ep_h ep, int closes, double timeout) {
 }
 
 /* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any
- * source; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
+ * source; `rank` is its rank or -1. The board outlives the message. */
 void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) {
     m->board = board;
     m->peer = peer;
     m->about.peer = rank;
 }
 
-/* True if libucp or a stream still uses the message and its buffer, although it has ended for us. */
+/* True if libucp or a stream still uses the message and its buffer, even if it has ended. */
 int ucch_message_held(ucch_message *m) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
@@ -222,31 +222,31 @@ int ucch_message_held(ucch_message *m) {
 
 static int advance_locked(ucch_op *op) {
     ucch_message *m = (ucch_message *)op;
-    return m->waits ? try_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
+    return m->waits ? try_start_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
 }
 
-/* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
- * fails later, and only if nothing has matched it: only such a receive can be cancelled. */
+/* A dead peer's messages fail at once. A peer that ended normally may have sent before, so a receive from it fails
+ * later, and only if nothing has matched it: only then can it be cancelled. */
 static int check_locked(ucch_op *op, double now) {
     ucch_message *m = (ucch_message *)op;
-    int bad = m->board ? ucch_board_forsaken(m->board, m->peer, op->started, now, &m->left) : 0;
+    int bad = m->board ? ucch_board_check_message(m->board, m->peer, op->started, now, &m->left) : 0;
     int lost = m->board && m->start.what == START_RECV && ucch_board_lossy(m->board);
     if (lost && bad != UCCH_FAIL_REVOKED) return UCCH_FAIL_LOST;
     if (bad == UCCH_LATER && m->request) ucp_request_cancel(m->worker, m->request);
     return bad == UCCH_LATER ? 0 : bad;
 }
 
-/* A receive is taken out of the matching queue, or what comes for it is passed over; a send stays libucp's until its
- * endpoint closes, and the callback then finds the message no longer active. The owner keeps message and buffer alive
- * (Python never frees abandoned ones). */
+/* A receive leaves the matching queue, or its data is discarded. A send stays with libucp until its endpoint closes;
+ * its callback then finds the message inactive. The owner keeps message and buffer alive (Python never frees abandoned
+ * ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
-    forget_locked(m);
+    dequeue_locked(m);
     if (m->start.what == START_OFFER) return;
     if (m->lanes) ucch_offer_abandon_locked(m);
     if (m->request) ucp_request_cancel(m->worker, m->request);
 }
 
-/* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
+/* The op ends first: a callback run by the cancel then finds nothing to complete. */
 static void give_up_locked(ucch_op *op, int status) {
     ucch_message *m = (ucch_message *)op;
     ucch_op_end_locked(op, status, -1, -1);
@@ -273,7 +273,7 @@ void ucch_message_cancel(ucch_message *m) {
     UCCH_LOCKED;
     if (m->op.state != UCCH_ACTIVE) return;
     if (m->waits) {
-        forget_locked(m);
+        dequeue_locked(m);
         ucch_message_end_locked(m, UCS_ERR_CANCELED);
     } else if (m->request)
         ucp_request_cancel(m->worker, m->request);

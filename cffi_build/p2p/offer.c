@@ -1,15 +1,15 @@
-/* Offers: long messages of device memory, which libucp matches with all others, and whose data goes by lanes (lane.c).
+/* Offers: long messages on device memory, matched by libucp like all others, whose data goes by lanes (lane.c).
  *
- * The sender sends a note with the length and a number of its own, and behind it an offer: a message without data under
- * the user's tag, with a bit that says what it is. The receiver that matches the offer takes the note, which has come
- * before, and answers under the sender's number: by the data's number in the lane, in which order both move their
- * messages, or by the reason why it does not want the data. A probe takes the note, and keeps it for the receive. */
+ * The sender sends a note with the length and a serial number, then an offer: a message without data under the user's
+ * tag with UCCH_OFFER_BIT. The receiver that matches the offer takes the note, which came first, and answers under the
+ * serial number: with the data's number in the lane, the order in which both ranks move messages, or with the reason
+ * why it takes no data. A probe takes the note, and keeps it for the receive. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "p2p/p2p.h"
 
-/* The bits of a tag by which notes and answers are told from what users send. */
+/* Bits of a tag that distinguish notes and answers from messages of users. */
 #define NOTE_TAG ((uint64_t)3 << UCCH_OFFER_BIT)
 #define ANSWER_TAG (NOTE_TAG | OWN_TAG >> 1)
 #define USER_BITS (OWN_TAG - 1)
@@ -27,20 +27,20 @@ static uint64_t answer_tag(uint64_t code, int from, uint64_t serial) {
     return ((code & ~USER_BITS) | ANSWER_TAG | (uint64_t)from << UCCH_SOURCE_BIT) + serial;
 }
 
-/* ---- what the two sides tell each other ---- */
+/* ---- notes and answers ---- */
 
-static void said(void *request, ucs_status_t status, void *data) {
+static void note_sent(void *request, ucs_status_t status, void *data) {
     (void)status;
     ucp_request_free(request);
     free(data);
 }
 
-/* Send a few bytes, whose memory is the caller's: 0, or a failure. */
-static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag) {
+/* Send a copy of a few bytes. Returns 0 or a failure. */
+static int send_bytes_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag) {
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     if (bytes) memcpy(copy, what, bytes);
-    ucp_request_param_t p = ucch_ucp_params(said, copy, UCS_MEMORY_TYPE_HOST);
+    ucp_request_param_t p = ucch_ucp_params(note_sent, copy, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_tag_send_nbx(ep, copy, bytes, tag, &p);
     if (!request || IS_STATUS(request)) free(copy);
     return STATUS_OF(request);
@@ -49,7 +49,7 @@ static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag)
 static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
     ucp_ep_h ep = lanes->peers[source_of(offer->code)].ep;
     uint64_t tag = answer_tag(offer->code, lanes->rank, offer->serial);
-    return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
+    return ep ? send_bytes_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
 }
 
 /* Tell a sender that its data will not be received. */
@@ -57,7 +57,7 @@ static void refuse_locked(ucch_lanes *lanes, const ucch_offer *offer) {
     answer_locked(lanes, offer, (ucch_answer){UCCH_FAIL_CANCELLED, 0});
 }
 
-/* Find the note of the oldest offer under a tag, and take it away: whether there is one. */
+/* Find the note of the oldest offer with this tag; `take` removes it. Returns whether there is one. */
 static int note_of_locked(ucp_worker_h worker, uint64_t code, int take, ucch_offer *found) {
     note **at = &notes;
     while (*at && (*at)->offer.code != code)
@@ -67,7 +67,7 @@ static int note_of_locked(ucp_worker_h worker, uint64_t code, int take, ucch_off
         ucp_tag_message_h matched = ucp_tag_probe_nb(worker, code | NOTE_TAG, ~(uint64_t)0, 1, &info);
         note *n = matched ? calloc(1, sizeof(*n)) : NULL;
         if (!n) return 0;
-        /* It is there whole: of one that is not, and that libucp still writes to, the memory stays. */
+        /* the note has arrived whole; if not, its memory is leaked, as libucp still writes to it */
         ucp_request_param_t p = {0};
         if (ucp_tag_msg_recv_nbx(worker, &n->offer, sizeof(n->offer), matched, &p)) return 0;
         *at = n;
@@ -84,9 +84,9 @@ static int is_offer(const ucp_tag_recv_info_t *info) {
     return (info->sender_tag & NOTE_TAG) == UCCH_OFFER_TAG && !info->length;
 }
 
-/* ---- a message's data ---- */
+/* ---- data ---- */
 
-/* Where a message's data is, or goes, if that is by lanes. 0, or a failure. */
+/* Set the memory of a message whose data may go by lanes. Returns 0 or a failure. */
 int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t bytes, int by_host) {
     if (!m->lane_message) m->lane_message = ucch_lane_message_new();
     if (!m->lane_message) return UCCH_FAIL_MEMORY;
@@ -97,14 +97,15 @@ int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t by
     return 0;
 }
 
-/* Status of a send whose receiver does not take the data: it ends well where the receive was cancelled, or was too
- * short, which is an error on the receiver's side alone. */
+/* Status of a send whose data is not taken: success if the receive was cancelled or too short, which is an error for
+ * the receiver only. */
 static int failure_of(int answer) {
     if (!answer || answer == UCCH_FAIL_TRUNCATED || answer == UCCH_FAIL_CANCELLED) return 0;
     return answer == UCCH_FAIL_BROKEN ? answer : UCCH_FAIL_REFUSED;
 }
 
-/* The receiver has answered. A sender whose time is over goes on, too: its message has been received. */
+/* The receiver has answered. The data is sent even if the sender's timeout has passed: its message has been
+ * received. */
 static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     (void)info;
@@ -119,7 +120,7 @@ static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info
     if (!m->moving) ucch_message_end_locked(m, failure);
 }
 
-/* Offer a message that has begun: 0, or a failure, which has ended it. */
+/* Send the offer of an active message. Returns 0, or a failure that has ended it. */
 int ucch_offer_send_locked(ucch_message *m) {
     static uint64_t serials;
     const ucch_start *s = &m->start;
@@ -129,15 +130,15 @@ int ucch_offer_send_locked(ucch_message *m) {
     int status =
         ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, &m->answer, sizeof(m->answer),
                                                       answer_tag(offer.code, s->dest, offer.serial), ~(uint64_t)0, &p));
-    if (!status) status = say_locked(s->ep, &offer, sizeof(offer), offer.code | NOTE_TAG);
-    if (!status) status = say_locked(s->ep, NULL, 0, offer.code);
+    if (!status) status = send_bytes_locked(s->ep, &offer, sizeof(offer), offer.code | NOTE_TAG);
+    if (!status) status = send_bytes_locked(s->ep, NULL, 0, offer.code);
     if (!status) return 0;
     ucch_message_end_locked(m, status);
     if (m->request) ucp_request_cancel(m->worker, m->request);
     return status;
 }
 
-/* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
+/* Answer an offer once its lane exists. Returns 1 if its data will come, 0 if there is no lane yet, or a failure. */
 static int accept_locked(ucch_message *m) {
     const ucch_offer *offer = &m->start.found;
     int source = source_of(offer->code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
@@ -155,21 +156,21 @@ static int accept_locked(ucch_message *m) {
     return answer.status ? answer.status : status ? status : 1;
 }
 
-/* A receive has matched an offer: 1 when its data comes, 0 where it does later, or a failure. */
+/* A receive has matched an offer. Returns as accept_locked. */
 int ucch_offer_taken_locked(ucch_message *m) {
     m->info = (ucp_tag_recv_info_t){m->start.found.code & ~UCCH_OFFER_TAG, m->start.found.bytes};
     m->by_lane = 1;
     return accept_locked(m);
 }
 
-/* The same of one that libucp has completed; UCCH_LATER: it was a message like any other. */
+/* The same for a receive that libucp has completed. UCCH_LATER: it was no offer. */
 int ucch_offer_arrived_locked(ucch_message *m) {
     if (!m->lanes || !is_offer(&m->info)) return UCCH_LATER;
     if (!note_of_locked(m->worker, m->info.sender_tag, 1, &m->start.found)) return UCCH_FAIL_LOST;
     return ucch_offer_taken_locked(m);
 }
 
-/* Move on with the data of a message: whether anything has moved. */
+/* Advance the data of a message. Returns whether anything moved. */
 int ucch_offer_advance_locked(ucch_message *m) {
     int status = m->matched ? accept_locked(m) : 0;
     if (status < 0) ucch_message_end_locked(m, status);
@@ -180,7 +181,7 @@ int ucch_offer_advance_locked(ucch_message *m) {
     return 1;
 }
 
-/* Give up a receive: its data is passed over, if that comes already; its sender is told, if it has no answer yet. */
+/* Give up a receive: its data is discarded if it is coming already; its sender is told if it has no answer yet. */
 void ucch_offer_abandon_locked(ucch_message *m) {
     if (m->moving) ucch_lane_message_pass_locked(m->lane_message);
     if (m->matched) refuse_locked(m->lanes, &m->start.found);
@@ -189,7 +190,7 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 
 /* ---- probing ---- */
 
-/* True if a message is there; `remove` takes it out of libucp's queue. */
+/* True if a matching message has arrived; `remove` takes it out of libucp's queue. */
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched) {
     ucp_tag_recv_info_t info = {0, 0};
@@ -201,7 +202,7 @@ int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucc
     return *matched != NULL;
 }
 
-/* Receive a message into nothing: its sender must not wait for ever. */
+/* Receive a message and discard it, so that its sender does not wait for ever. */
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
     ucp_request_param_t p = {0};
     void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
@@ -214,7 +215,7 @@ void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matc
     if (found->serial) refuse_locked(lanes, found);
 }
 
-/* Throw away what has arrived under such tags of ours and was never received; returns how many messages that were. */
+/* Discard messages that have arrived with such tags and were never received. Returns their number. */
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;
@@ -223,11 +224,11 @@ int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_worker_progress(worker);
     for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
         ucch_discard_locked(worker, matched);
-    ucp_worker_progress(worker); /* what tells the senders so */
+    ucp_worker_progress(worker); /* lets the senders' requests complete */
     return n;
 }
 
-/* The same of offers: -1, or a rank to which there is no endpoint yet (ucch_lanes_reach). */
+/* The same for offers. Returns -1, or a rank whose endpoint is missing (ucch_lanes_reach). */
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask) {
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;

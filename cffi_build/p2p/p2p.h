@@ -1,4 +1,4 @@
-/* A message as message.c, offer.c and request.c know it. */
+/* Internals of messages (message.c, offer.c, request.c) and lanes (lane.c, lanes.c). */
 #pragma once
 #include <pthread.h>
 
@@ -8,19 +8,19 @@
 #define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
 #define UCCH_OFFER_TAG ((uint64_t)1 << UCCH_OFFER_BIT)
 
-/* A message as its caller asked for it. */
+/* Arguments of a message. */
 typedef struct ucch_start {
     enum { START_SEND, START_SYNC, START_OFFER, START_RECV, START_MATCHED } what;
-    ucp_ep_h ep; /* of a send's receiver */
+    ucp_ep_h ep; /* endpoint of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
     int mem_type, dest;
-    ucp_tag_message_h matched; /* what a matching probe has found, and taken out of libucp's queue */
-    ucch_offer found;          /* by that, or by a receive: the offer that it has got */
+    ucp_tag_message_h matched; /* message that a matching probe has removed from libucp's queue */
+    ucch_offer found;          /* offer that the probe has found, or the receive has matched */
 } ucch_start;
 
-/* What a receiver says of an offer: 0 and the number of its data in the lane, or why it does not want it. */
+/* A receiver's answer to an offer: status 0 and the data's number in the lane, or why it takes no data. */
 typedef struct ucch_answer {
     int32_t status;
     uint32_t number;
@@ -31,18 +31,19 @@ struct ucch_message {
     ucp_worker_h worker;
     void *request;
     ucp_tag_recv_info_t info;
-    int came;          /* a receive has been called back, maybe before libucp's call has returned */
-    ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
+    int came;          /* a receive was called back, possibly before libucp's call returned */
+    ucch_board *board; /* `peer` is its slot, or UCCH_ALL_PEERS; NULL: the peer is not watched */
     int peer;
-    ucch_record about; /* its peer and tag */
-    double left;       /* when the peer was first seen to have ended; 0 = not yet */
-    /* Its start, whether that waits for its turn, for a stream too, and the next one in the queue. */
+    ucch_record about; /* for the flight recorder */
+    double left;       /* when the peer was first seen to have ended; 0: not yet */
+    /* How to start it; `waits`: for earlier messages, or for a stream at `gate`; `behind`: the next one in the
+     * queue. */
     ucch_start start;
     int waits;
     ucch_gate gate;
     ucch_message *behind;
-    /* Data that may go by lanes: where it is, or belongs, and what moves it; whether its receiver has still to answer,
-     * and whether it is on its way. */
+    /* Data that may go by lanes: its memory and size, and the message of the lane. `matched`: the receiver still has to
+     * answer; `moving`: the lane has the data. */
     ucch_lanes *lanes;
     ucch_lane_message *lane_message;
     void *data;
@@ -63,34 +64,34 @@ int ucch_offer_advance_locked(ucch_message *m);
 void ucch_offer_abandon_locked(ucch_message *m);
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
 
-/* For those that have the lock. */
+/* For callers that hold the lock. */
 void ucch_message_abandon_locked(ucch_message *m);
 int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start);
 
-/* Lanes as lane.c, lanes.c and offer.c know them. */
+/* Lanes. */
 
 typedef struct ucch_lane {
-    pthread_mutex_t turn; /* held to give its streams work; never waited for with the engine's lock */
+    pthread_mutex_t turn; /* held while its streams are given work; not waited for with the engine's lock */
     ucch_channels *channels;
     ucch_channel *shorts, *longs;
-    int comes, peer, is_matched;
+    int is_recv, peer, is_matched;
     void *stream, *kernel;
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
-    ucch_lane_line *lines, *lines_seen;        /* the first says whether to stop; the others are of messages */
-    unsigned *arrived;                         /* where a kernel's blocks meet: by slot, at the header and at the end */
-    char taken[UCCH_LANE_DEPTH];               /* lines of messages whose ends were not seen yet */
-    uint32_t posted, begun, pieces;            /* messages so far, and of them to the stream; a sender's pieces */
-    uint32_t refused;                          /* the last message that its sender knows was refused */
-    uint32_t promised;                         /* numbers that a matched lane's receiver has given */
-    void *from;                                /* stream of the messages since the lane was last empty */
-    int mixed;                                 /* these were of several streams */
-    void *moved_by;                            /* stream that has the last message */
-    struct ucch_lane_message *waiting, **last; /* that have not been given to the stream */
+    ucch_lane_line *lines, *lines_seen; /* lines[0]: whether to stop; the others: ends of messages */
+    unsigned *arrived;              /* counters where a kernel's blocks meet: by slot, at the header and at the end */
+    char taken[UCCH_LANE_DEPTH];    /* lines of messages whose end has not been seen yet */
+    uint32_t posted, begun, pieces; /* messages posted, and given to the stream; pieces of a sender */
+    uint32_t refused;               /* last message that the sender knows was refused */
+    uint32_t promised;              /* numbers that the receiver of a matched lane has given out */
+    void *from;                     /* stream of the messages since the lane was last empty */
+    int mixed;                      /* those messages are from several streams */
+    void *moved_by;                 /* stream with the last message */
+    struct ucch_lane_message *waiting, **last; /* messages not given to the stream yet */
     int failed, users, closed;
-    unsigned refs; /* messages that have been posted, and the lane itself */
+    unsigned refs; /* posted messages, and the lane itself */
 } ucch_lane;
 
-/* A message of a lane, for use once. */
+/* A message of a lane, used once. */
 struct ucch_lane_message {
     ucch_op op; /* first */
     ucch_lane *of;
@@ -99,41 +100,41 @@ struct ucch_lane_message {
     int slot; /* of the peer, on the board */
     uint32_t number;
     char *data;
-    void *copy;   /* of what is sent, from the pool */
-    void *stream; /* that moves it: the lane's, or the caller's */
+    void *copy;   /* copy of the data to send, from the pool */
+    void *stream; /* moves the data: the lane's stream, or the caller's */
     uint64_t bytes, tag, found_bytes, found_tag;
     int sync, ordered, queued, by_host;
-    /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
+    /* A message that is given to its stream in parts: whether its header has been, pieces done, and its status. */
     int headed, status;
     uint32_t base, done, pieces;
     double left;
     struct ucch_lane_message *behind;
 };
 
-/* What is known of a rank: how to tell it what a receiver has matched, and where it is on the board. */
+/* A rank: its endpoint for answers, and its slot on the board. */
 typedef struct ucch_lane_peer {
-    ucch_lanes *of; /* once a lane from it has been ordered */
+    ucch_lanes *of; /* set once a lane from it is being made */
     ucp_ep_h ep;
     int slot;
-    int making; /* of the lane from it, of matched messages: UCCH_LATER while it is under way, a failure, or 0 */
+    int making; /* the matched lane from it: UCCH_LATER while it is being made, a failure, or 0 */
 } ucch_lane_peer;
 
 struct ucch_lanes {
     ucch_channels *channels;
     ucch_board *board;
     int rank, size;
-    ucch_lane **each;       /* behind `peers`: by rank, out and in, and the same of matched messages; NULL: closed */
-    pthread_mutex_t making; /* never waited for with the engine's lock */
+    ucch_lane **each;       /* behind `peers`: by rank, out and in, each plain and matched; NULL: closed */
+    pthread_mutex_t making; /* not waited for with the engine's lock */
     int is_stopped;
-    unsigned refs; /* the communicator's, and those of threads that make lanes */
+    unsigned refs; /* the communicator, and threads that make lanes */
     ucch_lane_peer peers[];
 };
 
 /* lanes.c */
-ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status);
-ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status);
+ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status);
+ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int is_recv, int *status);
 void ucch_lane_fail(ucch_lane *l, int status);
-void ucch_lane_let_go(ucch_lane *l);
+void ucch_lane_unref(ucch_lane *l);
 
 /* lane.c */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,

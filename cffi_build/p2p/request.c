@@ -1,8 +1,8 @@
-/* Messages as libucp's requests: callbacks, and what a request has come to. */
+/* Messages as libucp's requests: the result of a request. */
 #include "p2p/p2p.h"
 
-/* True if a message has ended as libucp has given up the connection with a rank of another host: the rank is told, as
- * it may wait for this message (net/circle.c). */
+/* True if a message has failed because libucp has given up the connection with a rank of another host. That rank is
+ * told, as it may wait for this message (net/circle.c). */
 static int is_broken(const ucch_message *m, int status) {
     static const int broken[] = {UCS_ERR_IO_ERROR,        UCS_ERR_UNREACHABLE,   UCS_ERR_TIMED_OUT,
                                  UCS_ERR_REJECTED,        UCS_ERR_NOT_CONNECTED, UCS_ERR_CONNECTION_RESET,
@@ -29,7 +29,7 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     ucch_op_end_locked(&m->op, status, -1, -1);
 }
 
-/* libucp has taken a message, or ended it at once: 0, or the failure that has. */
+/* libucp has accepted a message or completed it at once. Returns 0 or the failure that has ended it. */
 int ucch_message_begun_locked(ucch_message *m, void *p) {
     if (p == NULL || IS_STATUS(p))
         ucch_message_end_locked(m, STATUS_OF(p));

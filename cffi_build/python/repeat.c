@@ -1,8 +1,8 @@
-/* Blocking calls that look like one made before, and transfers of one piece, from Python to their end in one crossing:
- * the module ucc_hetero._repeat in the file of cffi's.
+/* Blocking calls that were made before, and transfers of one piece, from Python to completion in one crossing into C:
+ * the module ucc_hetero._repeat, in the same file as cffi's module.
  *
- * What is looked at here is told by pointers: the call's name, its operation, and of arrays of numpy's, whose struct is
- * part of its interface for compiled code, the type and length. Everything else is Python's business. */
+ * Calls are told apart by pointers: the call's name, its operation, and for numpy arrays (whose struct is part of
+ * numpy's ABI) the dtype and length. Everything else is handled in Python. */
 #include <pyconfig.h>
 #ifndef Py_GIL_DISABLED
 #define Py_LIMITED_API 0x030A0000
@@ -12,21 +12,21 @@
 
 #include "rma/rma.h"
 
-/* Calls that a table knows, and places where one of them may stand. */
+/* Entries of the table, and entries in which one call may be kept. */
 #define ENTRIES 256
 #define PLACES 4
-/* Seconds that are waited before Python looks for signals. */
+/* Seconds to wait before Python checks for signals. */
 #define SLICE 0.05
-/* Of numpy's flags of an array. */
+/* Flags of numpy arrays. */
 #define CONTIGUOUS 0x1
 #define WRITEABLE 0x400
 
 enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM };
 enum { OUTOF, INTO, SIDES };
-/* Objects that tell calls apart: the types of both sides first. */
+/* Objects that distinguish calls; the dtypes of both buffers come first. */
 enum { BY_NAME = SIDES, BY_OP, BY_ROOT, OBJECTS };
 enum { PEER, WHAT, LOCAL, TARGET, HERE, THERE, BYTES, NUMBERS };
-/* As ucch_wait says it; 0: it goes on. */
+/* Results of ucch_wait; 0: still active. */
 enum { DONE = 1, FAILED };
 
 /* The beginning of numpy's PyArrayObject. */
@@ -39,7 +39,7 @@ typedef struct array {
     int flags;
 } array;
 
-/* All that tells calls apart. The objects are kept: no others get their addresses. */
+/* What distinguishes calls. Its objects are kept alive, so that no other object gets their address. */
 typedef struct signature {
     PyObject *objects[OBJECTS];
     Py_ssize_t sizes[SIDES];
@@ -47,9 +47,9 @@ typedef struct signature {
 
 typedef struct entry {
     signature of;
-    PyObject *held; /* (its kind, the program); NULL: nothing is known */
+    PyObject *held; /* (kind, program); NULL: the entry is free */
     ucch_program *native;
-    int busy; /* in another thread */
+    int busy; /* its program is in use by another thread */
 } entry;
 
 typedef struct repeater {
@@ -61,7 +61,7 @@ typedef struct repeater {
 
 static PyTypeObject *ndarray;
 
-/* One side of a call: whether it can be described fast. */
+/* Describe one buffer of a call. Returns 0 if Python has to do it. */
 static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, void **address) {
     of->objects[side] = NULL;
     of->sizes[side] = 0;
@@ -78,7 +78,7 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
     return (a->flags & due) == due;
 }
 
-/* The signature of a call; 0 where it has none. */
+/* Find a call's signature. Returns 0 if it has none. */
 static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, void **addresses) {
     if (!ndarray || n < ROOT + 1 || (n > COUNTS && args[COUNTS] != Py_None) || (n > STREAM && args[STREAM] != Py_None))
         return 0;
@@ -89,7 +89,7 @@ static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signatur
            describe_fast(r, args[RECV], INTO, of, &addresses[INTO]);
 }
 
-/* The first of the places where a call may stand. */
+/* The first of the PLACES entries in which this call may be kept. */
 static entry *places(repeater *r, const signature *of) {
     static const uintptr_t weights[OBJECTS] = {[INTO] = 1, [BY_NAME] = 31, [BY_OP] = 7, [BY_ROOT] = 3};
     uintptr_t mixed = (uintptr_t)(of->sizes[OUTOF] * 5 + of->sizes[INTO]);
@@ -105,16 +105,16 @@ static entry *find(repeater *r, const signature *of) {
     return NULL;
 }
 
-/* Empty an entry; returns what it held, for the caller to let go of, or NULL. */
+/* Empty an entry. Returns its `held`, which the caller has to release, or NULL. */
 static PyObject *take(entry *e) {
     entry gone = *e;
-    memset(e, 0, sizeof(*e)); /* first: the end of an object may use the table */
+    memset(e, 0, sizeof(*e)); /* first: destructors may use the table */
     for (int i = 0; i < OBJECTS; i++)
         Py_XDECREF(gone.of.objects[i]);
     return gone.held;
 }
 
-/* Run a program with the interpreter's lock for a moment, and without it from then on. */
+/* Run a program: briefly with the GIL, then without it. */
 static int run(ucch_program *p, void *const *addresses, double timeout) {
     int state = ucch_program_try(p, addresses[OUTOF], addresses[INTO], timeout);
     if (state == UCCH_LATER || !state) {
@@ -135,8 +135,8 @@ static PyObject *fall_back(const repeater *r, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-/* Wait for the end of a call that goes on, or raise what has come of it. Where that ends by an exception, such as
- * Ctrl-C's, which may be raised before the first line of Python, what the call uses is kept. */
+/* Wait for a call that is still active, or raise its error. If an exception such as KeyboardInterrupt ends the wait,
+ * which may come before Python's first line, the call's buffers are kept alive. */
 static PyObject *go_on(const repeater *r, PyObject *held, PyObject *send, PyObject *recv) {
     PyObject *result = PyObject_CallFunctionObjArgs(r->goes_on, held, send, recv, NULL), *type, *value, *trace;
     if (result) return result;
@@ -147,8 +147,8 @@ static PyObject *go_on(const repeater *r, PyObject *held, PyObject *send, PyObje
     return NULL;
 }
 
-/* call(name, send, recv, op=None, root=-1, counts=None, stream=None): run a blocking call; one that is not known by
- * what has to be called for these. */
+/* call(name, send, recv, op=None, root=-1, counts=None, stream=None): run a blocking call; `general` runs one that is
+ * not in the table. */
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     repeater *r = (repeater *)self;
     signature of;
@@ -163,7 +163,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
         if (!state || state == FAILED) Py_XDECREF(take(e));
     }
     PyObject *result;
-    if (state < 0) /* it was not started: the general way does it, or says why not */
+    if (state < 0) /* not started: the general way runs it or raises */
         result = fall_back(r, args, n);
     else
         result = state == DONE ? Py_NewRef(Py_None) : go_on(r, held, args[SEND], args[RECV]);
@@ -171,8 +171,8 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return result;
 }
 
-/* keep(held, address of the program, name, send, recv, op, root): know such calls from now on. Returns what has to make
- * room, or the same again for a call that cannot be known; else None. */
+/* keep(held, address of the program, name, send, recv, op, root): keep a program for such calls. Returns what it has
+ * replaced, or `held` if the call cannot be kept, or None. */
 static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     repeater *r = (repeater *)self;
     signature of;
@@ -182,7 +182,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     entry *at = places(r, &of), *e = NULL;
     for (int i = 0; i < PLACES && (!e || e->held); i++)
         if (!at[i].busy) e = &at[i];
-    if (!e) Py_RETURN_NONE; /* all are under way: this program is not kept */
+    if (!e) Py_RETURN_NONE; /* all entries are in use: the program is not kept */
     PyObject *out = take(e);
     for (int i = 0; i < OBJECTS; i++)
         Py_XINCREF(of.objects[i]);
@@ -190,7 +190,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return out ? out : Py_NewRef(Py_None);
 }
 
-/* clear(): know nothing any more. */
+/* clear(): empty the table. */
 static PyObject *clear(PyObject *self, PyObject *unused) {
     (void)unused;
     for (int i = 0; i < ENTRIES; i++)
@@ -203,7 +203,7 @@ static PyObject *clear(PyObject *self, PyObject *unused) {
 static int set_up(PyObject *self, PyObject *args, PyObject *names) {
     repeater *r = (repeater *)self;
     (void)names;
-    if (r->general) return 0; /* once */
+    if (r->general) return 0; /* only once */
     if (!PyArg_ParseTuple(args, "OOOO", &r->general, &r->goes_on, &r->given_up, &r->in_place)) return -1;
     Py_INCREF(r->general);
     Py_INCREF(r->goes_on);
@@ -212,7 +212,7 @@ static int set_up(PyObject *self, PyObject *args, PyObject *names) {
     return 0;
 }
 
-/* Objects that may be part of a circle: the functions belong to the table's owner, as do kinds and programs. */
+/* Objects that may be part of a reference cycle: the functions belong to the table's owner, like kinds and programs. */
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     repeater *r = (repeater *)self;
     Py_VISIT(Py_TYPE(self));
@@ -258,7 +258,7 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {"ucc_hetero._repeat.Repeater", sizeof(repeater), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                            slots};
 
-/* arrays(type, sample, address, dtype): arrays of this type can be told, if the sample is seen to be what it is. */
+/* arrays(type, sample, address, dtype): recognize arrays of this type if the sample shows the expected layout. */
 static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 4 || Py_TYPE(args[1]) != (PyTypeObject *)args[0]) Py_RETURN_FALSE;
@@ -271,15 +271,16 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_TRUE;
 }
 
-/* piece(peer, what, local, target, here, there, bytes, timeout): begin a put or get of one piece, by the addresses of
- * the engine's sides: 1 if it is done, its own address, or 0 where it is the general way's business, or is wrong. */
+/* piece(peer, what, local, target, here, there, bytes, timeout): begin a put or get of one piece, given addresses of
+ * engine objects. Returns 1 if it is complete, the transfer's address, or 0 if the general way has to do it or an
+ * argument is wrong. */
 static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     unsigned long long v[NUMBERS];
     (void)module;
     int fits = n == NUMBERS + 1;
     for (int i = 0; fits && i < NUMBERS; i++) {
         v[i] = PyLong_AsUnsignedLongLong(args[i]);
-        fits = v[i] != (unsigned long long)-1; /* it is no number, or none of ours */
+        fits = v[i] != (unsigned long long)-1; /* no number, or out of range */
     }
     double timeout = fits ? PyFloat_AsDouble(args[NUMBERS]) : -1;
     if (!fits || timeout == -1 || !v[PEER] || !v[LOCAL] || !v[TARGET]) {
@@ -290,7 +291,7 @@ static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     ucch_region *local = (ucch_region *)(uintptr_t)v[LOCAL];
     ucch_target *target = (ucch_target *)(uintptr_t)v[TARGET];
     uintptr_t found;
-    /* The engine's lock is only tried with the interpreter's: a thread that has it may wait for the interpreter's. */
+    /* With the GIL the engine's lock is only tried: its holder may be waiting for the GIL. */
     if (ucch_transfer_is_short(local, target, v[BYTES]) && ucch_trylock()) {
         found = ucch_transfer_piece(peer, (int)v[WHAT], local, target, v[HERE], v[THERE], v[BYTES], timeout);
         ucch_unlock();
@@ -302,7 +303,7 @@ static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-/* untrack(object): the garbage collector does not look at it from now on. */
+/* untrack(object): remove it from the garbage collector's list. */
 static PyObject *untrack(PyObject *module, PyObject *object) {
     (void)module;
     PyObject_GC_UnTrack(object);

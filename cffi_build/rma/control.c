@@ -1,4 +1,4 @@
-/* Control messages of one-sided communication: sending them, and finding what received ones name. */
+/* Control messages of one-sided communication: sending, and finding the objects that received ones refer to. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,12 +6,12 @@
 
 #include "rma/rma.h"
 
-/* Seconds between two looks at a link. */
+/* Seconds between two probes of a link. */
 #define FOLLOW_S 1.0
 
 ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid) {
     ucch_peer *p = at->peers;
-    while (p && (p->uid != uid || !p->ep)) /* or it has been closed */
+    while (p && (p->uid != uid || !p->ep)) /* a closed peer has no endpoint */
         p = p->next;
     return p;
 }
@@ -30,7 +30,7 @@ ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial) {
     return t;
 }
 
-/* A counter by its number, which names its use, too: NULL once that is over. */
+/* Find a counter by its number, which includes its use; NULL if that use has ended. */
 uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number) {
     uint64_t which = number % UCCH_RMA_COUNTERS;
     return at->uses[which] == number / UCCH_RMA_COUNTERS ? &at->counters[which] : NULL;
@@ -50,7 +50,7 @@ static void posted(void *request, ucs_status_t status, void *data) {
     free(data);
 }
 
-/* Send a control message: 0, or a failure. */
+/* Send a control message. Returns 0 or a failure. */
 int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes) {
     control_message *l = peer->ep ? malloc(sizeof(*l) + bytes) : NULL;
     if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
@@ -68,7 +68,8 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     return STATUS_OF(request);
 }
 
-/* 0 while it is there, or why it is not: as of a millisecond ago, as each transfer that is under way asks. */
+/* Returns 0 if the peer is alive, or a failure. The check is at most UCCH_RMA_FRESH_S old, as every transfer under way
+ * calls this. */
 int ucch_peer_status(ucch_peer *peer) {
     double now = ucch_now();
     if (peer->status || now - peer->looked < UCCH_RMA_FRESH_S) return peer->status;
@@ -77,7 +78,7 @@ int ucch_peer_status(ucch_peer *peer) {
     return peer->status;
 }
 
-/* The link to a peer that is cut, once something has waited for so long; or NULL. */
+/* The cut link to a peer, if something has waited for `waited` seconds, long enough to probe it; or NULL. */
 const char *ucch_peer_cut_locked(ucch_peer *peer, double waited, double now) {
     if (!peer->patience || waited < peer->patience) return NULL;
     if (now - peer->followed > FOLLOW_S) {
@@ -87,7 +88,8 @@ const char *ucch_peer_cut_locked(ucch_peer *peer, double waited, double now) {
     return peer->is_cut ? peer->link : NULL;
 }
 
-/* Look after what comes, for a while; not what comes as the worker ends, which nothing must refer to any more. */
+/* Keep progress going for messages that come, for a while; not while the worker is being stopped, as nothing may refer
+ * to it then. */
 void ucch_attend_locked(ucch_rma *at) {
     at->heard = ucch_now();
     if (!at->has_thread || at->attention.state == UCCH_ACTIVE) return;
@@ -95,7 +97,7 @@ void ucch_attend_locked(ucch_rma *at) {
     ucch_wake_locked();
 }
 
-/* Wake the thread: there is memory to give back, or it is to end. */
+/* Wake the worker's thread: it is to give memory back, or to end. */
 void ucch_rma_call_locked(ucch_rma *at) {
     pthread_cond_broadcast(&at->calm);
     while (at->has_thread && write(at->calls[1], "", 1) < 0 && errno == EINTR)

@@ -1,24 +1,25 @@
-/* One-sided communication: a worker that others reach, its regions, endpoints, transfers and notifications. */
+/* One-sided communication: a worker with its regions, peers, transfers, notifications and counters. */
 #pragma once
 #include <pthread.h>
 
 #include "shm/shm.h"
 
 #define UCCH_AM_ID 77
-/* Of the control messages below: a peer with another one is refused. */
+/* Version of the control messages; a peer with another one is ignored. */
 #define UCCH_RMA_VERSION 8
-/* Pinned memory by which data of devices travels, each way: slots, bytes of one, and from one to the next. */
+/* Pinned memory through which device data travels, in each direction: number of slots, bytes of one, and from one to
+ * the next. */
 #define UCCH_RMA_SLOTS 8
 #define UCCH_RMA_SLOT ((size_t)2 << 20)
 #define UCCH_RMA_STRIDE (UCCH_RMA_SLOT + UCCH_FLOW_HEADER)
-/* How old may be what is known of a peer's process, in seconds. */
+/* Seconds for which a check that a peer's process is alive stays valid. */
 #define UCCH_RMA_FRESH_S 1e-3
-/* Pieces in a slot at most. */
+/* Most pieces in a slot. */
 #define UCCH_RMA_PIECES 4096
 
-/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; HERE says in which slot there is
- * data for places of a region, PULL asks the owner to send such, MEET has the addresses of wires that are to carry
- * slots; NOTIFY comes after data, and LEAVE last. The others answer. */
+/* Control messages. OPEN asks whether a region exists, REVOKE announces its end; HERE: a slot has data for a region,
+ * PULL: a get, by which the owner is asked to put; MEET: addresses of wires that are to carry slots; NOTIFY follows
+ * data; LEAVE is the last message. The others are answers. */
 enum {
     UCCH_OPEN,
     UCCH_REVOKE,
@@ -37,13 +38,14 @@ enum {
 typedef struct ucch_header {
     uint16_t version, what;
     int32_t status;
-    uint64_t from;          /* the sender's uid */
-    uint64_t serial;        /* of the transfer, where it was begun */
-    uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, HERE: the counter and 1 */
-    uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */
+    uint64_t from;          /* uid of the sender */
+    uint64_t serial;        /* of the transfer, at the worker that began it */
+    uint64_t region, other; /* region: the receiver's. other: PULL: the region of its sender that wants the data;
+                               NOTIFY, HERE: counter plus 1 */
+    uint32_t count, slot;   /* MEET, MET: number of wires, and the sender's number for the direction */
 } ucch_header;
 
-/* What HERE has: the file of its sender's slots, which of those that had its number, and the bytes in one. */
+/* Contents of HERE: the sender's file of slots, identified by its inode too, and the bytes in the slot. */
 typedef struct ucch_here {
     int32_t file;
     uint32_t bytes;
@@ -53,13 +55,13 @@ typedef struct ucch_here {
 typedef struct ucch_carrier ucch_carrier;
 typedef struct ucch_allocation ucch_allocation;
 
-/* Entry of a chunk's table: the data of all follow behind it, from the next whole line on. */
+/* Entry of the table at the beginning of a slot; the data of all entries follows at the next multiple of LINE. */
 typedef struct ucch_place {
     uint64_t offset, bytes;
 } ucch_place;
 
-/* Pinned memory that data passes, outward or inward. `held` is allocated, and has the list of pieces and a copy of the
- * table of what comes in, which lies in a slot of its sender's, or in the `piece`th one that wires carry. */
+/* A slot of pinned memory, outward or inward. `held` holds the list of pieces, and for inward slots a copy of the
+ * table, which is in the sender's slot, or in number `piece` of those that wires carry. */
 typedef struct ucch_slot {
     enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_ARRIVING } state;
     char *held;
@@ -67,16 +69,16 @@ typedef struct ucch_slot {
     ucch_place *table;
     void *event;
     double again;
-    int on_device, is_pinned, is_passed; /* the device copies past it */
+    int on_device, is_pinned, by_device; /* by_device: the device copies directly between regions, without the slot */
     size_t bytes;
-    uint64_t serial; /* of the transfer that waits for it, or 0 */
+    uint64_t serial; /* of the transfer that waits for it; 0: none */
     uint64_t piece;
     ucch_peer *peer;
     ucch_region *region;
     ucch_header header;
 } ucch_slot;
 
-/* An answer of a peer that a region which is closed waits for. */
+/* An answer that a closed region waits for from a peer. */
 typedef struct owed {
     ucch_peer *by;
     struct owed *next;
@@ -88,36 +90,37 @@ struct ucch_region {
     char *base;
     size_t bytes;
     int on_device, closing;
-    int users;  /* what of ours is under way in it */
-    owed *owed; /* by peers that have not let go of it */
+    int users;  /* operations of this process that use it */
+    owed *owed; /* peers that still have it open */
     ucp_mem_h memh;
     ucch_region *next;
 };
 
-/* A peer. It has failed when `status` is not 0. */
+/* A peer; `status` is not 0 once it has failed. */
 struct ucch_peer {
     ucch_rma *at;
     ucp_ep_h ep;
     uint64_t uid;
-    int status, by_errors; /* whether libucp tells of its death; or its process does */
-    int pid;               /* its number, where it is on this host; else 0 */
-    double looked;         /* when that was asked last whether it is there */
-    int by_kernel;         /* which copies between us, as far as is known */
-    /* On another host: after how much waiting the link to its address is looked at, and when, and which is cut. */
+    int status, by_errors; /* by_errors: libucp reports its death; else the end of its process shows it */
+    int pid;               /* its process if on this host; else 0 */
+    double looked;         /* when its process was last checked */
+    int by_kernel;         /* the kernel copies between both processes (process_vm_writev), as far as is known */
+    /* On another host: seconds of waiting after which the link to it is probed, when it was probed last, and the link
+     * that is cut. */
     double patience, followed;
     int is_cut;
     char link[UCCH_PATH_BYTES];
-    /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
-     * under way in that nothing but the thread looks after. */
+    /* Slots in each direction, for this peer alone, so that a stopped peer does not delay others. `looked_after`: slots
+     * with copies under way that only the progress thread polls. */
     ucch_mapping *ours, *theirs;
     ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
     int looked_after;
-    /* On another host: wires that carry them there, and from there; the number under which we have asked for the
-     * former, and why there are none. */
+    /* On another host: the wires of each direction; the number with which wires to it were requested, and why there are
+     * none. */
     ucch_carrier *out, *in;
     uint32_t number;
     int lack;
-    void *closing; /* libucp's request */
+    void *closing; /* request of ucp_ep_close_nbx */
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
     ucch_peer *next;
@@ -125,23 +128,23 @@ struct ucch_peer {
     char address[];
 };
 
-/* Memory of a peer's that our device reaches. */
+/* Memory of a peer that our device can access. */
 typedef struct ucch_opened {
-    ucch_allocation *in; /* NULL: it is this process's own */
+    ucch_allocation *in; /* NULL: it belongs to this process */
     ucch_peer *peer;
     uint64_t region;
-    int is_owed; /* its owner waits for us to give it back */
+    int is_owed; /* the owner waits for it to be given back */
     struct ucch_opened *next;
 } ucch_opened;
 
-/* A peer's region. */
+/* A region of a peer. */
 struct ucch_target {
     ucch_peer *peer;
     uint64_t id, base;
     size_t bytes;
     int on_device, is_stale, users;
     ucp_rkey_h rkey;
-    char *seen; /* where our device reaches it, if it does, and by what */
+    char *seen; /* our device's address, or NULL, and the memory that it is in */
     ucch_opened *opened;
     ucch_target *next;
 };
@@ -149,32 +152,33 @@ struct ucch_target {
 struct ucch_transfer {
     ucch_op op;
     ucch_rma *at;
-    ucch_peer *peer; /* NULL: a wait for anyone */
+    ucch_peer *peer; /* NULL: UCCH_RMA_AWAIT */
     ucch_order is;
     int phase, status;
     uint64_t there; /* id of the target's region */
-    size_t next;    /* the entry of the lists that is at hand, with bytes of it that are behind us */
+    size_t next;    /* the current piece, and bytes of it that are done */
     uint64_t done, bytes;
-    ucch_rows rows;         /* of what is gathered from rows, and converted; row 0: nothing is */
-    int has_left;           /* the list, and what it used */
-    int in_flight;          /* what libucp, or the peer, has still to finish */
-    uint64_t serial, asked; /* here, and at the peer that asked for it */
-    void *lists;            /* it is ours, and is freed at its end */
-    uint64_t piece[3];      /* the entries of lists of one */
-    char *link;             /* why it has failed, where that is a link which is cut; or NULL */
+    ucch_rows rows;         /* how pieces are gathered and converted; row = 0: not at all */
+    int has_left;           /* it has left the list, and released what it used */
+    int in_flight;          /* requests that libucp, or the peer, has not finished */
+    uint64_t serial, asked; /* here, and at the peer that requested it (PULL) */
+    void *lists;            /* not NULL: this process made it for a peer's PULL, and frees it */
+    uint64_t piece[3];      /* offsets and length of a transfer of one piece */
+    char *link;             /* the link that is cut, if that is why it failed; or NULL */
     ucch_gate gate, held;
-    ucch_transfer *following, **place; /* the next one, and what points here */
+    ucch_transfer *following, **place; /* the next one, and the pointer to this one */
 };
 
-/* Wires that carry slots one way. The words count those handed over by the sender, and taken out by the receiver. */
+/* Wires that carry slots in one direction. `published` counts slots sent, `consumed` slots that the receiver has
+ * emptied. */
 struct ucch_carrier {
     ucch_flow *flow;
     int wires;
-    size_t room; /* for a chunk */
+    size_t room; /* data bytes of a slot */
     uint32_t published, consumed;
-    uint64_t tainted, tainted_there; /* stay 0: a flow is for calls, too */
-    uint64_t next;                   /* slots that have been filled, or that the peer has told of */
-    uint32_t taken;                  /* by slot, those that are out behind one that is not */
+    uint64_t tainted, tainted_there; /* always 0: a flow also serves calls */
+    uint64_t next;                   /* slots filled, or announced by the peer */
+    uint32_t taken;                  /* bitmap of slots emptied before an earlier one */
 };
 
 typedef struct ucch_notice {
@@ -187,19 +191,19 @@ typedef struct ucch_notice {
 struct ucch_rma {
     ucp_worker_h worker;
     uint64_t uid, serials;
-    int requests;    /* that libucp has */
-    int by_hardware; /* between hosts, puts are not done by the receiver's libucp */
-    int by_kernel;   /* on one host, the kernel copies */
-    int wires;       /* that peers may reach, and their addresses */
+    int requests;    /* number of requests that libucp has */
+    int by_hardware; /* between hosts puts are done by the hardware, not by the receiver's libucp */
+    int by_kernel;   /* on one host the kernel copies (process_vm_writev) */
+    int wires;       /* wires offered to peers, and their addresses */
     char *reach;
     size_t reach_bytes;
     ucch_region *regions;
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
-    ucch_opened *leaving;                      /* what the thread is to give back */
+    ucch_opened *leaving;                      /* memory that the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
-    /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */
+    /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
     double heard;
     int events, calls[2], has_thread;
@@ -231,11 +235,11 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
                               uint64_t theirs, uint64_t bytes, double timeout);
 int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
-void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int only_by_device);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* staged.c */
-int ucch_transfer_passes(const ucch_transfer *t);
+int ucch_transfer_by_device(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);

@@ -1,12 +1,12 @@
-/* Memory of slots, eight each way between two processes (staged.c), and how data in them gets from one to the other.
+/* Memory of slots, eight in each direction between two processes (staged.c), and how their data gets across.
  *
- * Processes of one host have both mapped and pinned the sender's: its device copies into them and the receiver's device
- * out of them, and no processor copies in between. To a peer of another host network threads carry them (net/flow.c),
- * and those of its to us: host memory, which the devices of both sides reach, and which is alike here and there.
+ * On one host both processes map and pin the sender's slots: its device copies into them and the receiver's device out
+ * of them, without a CPU copy. Between hosts wires carry them (net/flow.c) to slots on the receiver's host; on both
+ * hosts they are host memory that the devices can access.
  *
- * A direction between hosts is made when its first transfer wants it. The sender asks (MEET) with the addresses of its
- * threads, and the receiver answers (MET) with those of its own, when its slots are there. Chunks go in the order of
- * their slots; each is told of beside (HERE), so that the receiver expects it, and looks. */
+ * A direction between hosts is set up by its first transfer. The sender sends MEET with the addresses of its wires, and
+ * the receiver, once its slots exist, answers MET with those of its own. Slots are sent in order; each is announced by
+ * HERE, so that the receiver expects it and polls. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "rma/rma.h"
 
 #define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_STRIDE)
-/* Of the numbers in a tag, the sender's and the receiver's. */
+/* Bits of a direction's numbers in the tag: the sender's and the receiver's. */
 #define NUMBER_BITS 24
 #define NUMBERS (((uint32_t)1 << NUMBER_BITS) - 1)
 
@@ -23,10 +23,10 @@ static uint32_t numbers;
 
 /* ---- memory ---- */
 
-/* Where the data of a slot lies: behind what network threads say of it. */
+/* Offset of a slot's data, behind the header for wires. */
 size_t ucch_slot_place(uint64_t slot) { return slot % UCCH_RMA_SLOTS * UCCH_RMA_STRIDE + UCCH_FLOW_HEADER; }
 
-/* Have memory of this process's: 0, or a failure. */
+/* Allocate this process's memory for slots. Returns 0 or a failure. */
 static int make_memory(ucch_mapping **memory) {
     ucch_mapping *m = *memory ? *memory : ucch_mapping_new(0, BYTES);
     if (m && !*memory && posix_fallocate(m->file, 0, (off_t)BYTES)) {
@@ -37,15 +37,15 @@ static int make_memory(ucch_mapping **memory) {
     return m ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Have the peer's of our host, which runs in our namespaces as our user: 0, or a failure. It may have closed the file
- * that it has spoken of, and have another one under that number. */
+/* Map the slots of a peer on this host (same user and namespaces). Returns 0 or a failure. The inode is compared, as
+ * the peer may have closed that file and reused its descriptor. */
 int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here) {
     if (!peer->theirs && peer->pid)
-        peer->theirs = ucch_mapping_open((uintptr_t)peer, peer->pid, here->file, BYTES); /* by no other peer */
+        peer->theirs = ucch_mapping_open((uintptr_t)peer, peer->pid, here->file, BYTES); /* key: this peer alone */
     return peer->theirs && peer->theirs->inode == here->inode ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Have the bound device see it, if there is one: 0, or a failure. */
+/* Pin slots for the bound device, if there is one. Returns 0 or a failure. */
 int ucch_slots_pin_locked(ucch_mapping *memory) {
     char *seen;
     return ucch_bound() < 0 ? 0 : ucch_mapping_pin(memory, 0, BYTES, &seen);
@@ -59,7 +59,8 @@ static void free_list(ucch_slot *s) {
     s->held = NULL;
 }
 
-/* Memory of a free slot beside its data, pinned since there is a device, which reads the list of pieces. */
+/* Allocate the list and table of a free slot; pinned if there is a device, which reads the list. Returns 1, or 0 on
+ * failure. */
 int ucch_slot_list_locked(ucch_slot *s) {
     int pinned = ucch_bound() >= 0;
     size_t pieces = UCCH_RMA_PIECES * sizeof(*s->pieces), bytes = pieces + UCCH_RMA_PIECES * sizeof(*s->table);
@@ -75,8 +76,8 @@ int ucch_slot_list_locked(ucch_slot *s) {
 
 /* ---- between hosts ---- */
 
-/* Let peers reach the first `n` of our wires: addresses of the one that sends and the one that receives of each, each
- * behind its length. 0, or a failure. */
+/* Offer the first `n` wires to peers: the addresses of the sending and receiving one of each, each preceded by its
+ * length. Returns 0 or a failure. */
 int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
@@ -89,8 +90,8 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     return 0;
 }
 
-/* Connect with the first `n` wires of a peer's, whose addresses are said: 0, or a failure. */
-static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t bytes) {
+/* Connect with the first `n` wires of a peer, whose addresses these are. Returns 0 or a failure. */
+static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, size_t bytes) {
     for (int i = 0, status; i < 2 * n; i++) {
         uint32_t length;
         if (bytes < sizeof(length)) return UCCH_FAIL_ARGUMENT;
@@ -98,25 +99,25 @@ static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t byte
         said += sizeof(length);
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
-        int is_other_end = i % 2 != comes; /* of a wire of ours that sends it is the one that receives */
-        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + comes, peer->uid, said))) return status;
+        int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
+        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + is_recv, peer->uid, said))) return status;
         said += length;
         bytes -= length;
     }
     return 0;
 }
 
-/* Bytes of a chunk: as many for each of the wires. */
+/* Data bytes of a slot: the same number of ranges for each wire. */
 static size_t room_for(int wires) {
     int ranges = UCCH_RMA_SLOT / UCCH_WIRE_RANGE;
     return (size_t)(wires < ranges ? ranges / wires * wires : ranges) * UCCH_WIRE_RANGE;
 }
 
-/* Have `wires` wires carry slots to a peer, or from it: 0, or a failure. */
-static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, uint32_t receiver) {
+/* Have `wires` wires carry slots to a peer, or from it. Returns 0 or a failure. */
+static int carrier_new(ucch_peer *peer, int is_recv, int wires, uint32_t sender, uint32_t receiver) {
     ucch_carrier *c = calloc(1, sizeof(*c));
     if (!c) return UCCH_FAIL_MEMORY;
-    ucch_mapping **memory = comes ? &peer->theirs : &peer->ours;
+    ucch_mapping **memory = is_recv ? &peer->theirs : &peer->ours;
     int status = make_memory(memory);
     ucch_slots slots = {.slots = status ? NULL : (*memory)->memory,
                         .stride = UCCH_RMA_STRIDE,
@@ -127,18 +128,19 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
                         .tainted_there = &c->tainted_there};
     uint64_t tag = UCCH_WIRE_EXPECTED | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
-    if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
+    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->uid, tag);
     if (!c->flow) {
         free(c);
         return status ?: UCCH_FAIL_PEER;
     }
     c->wires = wires;
     c->room = room_for(wires);
-    *(comes ? &peer->in : &peer->out) = c;
+    *(is_recv ? &peer->in : &peer->out) = c;
     return 0;
 }
 
-/* 1 if data gets to a peer, by slots that it sees or that wires carry; 0 while that is not known; or a failure. */
+/* Returns 1 if data can be sent to the peer, in shared slots or over wires; 0 while that is being set up; or a
+ * failure. */
 int ucch_carries_locked(ucch_peer *peer) {
     if (peer->pid || peer->out) {
         if (peer->out && ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
@@ -152,55 +154,55 @@ int ucch_carries_locked(ucch_peer *peer) {
     return peer->lack = ucch_tell_locked(peer, h, peer->at->reach, peer->at->reach_bytes);
 }
 
-/* A peer wants to send by wires. */
+/* MEET: a peer wants to send over wires. */
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
     int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
     uint32_t number = ++numbers & NUMBERS;
-    int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
+    int status = n && !peer->in && h->slot <= NUMBERS ? connect_wires(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
     if (!status) status = carrier_new(peer, 1, n, h->slot, number);
     if (status == UCCH_FAIL_PEER) peer->status = status;
     ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
     ucch_tell_locked(peer, met, status ? NULL : peer->at->reach, status ? 0 : peer->at->reach_bytes);
 }
 
-/* Its answer. */
+/* MET: the answer to that. */
 void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
     if (!peer->number || peer->out || peer->lack) return;
     int n = (int)h->count, status = h->status;
     if (!status) status = n > 0 && n <= peer->at->wires && h->slot <= NUMBERS ? 0 : UCCH_FAIL_ARGUMENT;
-    if (!status) status = meet(peer, 0, n, said, bytes);
+    if (!status) status = connect_wires(peer, 0, n, said, bytes);
     if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
     peer->lack = status;
-    if (status == UCCH_FAIL_PEER) peer->status = status; /* the next one has wires that are made anew */
+    if (status == UCCH_FAIL_PEER) peer->status = status; /* the next connection has new wires */
 }
 
-/* True if the next slot may be filled: its data has been taken out there. */
+/* True if this is the next slot, and the receiver has emptied it. */
 int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
     uint32_t consumed = UCCH_LOAD(&c->consumed);
     return slot == c->next % UCCH_RMA_SLOTS && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
 }
 
-/* Hand over a slot, if it is its turn: 1, 0 when not yet, or a failure. */
+/* Send a slot if it is next in order. Returns 1, 0 if not yet, or a failure. */
 int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
     if (slot != c->published % UCCH_RMA_SLOTS) return 0;
-    int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
+    int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_expect(c->flow, bytes, bytes, c->published, 0);
     if (!status) UCCH_STORE(&c->published, c->published + 1);
     return status ?: 1;
 }
 
-/* A peer has handed over its next slot, with so many bytes: 0, or a failure. */
+/* The peer has announced its next slot of `bytes` bytes. Returns 0 or a failure. */
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece) {
     if (slot != c->next % UCCH_RMA_SLOTS) return UCCH_FAIL_ARGUMENT;
     *piece = c->next++;
-    return ucch_flow_due(c->flow, bytes, bytes, (uint32_t)*piece, 0);
+    return ucch_flow_expect(c->flow, bytes, bytes, (uint32_t)*piece, 0);
 }
 
-/* 1 if a slot has come, 0 if not yet, or a failure. */
+/* Returns 1 if the slot has arrived, 0 if not yet, or a failure. */
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece) {
     return ucch_reached(&c->published, (uint32_t)piece + 1) ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);
 }
 
-/* It has been taken out: the sender may fill it again, when all before it have been, too. */
+/* The slot has been emptied: the sender may refill it once all earlier ones are, too. */
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
     uint32_t consumed = c->consumed;
     c->taken |= 1u << piece % UCCH_RMA_SLOTS;
@@ -211,14 +213,14 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
     ucch_flow_wake(c->flow);
 }
 
-/* 0, or libucp still has something of it, which stays. */
+/* Returns 0, or not 0 if libucp still uses it; it is then kept. */
 static int carrier_free(ucch_carrier *c) {
     int left = c ? ucch_flow_free(c->flow) : 0;
     if (!left) free(c);
     return left;
 }
 
-/* Wires that carry what goes to a peer, as far as is known: 0 where none do. */
+/* Number of wires to a peer, as far as is known; 0: none. */
 int ucch_peer_wires(const ucch_peer *peer) {
     return peer->out ? peer->out->wires : peer->pid || peer->lack ? 0 : peer->at->wires;
 }
@@ -234,8 +236,8 @@ static void free_all_locked(ucch_slot *slots) {
     }
 }
 
-/* Free the slots of a peer that is closed, which no device uses any more; without the lock, as the driver may wait.
- * What wires may still use stays. */
+/* Free the slots of a closed peer, which no device uses any more; without the lock, as the driver may block. Memory
+ * that wires may still use is kept. */
 void ucch_slots_free(ucch_peer *peer) {
     UCCH_ON_DEVICE;
     ucch_lock();

@@ -1,27 +1,27 @@
-/* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
- * device copies them to their places. On one host both see the slot ; between hosts wires carry it (slots.c).
- * Between two processes there are eight each way, so that all are under way at a time. In front of the data of a slot
- * lies the table of its places. On a device many pieces are moved by one kernel, which also gathers them from rows and
- * converts them; elsewhere the host does that. */
+/* Staged transfers of device data through pinned memory: the sender's device copies pieces into a slot, and the
+ * receiver's device copies them to their offsets in the region. On one host both access the slot; between hosts wires
+ * carry it (slots.c). Eight slots in each direction let all stages work at the same time. A slot begins with the table
+ * of its pieces. On a device many pieces are moved by one kernel, which also gathers rows and converts; on the host a
+ * CPU does that. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "rma/rma.h"
 
-/* The data behind a table begins with a line of this many bytes, as devices copy those best. */
+/* Alignment of the data behind a table, at which devices copy best. */
 #define LINE ((size_t)256)
-/* So many at a time are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
- * those that are so long on average that the device takes longer, as it does byte by byte. */
+/* From this many pieces on, one kernel moves them instead of a copy for each, which costs the host some microseconds.
+ * Pieces of longer average size are copied, as the device is then slower with a kernel, above all byte by byte. */
 #define MANY 8
 #define LONG ((uint64_t)1 << 20)
 #define LONG_BYTE_BY_BYTE ((uint64_t)16 << 10)
 
 /* ---- pieces between a region and a slot ---- */
 
-/* UCC's number of it. */
+/* UCC's datatype. */
 #define UINT8 40
 
-/* Bytes as they are. */
+/* Bytes, unchanged. */
 static const ucch_rows plain = {.from = UINT8, .to = UINT8, .from_bytes = 1, .to_bytes = 1};
 
 static uint64_t less(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -33,7 +33,7 @@ static void convert(const ucch_rows *r, const char *src, char *dst, uint64_t n) 
         ucch_cast(r->from, r->to, src, dst, n);
 }
 
-/* One piece by the host, a row or the rest of one at a time. */
+/* Gather one piece on the host, a row or the rest of one at a time. */
 static void gather(const ucch_rows *r, const ucch_piece *p) {
     if (!r->row) memcpy(p->dst, p->src + p->first, p->count);
     for (uint64_t done = 0, n; r->row && done < p->count; done += n) {
@@ -44,8 +44,8 @@ static void gather(const ucch_rows *r, const ucch_piece *p) {
     }
 }
 
-/* Have pieces of bytes begin with their first, and make one of those that follow each other on both sides: how many are
- * left. */
+/* Make pieces of bytes begin at their first byte, and merge pieces that are adjacent on both sides. Returns how many
+ * are left. */
 static uint64_t join(ucch_piece *pieces, uint64_t n) {
     uint64_t left = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -59,9 +59,8 @@ static uint64_t join(ucch_piece *pieces, uint64_t n) {
     return left;
 }
 
-/* True if a kernel is the best way to copy them. With slots that network threads carry it is, unless it goes byte by
- * byte: between two H200 puts had 15 GB/s by copies, 23 where the receiver's were by kernels and 24 where both sides'
- * were. */
+/* True if a kernel moves these pieces fastest. For slots that wires carry it does, unless it has to move bytes: between
+ * two H200s puts ran at 15 GB/s with copies, 23 with kernels on the receiver, 24 with kernels on both sides. */
 static int suit_kernels(const ucch_piece *pieces, uint64_t n, int by_wires) {
     uint64_t all = 0, bits = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -82,7 +81,7 @@ static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
 static int by_kernel(int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n, void *function) {
     ucch_pieces all = {.each = pieces, .n = n, .rows = *rows};
     for (uint64_t i = 0; i < n; i++) {
-        if (rows->to_bytes > 1) { /* or thousands of divisions are what takes longest */
+        if (rows->to_bytes > 1) { /* the divisions would take longest */
             pieces[i].first /= rows->to_bytes;
             pieces[i].count /= rows->to_bytes;
         }
@@ -103,9 +102,9 @@ static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_
     return 0;
 }
 
-/* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
- * What a device does is complete when its event is. Every other slot's go `beside` those before, so that one begins
- * while another ends: `way` is then another one. `by_wires`: of a slot that network threads carry. */
+/* Move pieces, whose `first` and `count` are bytes of the result; `rows`: how they are gathered and converted, or NULL.
+ * Device work is complete when its event is. Every other slot (`beside`) uses another stream, so that one begins while
+ * another ends. `by_wires`: the slot goes over wires. */
 static int move_pieces(const ucch_region *region, int *way, int beside, int by_wires, const ucch_rows *rows,
                        ucch_piece *pieces, uint64_t n) {
     if (!rows) n = join(pieces, n);
@@ -129,7 +128,7 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
     return (!peer->out || ucch_carrier_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
-/* Begin to move the pieces of a slot; every other slot's go beside those before. */
+/* Start moving the pieces of a slot; every other slot uses another stream. */
 static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
     int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
@@ -137,15 +136,15 @@ static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires,
     return status || !s->on_device ? status : ucch_event_record(&s->event, ucch_way_stream(way));
 }
 
-/* 1 when the copies are done, 0 when not yet, or a failure. */
-static int copied(ucch_slot *s) {
+/* Returns 1 if the copies are complete, 0 if not yet, or a failure. */
+static int copies_done(ucch_slot *s) {
     int done = 1, status = s->on_device ? ucch_event_ask(s->event, &done, &s->again) : 0;
     return status ?: done;
 }
 
 /* ---- outward ---- */
 
-/* 1, 0 where another has to go first, or a failure. */
+/* Returns 1, 0 if another slot has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int turn = peer->out ? ucch_carrier_send_locked(peer->out, number_of(s), s->bytes) : 1;
@@ -154,11 +153,11 @@ static int send_locked(ucch_slot *s) {
     s->header.what = UCCH_HERE;
     int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
     if (!status) s->state = UCCH_SENT;
-    if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this one for ever */
+    if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this slot for ever */
     return status ?: 1;
 }
 
-/* The data of a slot is not wanted any more: the slot is free, or goes empty if slots behind it wait for their turn. */
+/* The data of a slot is no longer wanted: free the slot, or send it empty if slots behind it wait for their turn. */
 static void drop_locked(ucch_slot *s) {
     s->serial = s->header.serial = s->header.region = 0;
     s->header.count = 0;
@@ -167,7 +166,7 @@ static void drop_locked(ucch_slot *s) {
     if (!s->peer->out || send_locked(s) < 0) s->state = UCCH_FREE;
 }
 
-/* Entries of the next chunk: as many as find room together with their data. */
+/* Number of entries in the next slot: as many as fit with their data. */
 static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     uint64_t done = t->done, data = 0;
     uint32_t count = 0;
@@ -178,13 +177,13 @@ static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     return count;
 }
 
-/* True if our device copies from place to place. */
-int ucch_transfer_passes(const ucch_transfer *t) {
+/* True if our device copies directly between the regions. */
+int ucch_transfer_by_device(const ucch_transfer *t) {
     return t->is.local && t->is.local->on_device && t->is.target && t->is.target->seen && !t->rows.row;
 }
 
-/* Have our device copy the next pieces, of which a slot has the list. */
-static int pass_locked(ucch_transfer *t, ucch_slot *s) {
+/* Have our device copy the next pieces directly; the slot holds their list. */
+static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
     for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
         char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
@@ -193,18 +192,18 @@ static int pass_locked(ucch_transfer *t, ucch_slot *s) {
         t->bytes += t->is.lengths[t->next];
     }
     s->serial = t->serial;
-    s->is_passed = 1;
+    s->by_device = 1;
     t->peer->looked_after++;
     return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
-/* Those copies have ended: its transfer goes on, or is let go. */
-static int passed_locked(ucch_slot *s) {
-    int done = s->state == UCCH_COPYING && s->is_passed ? copied(s) : 0;
+/* Check these copies. When they have ended the transfer goes on, or is released. */
+static int check_by_device_locked(ucch_slot *s) {
+    int done = s->state == UCCH_COPYING && s->by_device ? copies_done(s) : 0;
     if (!done) return 0;
     ucch_transfer *t = ucch_transfer_of(s->peer->at, s->serial);
     s->state = UCCH_FREE;
-    s->is_passed = 0;
+    s->by_device = 0;
     s->peer->looked_after--;
     if (!t) return 1;
     t->in_flight--;
@@ -230,7 +229,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
         at += bytes;
         t->bytes += bytes;
         t->done += bytes;
-        if (t->done < t->is.lengths[t->next]) break; /* the last: the slot is full */
+        if (t->done < t->is.lengths[t->next]) break; /* the last piece: the slot is full */
         t->done = 0;
         t->next++;
     }
@@ -247,7 +246,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
-/* A transfer has ended before its slots have. */
+/* A transfer ends before its slots are free. */
 void ucch_staged_leave_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[i];
@@ -257,33 +256,33 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
     }
 }
 
-static int pass_on_locked(ucch_transfer *t) {
+static int advance_by_device_locked(ucch_transfer *t) {
     int moved = 0;
     for (ucch_slot *s = t->peer->outward; s < t->peer->outward + UCCH_RMA_SLOTS; s++) {
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_list_locked(s)) {
             t->in_flight++;
             s->peer = t->peer;
             s->state = UCCH_COPYING;
-            t->status = pass_locked(t, s);
+            t->status = copy_by_device_locked(t, s);
             moved++;
         }
-        moved += passed_locked(s);
+        moved += check_by_device_locked(s);
     }
     return moved;
 }
 
-/* Move a transfer on: how many chunks have. */
+/* Advance a transfer. Returns how many slots have moved. */
 int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
-    if (ucch_transfer_passes(t)) return pass_on_locked(t);
+    if (ucch_transfer_by_device(t)) return advance_by_device_locked(t);
     int way = ucch_carries_locked(t->peer);
     if (way < 0) t->status = way;
     if (!way || t->status) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
-        passed_locked(s);
-        if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s); /* its transfer has ended before */
+        check_by_device_locked(s);
+        if (s->state == UCCH_COPYING && !s->serial && copies_done(s)) drop_locked(s); /* its transfer ended before */
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
@@ -291,7 +290,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
-        int done = t->status < 0 ? t->status : copied(s);
+        int done = t->status < 0 ? t->status : copies_done(s);
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;
@@ -302,7 +301,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     return moved;
 }
 
-/* The peer has a chunk, or does not want it: the transfer that waits for that, if one does. */
+/* The peer has emptied a slot or rejects it. Returns the transfer that waits for that, or NULL. */
 ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *h) {
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->outward[h->slot] : NULL;
     if (!s || s->state != UCCH_SENT || s->header.serial != h->serial) return NULL;
@@ -312,7 +311,7 @@ ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *h) {
 
 /* ---- inward ---- */
 
-/* Say what has become of a peer's slot, which it may fill again. */
+/* Tell the peer the result for its slot, which it may refill. */
 static void taken_locked(ucch_slot *s, int status) {
     ucch_peer *peer = s->peer;
     ucch_header h = {.what = UCCH_TAKEN, .serial = s->header.serial, .slot = s->header.slot, .status = status};
@@ -324,7 +323,7 @@ static void taken_locked(ucch_slot *s, int status) {
     ucch_tell_locked(peer, h, NULL, 0);
 }
 
-/* True if a chunk's table and data are as long as it says, and all places inside of its region. */
+/* True if table and data have the stated length, and every piece is inside the region. */
 static int is_sound(const ucch_region *region, const ucch_place *places, size_t bytes, uint32_t count) {
     size_t table = table_of(count);
     if (table > bytes) return 0;
@@ -337,8 +336,8 @@ static int is_sound(const ucch_region *region, const ucch_place *places, size_t 
     return left == 0;
 }
 
-/* Copy the data of a slot to its places, unless its sender counts as dead or its counter is used for another purpose by
- * now: then the places may be, too. */
+/* Copy the data of a slot into the region, unless its sender counts as dead or its counter has a new use: the memory
+ * may then have one, too. */
 static int scatter_locked(ucch_slot *s) {
     ucch_rma *at = s->peer->at;
     ucch_region *region = ucch_region_of(at, s->header.region);
@@ -351,7 +350,7 @@ static int scatter_locked(ucch_slot *s) {
     if (count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
     if (!ucch_slot_list_locked(s)) return UCCH_FAIL_MEMORY;
     if (ucch_slots_pin_locked(share)) return UCCH_FAIL_PATH;
-    memcpy(s->table, share->memory + place, count * sizeof(*s->table)); /* read once: others may write there */
+    memcpy(s->table, share->memory + place, count * sizeof(*s->table)); /* a copy: the sender can write there */
     if (!is_sound(region, s->table, s->bytes, count)) return UCCH_FAIL_RANGE;
     const char *from = (region->on_device ? share->seen : share->memory) + place + table_of(count);
     for (uint32_t k = 0; k < count; k++) {
@@ -365,21 +364,21 @@ static int scatter_locked(ucch_slot *s) {
     return status;
 }
 
-/* Copy the data of a slot on, once wires have brought it: 0 while they have not. */
-static int come_locked(ucch_slot *s) {
+/* Copy a slot's data once it has arrived over wires. Returns 0 if it has not. */
+static int check_arrival_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
     int status = come > 0 ? scatter_locked(s) : come;
-    if (come < 0) peer->status = UCCH_FAIL_PEER; /* nor does anything behind it, and both sides are to know */
+    if (come < 0) peer->status = UCCH_FAIL_PEER; /* later slots cannot arrive either, and both sides must fail */
     if (status) taken_locked(s, status);
     return come != 0;
 }
 
-/* Data is in a slot of a peer's, if we see that, or wires bring it. */
+/* HERE: a slot of the peer has data, in memory that we map or to come over wires. */
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_here here;
     if (bytes != sizeof(here)) return;
-    memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
+    memcpy(&here, data, sizeof(here)); /* libucp's data may not be aligned */
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->inward[h->slot] : NULL;
     int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
     if (!status && peer->in) {
@@ -398,23 +397,23 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     s->state = UCCH_ARRIVING;
     peer->looked_after++;
     UCCH_ON_DEVICE;
-    come_locked(s);
+    check_arrival_locked(s);
 }
 
-/* True if a device of ours is at work in slots that a peer sees, too. */
+/* True if a device of ours still uses slots shared with the peer. */
 int ucch_staged_busy(ucch_peer *peer) {
     int busy = 0;
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *out = &peer->outward[i];
-        busy |= out->state == UCCH_COPYING && (out->is_passed || !copied(out));
+        busy |= out->state == UCCH_COPYING && (out->by_device || !copies_done(out));
         busy |= peer->inward[i].state == UCCH_COPYING;
     }
     return busy;
 }
 
-/* How many slots are still on their way to places whose arrival a counter counts. */
+/* Number of slots being copied into regions for this counter. */
 int ucch_rma_arriving(ucch_rma *at, int number) {
     int found = 0;
     UCCH_LOCKED;
@@ -424,22 +423,22 @@ int ucch_rma_arriving(ucch_rma *at, int number) {
     return found;
 }
 
-/* A slot on its way to its places: 2 if it is there, 1 if not yet, 0 where there is none. */
+/* Check an inward slot. Returns 2 if it is complete, 1 if under way, 0 if free. */
 static int poll_locked(ucch_slot *s) {
     if (s->state == UCCH_FREE) return 0;
-    if (s->state == UCCH_ARRIVING) return come_locked(s) ? 2 : 1;
-    int done = copied(s);
+    if (s->state == UCCH_ARRIVING) return check_arrival_locked(s) ? 2 : 1;
+    int done = copies_done(s);
     if (done) taken_locked(s, done < 0 ? done : 0);
     return done ? 2 : 1;
 }
 
-/* Look after what is on its way to its places: 2 if some is there, 1 if some is under way. */
+/* Check all inward slots and direct copies. Returns 2 if any has completed, 1 if any is under way, else 0. */
 int ucch_staged_poll_locked(ucch_rma *at) {
     int found = 0;
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; p->looked_after && i < UCCH_RMA_SLOTS; i++) {
             ucch_slot *out = &p->outward[i];
-            int gone = out->state == UCCH_COPYING && out->is_passed ? 1 + passed_locked(out) : 0;
+            int gone = out->state == UCCH_COPYING && out->by_device ? 1 + check_by_device_locked(out) : 0;
             int come = poll_locked(&p->inward[i]);
             found = gone > found ? gone : found;
             found = come > found ? come : found;

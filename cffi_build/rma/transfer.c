@@ -1,9 +1,9 @@
-/* Transfers: lists of pieces that are put to, or got from, a peer's region, and a notification behind them.
+/* Transfers: lists of pieces that are put into, or got from, a peer's region, and a notification behind them.
  *
- * Between host memories libucp moves each piece, a window of them at a time, and an endpoint's flush says when all are
- * there; one short piece the kernel copies for us. What a device has part in goes through slots (staged.c), as libucp's
- * own ways for it are slow: a get is then a request to the owner to put. A notification is sent when the data is there:
- * libucp's fence would wait for all that the worker has under way. */
+ * Between host memories libucp moves each piece, a window at a time, and an endpoint flush tells when all have arrived;
+ * the kernel copies a single short piece. Device data goes through slots (staged.c), as libucp's own protocols for it
+ * are slow; a get then asks the owner to put. A notification is sent after the data has arrived: a libucp fence would
+ * wait for everything that the worker has under way. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,23 +11,24 @@
 
 #include "rma/rma.h"
 
-/* Pieces under way at a time, and posted in one turn of progress. */
+/* Most pieces in flight, and most posted in one round of progress. */
 #define WINDOW 256
 #define TURN 128
-/* Bytes that a transfer's own thread moves at once, in 70 us at most: to wake another one, and to share the lock and
- * the caches with it, takes as long. Of these, so many that others may wait for the interpreter meanwhile. */
+/* Bytes that the calling thread moves itself, in 70 us at most: waking another thread and sharing the lock and caches
+ * takes as long. And bytes that it may move while holding the GIL. */
 #define DIRECT_BYTES ((uint64_t)1 << 20)
 #define SHORT_BYTES ((uint64_t)16 << 10)
-/* Looks at libucp that this takes at most, beside one for each piece and for so many bytes. */
+/* Polls of libucp for that, beside one per piece and per SEGMENT bytes. */
 #define LOOKS 4
 #define SEGMENT ((uint64_t)256 << 10)
 
-/* A transfer's way: what is in front of it, then its data, then word that it is there. */
+/* Phases of a transfer: waits for its turn; moves data; flushes, or has moved everything; waits for the peer's
+ * answer. */
 enum { WAITING, MOVING, FLUSHING, ASKED };
 
-/* Over TCP the receiver's libucp does what is put, and ends the process where it cannot answer a sender that has died
- * meanwhile; and data that it still has from such a sender cannot be taken back. */
-static int is_direct(const ucch_transfer *t) {
+/* Over TCP the receiver's libucp performs puts, and aborts if it cannot answer a sender that has died; data from such a
+ * sender cannot be recalled either. */
+static int by_ucp(const ucch_transfer *t) {
     int may = !t->peer->by_errors || t->peer->at->by_hardware;
     return may && t->is.local && t->is.target && !t->is.local->on_device && !t->is.target->on_device && !t->rows.row;
 }
@@ -40,7 +41,7 @@ static void end_locked(ucch_transfer *t, int status) {
         ucch_transfer_leave_locked(t);
         return;
     }
-    if (!t->lists) { /* or it is the peer's get, and counts there */
+    if (!t->lists) { /* a peer's get is counted at the peer */
         t->peer->counts[status ? UCCH_RMA_FAILED : t->is.what]++;
         if (!status) t->peer->counts[UCCH_RMA_BYTES] += t->bytes;
     }
@@ -49,16 +50,16 @@ static void end_locked(ucch_transfer *t, int status) {
     ucch_op_end_locked(&t->op, status, -1, -1);
     ucch_gate_leave_locked(&t->gate);
     ucch_gate_leave_locked(&t->held);
-    int passes = ucch_transfer_passes(t);
-    if (status && t->phase == MOVING && !is_direct(t) && !passes) ucch_staged_leave_locked(t);
-    if (t->in_flight && passes) ucch_attend_locked(t->at);
-    /* A process of this host that has died takes nothing more from our memory; our device may. */
-    if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !passes)) ucch_transfer_leave_locked(t);
+    int by_device = ucch_transfer_by_device(t);
+    if (status && t->phase == MOVING && !by_ucp(t) && !by_device) ucch_staged_leave_locked(t);
+    if (t->in_flight && by_device) ucch_attend_locked(t->at);
+    /* A dead process of this host reads our memory no more; our device may. */
+    if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !by_device)) ucch_transfer_leave_locked(t);
     if (t->lists && !t->in_flight) ucch_transfer_free(t);
 }
 
-/* One thing less for libucp or the peer to finish. */
-static void settled_locked(ucch_transfer *t, int status) {
+/* A request of libucp, or the peer, has finished. */
+static void request_done_locked(ucch_transfer *t, int status) {
     t->in_flight--;
     if (status && !t->status) t->status = status;
     if (t->op.state == UCCH_ACTIVE || t->in_flight) return;
@@ -69,7 +70,7 @@ static void settled_locked(ucch_transfer *t, int status) {
 static void finished(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     ((ucch_transfer *)data)->at->requests--;
-    settled_locked(data, status);
+    request_done_locked(data, status);
 }
 
 static int begun(ucch_transfer *t, void *request) {
@@ -113,7 +114,7 @@ static int notify_locked(ucch_transfer *t) {
     return ucch_tell_locked(t->peer, h, t->is.notice, t->is.notice_bytes);
 }
 
-/* Ask the owner to send: the places there, those here, and how long each is. */
+/* Ask the owner to put: its offsets, ours, and the lengths. */
 static int pull_locked(ucch_transfer *t) {
     size_t each = t->is.n * sizeof(uint64_t);
     char *lists = malloc(3 * each);
@@ -136,23 +137,23 @@ static int open_locked(ucch_transfer *t) {
     return ucch_tell_locked(t->peer, h, NULL, 0);
 }
 
-/* True if an earlier one to the same peer is still under way: the first that is found is enough. */
+/* True if an earlier transfer to the same peer is still under way. */
 static int is_behind(const ucch_transfer *t) {
     for (const ucch_transfer *o = t->at->transfers; o && o != t; o = o->following)
         if (o->peer == t->peer && o->is.what != UCCH_RMA_AWAIT && o->op.state == UCCH_ACTIVE) return 1;
     return 0;
 }
 
-/* 1 if a counter of ours has reached what is waited for, 0 when not yet, or a failure. */
+/* Returns 1 if our counter has reached the value, 0 if not yet, or a failure. */
 static int counted_locked(ucch_transfer *t) {
     const uint64_t *counter = ucch_rma_counter_of(t->at, (uint64_t)t->is.counter);
     if (!counter) return UCCH_FAIL_CANCELLED;
     if (*counter < t->is.least) return 0;
-    t->phase = FLUSHING; /* that was all */
+    t->phase = FLUSHING; /* nothing else to do */
     return 1;
 }
 
-/* Leave the wait for a stream, or for earlier transfers: 1, 0 when not yet, or a failure. */
+/* Leave WAITING, if the stream and earlier transfers are done. Returns 1, 0 if not yet, or a failure. */
 static int start_locked(ucch_transfer *t) {
     if (t->is.what == UCCH_RMA_AWAIT) return counted_locked(t);
     int open = ucch_gate_open_locked(&t->gate);
@@ -160,32 +161,32 @@ static int start_locked(ucch_transfer *t) {
     if (t->is.what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
     t->phase = MOVING;
     ucch_op_started_locked(&t->op);
-    int asks = t->is.what == UCCH_RMA_OPEN || (t->is.what == UCCH_RMA_GET && !is_direct(t) && !ucch_transfer_passes(t));
+    int asks = t->is.what == UCCH_RMA_OPEN || (t->is.what == UCCH_RMA_GET && !by_ucp(t) && !ucch_transfer_by_device(t));
     if (!asks) return 1;
     t->phase = ASKED;
     int status = t->is.what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
     return status ?: 1;
 }
 
-/* All data has been handed over: 1 when that was all, as far as it is known. */
-static int is_through(const ucch_transfer *t) { return (t->next == t->is.n || t->status) && !t->in_flight; }
+/* True if all data has been moved, as far as is known. */
+static int has_moved_all(const ucch_transfer *t) { return (t->next == t->is.n || t->status) && !t->in_flight; }
 
-static int forward_locked(ucch_transfer *t) {
+static int advance_phase_locked(ucch_transfer *t) {
     int moved = 0;
     if (t->phase == WAITING && (moved = start_locked(t)) < 0) t->status = moved;
     if (t->is.target && t->is.target->is_stale && !t->status) t->status = UCCH_FAIL_STALE;
-    if (t->phase == MOVING) moved += is_direct(t) || !t->is.n ? move_locked(t) : ucch_staged_move_locked(t);
-    if (t->phase == MOVING && is_through(t) && !t->status) {
-        int must = t->is.what == UCCH_RMA_FLUSH || (t->is.what == UCCH_RMA_PUT && is_direct(t));
-        if (!must) t->phase = FLUSHING;
-        if (must) t->status = flush_locked(t);
+    if (t->phase == MOVING) moved += by_ucp(t) || !t->is.n ? move_locked(t) : ucch_staged_move_locked(t);
+    if (t->phase == MOVING && has_moved_all(t) && !t->status) {
+        int needs_flush = t->is.what == UCCH_RMA_FLUSH || (t->is.what == UCCH_RMA_PUT && by_ucp(t));
+        if (!needs_flush) t->phase = FLUSHING;
+        if (needs_flush) t->status = flush_locked(t);
     }
     return moved > 0;
 }
 
 static int advance_locked(ucch_op *op) {
     ucch_transfer *t = (ucch_transfer *)op;
-    int moved = forward_locked(t);
+    int moved = advance_phase_locked(t);
     if (t->status && !t->in_flight)
         end_locked(t, t->status);
     else if (t->phase == FLUSHING && !t->in_flight)
@@ -208,32 +209,33 @@ static void abandon_locked(ucch_op *op, int status) { end_locked((ucch_transfer 
 
 static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, abandon_locked};
 
-/* ---- for others ---- */
+/* ---- called from other files ---- */
 
-/* Its peer has answered: what was asked is done, or one chunk is there. */
+/* The peer has answered: the request is done, or one slot has been emptied. */
 void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
     if (t->phase == ASKED && t->op.state == UCCH_ACTIVE)
         end_locked(t, status ? status : notify_locked(t));
     else if (t->in_flight > 0 && t->phase == MOVING)
-        settled_locked(t, status);
+        request_done_locked(t, status);
 }
 
-/* End all that are under way with a peer, or of them those alone that our device copies from place to place. */
-void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing) {
+/* End all transfers with a peer; `only_by_device`: only those that our device copies directly. */
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int only_by_device) {
     for (ucch_transfer *t = at->transfers, *next; t; t = next) {
         next = t->following;
-        if (t->peer == peer && (!passing || ucch_transfer_passes(t))) end_locked(t, status);
+        if (t->peer == peer && (!only_by_device || ucch_transfer_by_device(t))) end_locked(t, status);
     }
 }
 
-/* Number of the first piece that does not lie inside of a region of so many bytes; -1 where all do. */
+/* Index of the first piece that is not inside a region of `room` bytes; -1: none. */
 int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, const uint64_t *bytes) {
     for (size_t i = 0; i < n; i++)
         if (bytes[i] > room || offsets[i] > room - bytes[i]) return (int64_t)i;
     return -1;
 }
 
-/* With a peer, or of `at` alone. What the order points to stays the caller's. */
+/* Create a transfer with a peer, or (UCCH_RMA_AWAIT) of `at` alone. Memory that the order points to stays the
+ * caller's. */
 ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order) {
     ucch_transfer *t = calloc(1, sizeof(*t));
     if (!t) return NULL;
@@ -259,19 +261,18 @@ static void begin_locked(ucch_transfer *t, double timeout) {
     ucch_op_begin_locked(&t->op, timeout);
 }
 
-/* See a short one to its end that goes to a process of this host, if nothing is in front of it, and no word of it is
- * left for the thread to send. */
+/* Complete a short transfer to a process of this host in the calling thread, if it has started and sends no
+ * notification. */
 static void finish_short_locked(ucch_transfer *t) {
     if (t->op.state != UCCH_ACTIVE || t->phase == WAITING || t->phase == ASKED) return;
-    int is_short =
-        t->next == t->is.n && t->bytes <= DIRECT_BYTES && !t->is.tells && !t->peer->by_errors && is_direct(t);
+    int is_short = t->next == t->is.n && t->bytes <= DIRECT_BYTES && !t->is.tells && !t->peer->by_errors && by_ucp(t);
     for (uint64_t i = is_short ? LOOKS + t->is.n + t->bytes / SEGMENT : 0; i && t->op.state == UCCH_ACTIVE; i--) {
         ucp_worker_progress(t->at->worker);
         if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);
     }
 }
 
-/* Have the flight recorder know of it: not of those that are done when they begin, which are not waited for. */
+/* Record it in the flight recorder, unless it was complete when it began. */
 static void record_locked(ucch_transfer *t) {
     ucch_record about = {.kind = (uint8_t)(UCCH_RECORD_TRANSFER + t->is.what), .own = !t->peer->by_errors};
     about.peer = (int32_t)(t->peer->uid >> 1 & UCCH_RMA_PROCESS);
@@ -282,9 +283,8 @@ static void record_locked(ucch_transfer *t) {
     t->op.record = ucch_flight_begin(&about, 0, t->op.started, !t->op.late);
 }
 
-/* True if a peer is there, and has not given us up: a process that was stopped looks at what has come meanwhile. What
- * the kernel copies, for us or for libucp, goes by the number of a process, which another one may have some time after
- * its end. */
+/* True if a peer is alive and has not closed the connection: a process that was stopped first reads what has come
+ * meanwhile. Copies by the kernel, for us or libucp, name the process by its pid, which may be reused after its end. */
 static int is_there_locked(ucch_peer *peer) {
     if (ucch_now() - peer->looked > UCCH_RMA_FRESH_S)
         for (int i = 0; i < LOOKS && peer->ep && ucp_worker_progress(peer->at->worker); i++)
@@ -292,8 +292,8 @@ static int is_there_locked(ucch_peer *peer) {
     return !ucch_peer_status(peer) && peer->ep;
 }
 
-/* Begin, when `stream` has got here if there is one: 1 when it has ended well already, 0, or a failure that has come
- * at once. */
+/* Begin, when `stream` reaches this point if there is one. Returns 1 if the transfer is complete, 0 if under way, or a
+ * failure. */
 int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *stream) {
     int status = 0;
     if (has_stream) {
@@ -317,8 +317,8 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     return status;
 }
 
-/* Have the kernel copy one short piece between host memories of two processes, as libucp would have it do, which takes
- * half a microsecond more: true if it is there. What is wrong is libucp's to say, which copies from then on. */
+/* Have the kernel copy one short piece between host memories of two processes. libucp would do the same, half a
+ * microsecond slower. Returns 1 if copied. On a failure libucp does it from then on, and reports the error. */
 static int copy_locked(ucch_peer *peer, int what, const ucch_region *local, const ucch_target *target, uint64_t mine,
                        uint64_t theirs, uint64_t bytes) {
     if (!peer->by_kernel || bytes > DIRECT_BYTES || local->on_device || target->on_device) return 0;
@@ -333,7 +333,8 @@ static int copy_locked(ucch_peer *peer, int what, const ucch_region *local, cons
     return 1;
 }
 
-/* Begin one piece: a transfer, 1 when it has ended well already, or 0 where it does not fit or cannot begin. */
+/* Begin a transfer of one piece. Returns the transfer, 1 if it is complete, or 0 if the arguments do not fit or it
+ * cannot begin. */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout) {
     int fits = local->at == peer->at && target->peer == peer && ucch_pieces_outside(local->bytes, 1, &mine, &bytes) < 0;
@@ -358,12 +359,12 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
     return status > 0;
 }
 
-/* True if one piece takes but a moment, for which the interpreter may wait. */
+/* True if the transfer is short enough to hold the GIL. */
 int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes) {
     return bytes <= SHORT_BYTES && !local->on_device && !target->on_device;
 }
 
-/* Let a stream wait for its end: 1, or 0 where it has ended, or streams cannot. */
+/* Let a stream wait for the transfer's end. Returns 1, or 0 if it has ended or streams cannot wait. */
 int ucch_transfer_hold(ucch_transfer *t, void *stream) {
     ucch_lock();
     int may = ucch_may_hold() && t->op.state == UCCH_ACTIVE && !t->held.held;
@@ -378,7 +379,7 @@ int ucch_transfer_hold(ucch_transfer *t, void *stream) {
     return 0;
 }
 
-/* True if libucp or a stream still uses it and its memory. */
+/* True if libucp or a stream still uses the transfer and its memory. */
 int ucch_transfer_held(ucch_transfer *t) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
@@ -393,7 +394,7 @@ void ucch_transfer_free(ucch_transfer *t) {
     free(t);
 }
 
-/* A peer asks for what lies here. */
+/* PULL: a peer asks for data of a region. */
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_region *region = ucch_region_of(peer->at, h->region);
     size_t n = h->count, each = n * sizeof(uint64_t);

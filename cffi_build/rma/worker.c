@@ -1,8 +1,7 @@
-/* The worker of one-sided communication: control messages that come in, the threads that see to them, notifications,
- * counters.
+/* The worker of one-sided communication: incoming control messages, its threads, notifications and counters.
  *
- * What peers send is seen by the progress thread. While nothing comes it sleeps, and so does a thread of ours, until
- * the file of libucp's that says when something does. */
+ * The progress thread handles what peers send. While nothing comes it sleeps; the worker's own thread then waits on
+ * libucp's event descriptor. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -15,13 +14,13 @@
 #define WHOLE 0x1
 #define FORCE 0x1
 #define IS_RNDV ((uint64_t)1 << 17)
-/* Attention goes on for as long after what came last. */
+/* Seconds that attention goes on after the last message. */
 #define ARM_AFTER_S 1e-3
-/* Rounds of progress at most before a worker is destroyed. */
+/* Most rounds of progress before a worker is destroyed. */
 #define DYING 1000
-/* Of a counter, before they begin again: their numbers are those of an int. */
+/* Uses of a counter before their numbers repeat: a number must fit an int. */
 #define USES ((uint64_t)1 << 21)
-/* And of one, with its use. */
+/* Limit of a counter's number with its use. */
 #define MOST_COUNTER ((uint64_t)1 << 31)
 
 /* ---- receiving ---- */
@@ -55,7 +54,7 @@ static void answered_locked(ucch_peer *peer, const ucch_header *h, const void *d
     if (t && t->peer == peer) ucch_transfer_answered_locked(t, h->status);
 }
 
-/* What is done with each kind of message, and the bytes that it has at most. */
+/* Handler of each kind of message, and the most bytes that it may have. */
 static const struct {
     void (*deliver)(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes);
     size_t most;
@@ -86,7 +85,7 @@ typedef struct incoming {
     char data[];
 } incoming;
 
-static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
+static void data_received(void *request, ucs_status_t status, size_t bytes, void *data) {
     incoming *p = data;
     ucp_request_free(request);
     p->at->requests--;
@@ -95,12 +94,12 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
     free(p);
 }
 
-/* Receive what does not come at once. */
+/* Receive data that libucp has not received yet (rendezvous). */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     incoming *l = malloc(sizeof(*l) + bytes);
     if (!l) return UCS_ERR_INVALID_PARAM;
     *l = (incoming){at, *h, bytes};
-    ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
+    ucp_request_param_t p = ucch_ucp_params(data_received, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
     if (!request || IS_STATUS(request))
@@ -125,9 +124,9 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
     return UCS_OK;
 }
 
-/* What peers have still sent to a worker that is about to go, of which libucp would print a warning otherwise. */
-static ucs_status_t pass_over(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                              const ucp_am_recv_param_t *param) {
+/* Discards what peers still send to a worker that is about to be destroyed; libucp would print a warning. */
+static ucs_status_t discard_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                    const ucp_am_recv_param_t *param) {
     return UCS_OK;
 }
 
@@ -169,11 +168,11 @@ static void *thread_main(void *arg) {
 
 /* ---- peers ---- */
 
-static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
 
-/* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
- * which it hears of no deaths. What waits for one of another host for longer than `patience` (0: however long) fails
- * where the link there is cut. NULL with a status where that is impossible. */
+/* Connect with a peer. `process`: its pid if on this host, in the same pid namespace; libucp then uses shared memory,
+ * which does not report a death. Operations with a peer on another host that wait longer than `patience` seconds (0: no
+ * limit) fail if the link there is cut. NULL with a status on failure. */
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
                          int *status) {
     ucch_peer *peer = calloc(1, sizeof(*peer) + bytes);
@@ -190,7 +189,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t
     peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
     ucch_lock();
     if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
-    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? died : NULL, peer, &peer->ep);
+    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? on_error : NULL, peer, &peer->ep);
     if (!*status) {
         peer->next = at->peers;
         at->peers = peer;
@@ -201,21 +200,21 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t
     return NULL;
 }
 
-/* From now on it counts as dead. */
+/* The peer counts as dead from now on. */
 void ucch_peer_lose(ucch_peer *peer) {
     UCCH_LOCKED;
     if (!peer->status) peer->status = UCCH_FAIL_PEER;
     ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
-/* Do not look at the end of its connection any more. */
-static void forget_locked(ucch_peer *peer) {
+/* Stop waiting for its connection to close. */
+static void release_close_locked(ucch_peer *peer) {
     if (peer->closing) ucp_request_free(peer->closing);
     peer->closing = NULL;
 }
 
-/* Nothing more comes from it or goes there; it is freed with its worker, as what libucp has to finish refers to it. A
- * peer that has died takes what is under way along. */
+/* Close the connection with a peer. It is freed with its worker, as libucp's requests refer to it. Transfers under way
+ * with a dead peer are lost. */
 void ucch_peer_leave(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0;
     double until = ucch_now() + timeout;
@@ -223,7 +222,7 @@ void ucch_peer_leave(ucch_peer *peer, double timeout) {
     ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 1);
     ucch_unlock();
     while (ucch_staged_busy(peer) && ucch_now() < until)
-        sched_yield(); /* it may use its slots again when we have left */
+        sched_yield(); /* the peer may use its slots again once this process has left */
     ucch_lock();
     for (ucch_target *t = peer->targets; t; t = t->next)
         if (!t->users) ucch_target_return_locked(t);
@@ -244,19 +243,19 @@ void ucch_peer_leave(ucch_peer *peer, double timeout) {
     UCCH_LOCKED;
     void *request = ucp_ep_close_nbx(ep, &p);
     if (request && !IS_STATUS(request)) peer->closing = request;
-    if (is_gone) forget_locked(peer);
+    if (is_gone) release_close_locked(peer);
 }
 
-/* True once libucp has ended the connection with a peer that was left. */
+/* True once libucp has closed the connection with a peer that was left. */
 int ucch_peer_left(ucch_peer *peer) {
     UCCH_LOCKED;
     if (peer->closing) ucp_worker_progress(peer->at->worker);
     if (peer->closing && ucp_request_check_status(peer->closing) == UCS_INPROGRESS) return 0;
-    forget_locked(peer);
+    release_close_locked(peer);
     return 1;
 }
 
-/* After its worker has been destroyed. */
+/* Called after its worker has been destroyed. */
 void ucch_peer_free(ucch_peer *peer) {
     ucch_lock();
     for (ucch_target *t = peer->targets; t; t = t->next)
@@ -267,14 +266,14 @@ void ucch_peer_free(ucch_peer *peer) {
     free(peer);
 }
 
-/* ---- its life ---- */
+/* ---- start and stop ---- */
 
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
     if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK))
-        return UCCH_FAIL_MEMORY; /* writers have the engine's lock and must not block */
-    ucch_lock();                 /* it looks at has_thread with the lock, as others do */
+        return UCCH_FAIL_MEMORY; /* writers hold the engine's lock and must not block */
+    ucch_lock();                 /* has_thread is read with the lock */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
     return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
@@ -286,7 +285,7 @@ static int listen(ucch_rma *at, void *handler) {
     return ucp_worker_set_am_recv_handler(at->worker, &p);
 }
 
-/* Let a worker take part, under a number that no other one has; NULL with a status where it cannot. */
+/* Use a libucp worker for one-sided communication, with a unique uid; NULL with a status on failure. */
 ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status) {
     ucch_rma *at = calloc(1, sizeof(*at));
     *status = at ? 0 : UCCH_FAIL_MEMORY;
@@ -311,31 +310,31 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     return at;
 }
 
-/* Stop taking part: 0, or libucp still has something under way, and nothing of it may be freed, nor libucp's worker. */
+/* Stop. Returns 0, or not 0 if libucp still has requests: then nothing of it may be freed, nor the libucp worker. */
 int ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
-    ucch_transfers_end_locked(at, NULL, UCCH_FAIL_CANCELLED, 0); /* waits for counters */
+    ucch_transfers_end_locked(at, NULL, UCCH_FAIL_CANCELLED, 0); /* counters are waited for without a peer */
     ucch_rma_call_locked(at);
     at->has_thread = 0;
     ucch_unlock();
     pthread_join(at->thread, NULL);
     close(at->calls[0]);
     close(at->calls[1]);
-    listen(at, pass_over);
-    /* What libucp still has to send to a process that has died fails at once when it is tried. Nothing must be left
-     * when the worker is destroyed: UCX 1.22 ends the process ("ucs_arbiter_group_is_empty"). */
+    listen(at, discard_message);
+    /* Sends to a dead process fail at once when tried. None may be left when the worker is destroyed: UCX 1.22 would
+     * abort ("ucs_arbiter_group_is_empty"). */
     UCCH_LOCKED;
     for (int i = 0; i < DYING && ucp_worker_progress(at->worker); i++)
         ;
     for (ucch_peer *p = at->peers; p; p = p->next) {
         at->requests += p->closing && ucp_request_check_status(p->closing) == UCS_INPROGRESS;
-        forget_locked(p);
+        release_close_locked(p);
     }
     return at->requests;
 }
 
-/* After its worker has been destroyed. */
+/* Called after its worker has been destroyed. */
 void ucch_rma_free(ucch_rma *at) {
     while (at->notices) {
         ucch_notice *n = at->notices;
@@ -349,7 +348,7 @@ void ucch_rma_free(ucch_rma *at) {
 
 /* ---- notifications and counters ---- */
 
-/* Take the notification that came first: its length, or -1 where there is none. */
+/* Take the oldest notification. Returns its length, or -1 if there is none. */
 int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
     ucch_notice *n = at->notices;
@@ -368,7 +367,8 @@ uint64_t ucch_rma_counter(ucch_rma *at, int number) {
     return counter ? UCCH_LOAD(counter) : 0;
 }
 
-/* End a counter's use, so that what is still on its way to it counts for nothing: its number in the next one. */
+/* End a counter's use, so that notifications still on their way to it are ignored. Returns its number for the next
+ * use. */
 int ucch_rma_counter_next(ucch_rma *at, int number) {
     UCCH_LOCKED;
     uint64_t which = (uint64_t)number % UCCH_RMA_COUNTERS, use = ((uint64_t)number / UCCH_RMA_COUNTERS + 1) % USES;

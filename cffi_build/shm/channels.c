@@ -1,11 +1,11 @@
-/* Rings of pinned memory between ranks, and the counters by which their streams pass them to each other.
+/* Rings of pinned memory between ranks, and the counters by which their streams pass pieces to each other.
  *
- * A channel is a ring in memory of the sender's (segment.c). Two ranks have several, for messages of different length,
- * and each takes memory when its first message is queued: which one that is follows from the message's length, so that
- * either end has its part pinned by itself, and neither waits for the other. The sender's stream copies a piece into it
- * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
- * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
- * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
+ * A channel is a ring in memory of the sender (segment.c). Two ranks have several, for different message sizes. A ring
+ * takes memory when its first message is queued. The ring follows from the message's size alone, so each end pins its
+ * part by itself and does not wait for the other end. The sender's stream copies a piece into the ring and writes how
+ * many pieces there are. The receiver's stream waits for that, copies the piece out and writes how many it has taken:
+ * two devices of any vendors, without a host. The counters only grow. Between hosts the receiver has such a ring, too,
+ * and network threads copy between the two (net/flow.c): the streams see no difference. */
 #include "shm/shm.h"
 
 #include <stdlib.h>
@@ -14,32 +14,33 @@
 #define LINE ((size_t)64)
 #define HEADER_GRAIN ((size_t)65536)
 #define PAGE ((size_t)4096)
-/* A message is cut into so many pieces, if they get long enough, so that both devices, and wires, move at a time. */
+/* Pieces of a message, if they are long enough: with several, both devices and the wires work at the same time. */
 #define PIECES 4
 #define SHORTEST ((size_t)512 << 10)
 #define SHORT_SLOT ((size_t)64 << 10)
-/* Wires of a ring with such slots, at most. */
+/* Most wires of a ring with short slots. */
 #define MANY_WIRES 6
-/* Longer messages by wires than so many slots of the long ring have one of their own, which is moved by fewer calls of
- * the driver. Shorter ones, as are DDP's buckets, are soon over, and begin and end with short pieces. */
+/* Messages over wires longer than this many slots of the long ring use the longest ring, with fewer driver calls.
+ * Shorter ones, like DDP's buckets, are soon over, and begin and end with short pieces. */
 #define LONGEST_FROM (2 * UCCH_RING_SLOTS)
-/* Slots of the longest ring, which is for wires alone, hold twice as much, up to this: a flow has tags for no more. */
+/* Slots of the longest ring, used over wires only, have twice the size, up to this: a flow's tag has no room for
+ * more. */
 #define LONGEST_SLOT ((size_t)16 << 20)
-/* Parts of a flow's tag. */
+/* Fields of a flow's tag. */
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
 #define FROM_BIT 30
 #define SERIAL_BIT 45
 
-/* Counters on the device: by move how many blocks have done their part, of calls and of those in graphs, and by message
- * and slot; and of graphs what they count from one replay to the next, by channel too. */
+/* Counters on the device: how many blocks have done a move, in calls and in graphs, or a message and slot; and what
+ * graphs count from one replay to the next, per channel too. */
 typedef struct counts {
     uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES], joined[UCCH_MOST_COPIES * UCCH_RING_SLOTS];
     ucch_replayed replayed;
     ucch_steps steps[];
 } counts;
 
-/* Counters of a lane: by slot, for the header and for the end. */
+/* Counters of a lane: per slot, for the header and for the end. */
 #define MEETINGS 16
 
 static size_t counts_of(int size) {
@@ -47,8 +48,8 @@ static size_t counts_of(int size) {
            (2 * UCCH_RINGS * sizeof(ucch_steps) + UCCH_LANES * MEETINGS * sizeof(uint32_t)) * (size_t)size;
 }
 
-/* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
- * is garbage, here and by what other hosts say; words of calls in graphs; ends of messages; and zeros, which stay. */
+/* Lines of a part's header: counters of channels to other ranks, and from ranks of other hosts; ends of calls; first
+ * undefined call, here and as told by other hosts; words of calls in graphs; ends of messages; and zeros. */
 enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, LANES, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
@@ -67,8 +68,8 @@ static size_t line_of(int what, int size) {
     return first;
 }
 
-/* Ranks that a part has room for, which takes no memory: communicators of like size use the same parts, one after the
- * other, and find the rings pinned that an earlier one has used. */
+/* Ranks that a part has room for (room takes no memory): communicators of similar size reuse each other's parts, and
+ * find the rings pinned. */
 static int room_for(int size) {
     int room = 4;
     while (room < size)
@@ -80,12 +81,12 @@ static size_t header_of(int size) {
     return (line_of(HEADER_END, size) * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
 
-/* True if devices pass a ring's data to each other by NCCL's LL protocol (kernels/ll.cuh). It takes twice the room, and
- * finds no old flags: nothing else goes by such a ring, and the part of a communicator with graphs is never used again.
- */
+/* True if devices pass the ring's data by NCCL's LL protocol (kernels/ll.cuh), with a flag in each word. Slots then
+ * take twice the room. Old flags cannot be mistaken for new ones: nothing else uses such a ring, and a part that was
+ * used in graphs is never reused. */
 static int by_flags(int ring, int by_wire) { return ring == SHORT_GRAPH_RING && !by_wire; }
 
-/* Bytes that a ring's slots hold: wires carry shorter pieces at a time than devices of one host hand each other. */
+/* Data bytes of a ring's slots: wires carry shorter pieces than devices of one host pass each other. */
 static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
     size_t twice = 2 * c->slot;
     size_t most[] = {[SHORT_RING] = SHORT_SLOT,
@@ -102,28 +103,28 @@ static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
     return by_flags(ring, by_wire) ? bytes / 2 : bytes;
 }
 
-/* Bytes before the data of a slot. */
-static size_t before(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
+/* Bytes of the header before a slot's data. */
+static size_t header_bytes(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
 
 static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
-    return slot_of(c, ring, by_wire) * (by_flags(ring, by_wire) ? 2 : 1) + before(ring, by_wire);
+    return slot_of(c, ring, by_wire) * (by_flags(ring, by_wire) ? 2 : 1) + header_bytes(ring, by_wire);
 }
 
 static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-/* Place in a rank's part of a ring to another of its host, or to or from one of another host, which is pinned in
- * another length; of rank `room`: where the part ends. Nothing takes memory before it is pinned, so all have the same
- * room. */
-static size_t place_of(const ucch_channels *c, int other, int wire, int comes, int ring) {
+/* Offset in a rank's part of a ring to `other`: on the same host, or (`wire`) to or from a rank of another host, which
+ * is pinned in another length. For `other` = room: the size of the part. Nothing takes memory before it is pinned, so
+ * every ring has the same space. */
+static size_t offset_of(const ucch_channels *c, int other, int wire, int is_recv, int ring) {
     size_t at = 0, all = 0;
     for (int i = 0; i < UCCH_RINGS; i++) {
         at = i == ring ? all : at;
         all += pages_of(UCCH_RING_SLOTS * (stride_of(c, i, 0) + UCCH_FLOW_HEADER));
     }
-    return header_of(c->room) + (3 * (size_t)other + (size_t)(wire ? 1 + comes : 0)) * all + at;
+    return header_of(c->room) + (3 * (size_t)other + (size_t)(wire ? 1 + is_recv : 0)) * all + at;
 }
 
-static void forget(ucch_channels *c) {
+static void free_channels(ucch_channels *c) {
     for (int i = 0; c->peers && i < c->size; i++)
         if (c->peers[i].part) ucch_mapping_give(c->peers[i].part);
     free(c->peers);
@@ -131,8 +132,8 @@ static void forget(ucch_channels *c) {
     free(c);
 }
 
-/* Channels of rank `rank` of `size`, which is process `key`, whose longest slots between hosts have so many bytes; NULL
- * where there is no memory. */
+/* Channels of rank `rank` of `size`, in process `key`; `slot`: data bytes of the longest slot between hosts. NULL if
+ * memory is exhausted. */
 ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot) {
     ucch_channels *c = calloc(1, sizeof(*c));
     if (!c) return NULL;
@@ -146,51 +147,52 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->slot = slot;
     for (int i = 0; c->peers && i < size; i++)
         c->peers[i].host = hosts[i];
-    if (c->out && c->peers) c->peers[rank].part = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
+    if (c->out && c->peers) c->peers[rank].part = ucch_mapping_new(key, offset_of(c, c->room, 0, 0, 0));
     if (!c->out || !c->peers || !c->peers[rank].part) {
-        forget(c);
+        free_channels(c);
         return NULL;
     }
     return c;
 }
 
-/* The file with a rank's part; its peers have to know. */
+/* Descriptor of this rank's part, for its peers. */
 int ucch_channels_file(const ucch_channels *c) { return c->peers[c->rank].part->file; }
 
 static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
-/* True if wires carry data to and from a rank. */
+/* True if data to and from this rank goes over wires. */
 int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->peers[peer].host != c->peers[c->rank].host; }
 
-/* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
- * our own. */
-static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
-    int wire = ucch_channels_by_wire(c, peer), owner = comes && !wire ? peer : c->rank,
+/* The channel between this rank and `peer`, its ring not pinned yet: in the sender's part, or between hosts in this
+ * rank's. */
+static ucch_channel channel(const ucch_channels *c, int peer, int is_recv, int ring) {
+    int wire = ucch_channels_by_wire(c, peer), owner = is_recv && !wire ? peer : c->rank,
         other = owner == peer ? c->rank : peer;
     const ucch_mapping *part = c->peers[owner].part;
     size_t line =
-        line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
+        line_of(wire && is_recv ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
     size_t from = line_of(TAINTED, c->room) + (wire ? 1 + (size_t)peer : 0);
     return (ucch_channel){.published = counter_at(part, line),
                           .consumed = counter_at(part, line + 1),
-                          .ring = part->memory + place_of(c, other, wire, comes, ring) + before(ring, wire),
+                          .ring = part->memory + offset_of(c, other, wire, is_recv, ring) + header_bytes(ring, wire),
                           .slot = slot_of(c, ring, wire),
                           .stride = stride_of(c, ring, wire),
                           .by_flags = by_flags(ring, wire),
                           .tainted = (uint64_t *)counter_at(part, from).at};
 }
 
-static void channels_with(ucch_channels *c, int peer, int comes) {
+static void channels_with(ucch_channels *c, int peer, int is_recv) {
     for (int ring = 0; ring < UCCH_RINGS; ring++)
-        *ucch_channels_at(c, peer, comes, ring) = channel(c, peer, comes, ring);
+        *ucch_channels_at(c, peer, is_recv, ring) = channel(c, peer, is_recv, ring);
 }
 
-/* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
+/* Map the part of rank `peer` of this host, a file of process `key`; this rank's own comes first. Returns 0 or a
+ * failure. */
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
-    size_t bytes = place_of(c, c->room, 0, 0, 0), header = header_of(c->room);
+    size_t bytes = offset_of(c, c->room, 0, 0, 0), header = header_of(c->room);
     if (peer != c->rank) c->peers[peer].part = ucch_mapping_open(key, pid, file, bytes);
     char *seen;
     int status = c->peers[peer].part ? ucch_mapping_pin(c->peers[peer].part, 0, header, &seen) : UCCH_FAIL_PEER;
@@ -200,7 +202,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
         return 0;
     }
     const ucch_mapping *own = c->peers[peer].part;
-    memset(own->memory, 0, header); /* before the peers are told that they may have it */
+    memset(own->memory, 0, header); /* before peers are told about it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->room)).at;
     for (int other = 0; other < c->size; other++)
         if (other != peer && !ucch_channels_by_wire(c, other)) channels_with(c, other, 0);
@@ -209,18 +211,18 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     return 0;
 }
 
-/* Wires that carry a ring. Short pieces are over so soon that it takes longer to wake more threads than they save: an
- * allgather of 1 MiB took 131 us with 6, 231 with 8; of two ranks a host an allreduce of 1 MiB 240 us with 3, 240 to
- * 305 with 4, 380 to 1290 with 6. */
+/* Wires that carry a ring. Rings of short pieces use fewer: waking more threads takes longer than they save. An
+ * allgather of 1 MiB took 131 us with 6 wires, 231 with 8; an allreduce of 1 MiB, two ranks per host, 240 us with 3,
+ * 240 to 305 with 4, 380 to 1290 with 6. */
 static int wires_of(const ucch_channels *c, int ring) {
     int is_long = ring == LONG_RING || ring == LONGEST_RING, some = (3 * c->nwires + 3) / 4;
     return is_long ? c->nwires : some < MANY_WIRES ? some : MANY_WIRES;
 }
 
-/* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
- * ring: 0, or a failure. The ranks tell each other of failures by the shortest. */
-static int carry(ucch_channels *c, int peer, int comes, int ring) {
-    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
+/* Carry a ring to or from a rank of another host, with a tag made of the communicator's serial number, the ranks and
+ * the ring. Returns 0 or a failure. Ranks tell each other of failures over the shortest ring. */
+static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
+    ucch_channel *way = ucch_channels_at(c, peer, is_recv, ring);
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
                         .stride = way->stride,
                         .depth = UCCH_RING_SLOTS,
@@ -230,26 +232,26 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .tainted_there = way->tainted,
                         .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
-    uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
+    uint64_t from = (uint64_t)(is_recv ? peer : c->rank), to = (uint64_t)(is_recv ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
-    ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->peers[peer].key, tag);
-    UCCH_LOCKED; /* other threads look whether it has failed */
+    ucch_flow *flow = ucch_flow_new(&slots, !is_recv, wires_of(c, ring), c->peers[peer].key, tag);
+    UCCH_LOCKED; /* other threads check it for failures */
     way->flow = flow;
     return flow ? 0 : UCCH_FAIL_PEER;
 }
 
-/* Reach rank `peer` of another host, which is process `key`, over the first `nwires` wires, which know it; after our
- * own part. 0, or a failure. */
+/* Set up the channels with rank `peer` of another host, in process `key`, over the first `nwires` wires, which are
+ * connected with it; after this rank's own part. Returns 0 or a failure. */
 int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
     c->nwires = nwires;
     c->serial = serial;
     c->peers[peer].key = key;
     channels_with(c, peer, 0);
     channels_with(c, peer, 1);
-    return carry(c, peer, 0, SHORT_RING) ?: carry(c, peer, 1, SHORT_RING);
+    return make_flow(c, peer, 0, SHORT_RING) ?: make_flow(c, peer, 1, SHORT_RING);
 }
 
-/* Ring for messages of so many bytes: the same at both ends, whatever went before. */
+/* The ring for messages of this size: the same at both ends. */
 int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
     int wire = ucch_channels_by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
@@ -259,20 +261,20 @@ int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) 
                                                                         : LONG_RING;
 }
 
-ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {
-    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
+ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int is_recv, int ring) {
+    return &(is_recv ? c->in : c->out)[peer * UCCH_RINGS + ring];
 }
 
-/* Bytes of the pieces that a message goes in; the same at both of its ends. */
+/* Piece size of a message: the same at both ends. */
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
     size_t piece = pages_of(bytes / PIECES);
     piece = piece < SHORTEST ? SHORTEST : piece;
     return piece < channel->slot ? piece : channel->slot;
 }
 
-/* Pieces that a copy engine moves at a time, of `left` from the `nth` of a message on: up to `most` slots that lie one
- * behind the other from that of piece `number` on, few in the beginning and in the end. The last piece of a message,
- * which may be shorter, is one by itself. */
+/* Pieces that a copy engine moves at once, of `left` from the `nth` of a message on: up to `most` contiguous slots from
+ * that of piece `number` on, fewer at the beginning and the end. A message's last piece may be shorter and is moved
+ * alone. */
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
     uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth ? 3 * nth : 1;
     uint64_t rest = left > most ? left - 1 : (left + 1) / 2;
@@ -281,32 +283,32 @@ uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64
     return (uint32_t)(most < room ? most : room);
 }
 
-/* Let a stream copy `n` pieces of so many bytes, one behind the other, to the slots of a ring from that of piece
- * `number` on, or from there: 0, or a failure. */
-int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+/* Let the stream copy `n` contiguous pieces of `bytes` bytes into the slots from that of piece `number` on, or out of
+ * them (`is_recv`). Returns 0 or a failure. */
+int ucch_channel_copy(const ucch_channel *channel, int is_recv, uint32_t number, uint32_t n, char *data, size_t bytes,
                       void *stream) {
     const device_ops *ops = ucch_bound_ops();
     char *slot = channel->ring + number % UCCH_RING_SLOTS * channel->stride;
-    void *dst = comes ? data : slot, *src = comes ? slot : data;
-    size_t to = comes ? bytes : channel->stride, from = comes ? channel->stride : bytes;
+    void *dst = is_recv ? data : slot, *src = is_recv ? slot : data;
+    size_t to = is_recv ? bytes : channel->stride, from = is_recv ? channel->stride : bytes;
     return ucch_device_fail(
         n == 1 ? ops->copy(dst, src, bytes, stream) : ops->copy_rows(dst, to, src, from, bytes, n, stream), "copy");
 }
 
-static int reserve(ucch_channels *c, int peer, int comes, int ring) {
+static int pin_ring(ucch_channels *c, int peer, int is_recv, int ring) {
     int wire = ucch_channels_by_wire(c, peer);
-    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
+    ucch_channel *way = ucch_channels_at(c, peer, is_recv, ring);
     if (way->seen) return 0;
-    ucch_mapping *part = c->peers[comes && !wire ? peer : c->rank].part;
-    size_t header = before(ring, wire), at = (size_t)(way->ring - header - part->memory);
+    ucch_mapping *part = c->peers[is_recv && !wire ? peer : c->rank].part;
+    size_t header = header_bytes(ring, wire), at = (size_t)(way->ring - header - part->memory);
     char *seen;
     int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
-    if (!status && wire && !way->flow) status = carry(c, peer, comes, ring);
+    if (!status && wire && !way->flow) status = make_flow(c, peer, is_recv, ring);
     if (!status) way->seen = seen + header;
     return status;
 }
 
-/* Lines of a lane, in which its kernels say how messages have ended, and where their blocks meet. */
+/* The lines of a lane, in which kernels report how messages ended, and the counters where their blocks meet. */
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived) {
     size_t nth = UCCH_LANES * (size_t)peer + (size_t)which;
     *arrived = c->meetings + nth * MEETINGS;
@@ -316,21 +318,21 @@ ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, un
 /* Taken before the engine's lock. */
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 
-/* Have a ring at its first use: 0, or a failure. No peer has a part in that. */
-int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
+/* Pin a ring at its first use. Returns 0 or a failure. No peer takes part. */
+int ucch_channels_ring(ucch_channels *c, int peer, int is_recv, int ring) {
     pthread_mutex_lock(&one_by_one);
-    int status = reserve(c, peer, comes, ring);
+    int status = pin_ring(c, peer, is_recv, ring);
     pthread_mutex_unlock(&one_by_one);
     return status;
 }
 
-/* Bytes of a ring's slots, to another rank and from it; 0: it has not been used. */
+/* Slot size of a ring with a rank; 0: it has not been used. */
 size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
     const ucch_channel *out = ucch_channels_at(c, peer, 0, ring);
     return out->seen || ucch_channels_at(c, peer, 1, ring)->seen ? out->slot : 0;
 }
 
-/* Bytes of our own that are pinned for this communicator. */
+/* Pinned bytes of this rank's part. */
 size_t ucch_channels_held(const ucch_channels *c) { return c->peers[c->rank].part->pinned; }
 
 static int count_from_zero(ucch_channels *c) {
@@ -353,7 +355,7 @@ static int count_from_zero(ucch_channels *c) {
     return status ?: ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
-/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
+/* Allocate what calls need, once all ranks are known. Returns 0 or a failure. */
 int ucch_channels_open(ucch_channels *c) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
@@ -367,13 +369,13 @@ int ucch_channels_open(ucch_channels *c) {
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
     if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event") ?: count_from_zero(c);
-    /* A try: what a stream cannot do is seen here. */
+    /* a trial: shows here what a stream cannot do */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
     return status ?: ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
 }
 
-/* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,
- * which no longer wait for other ranks. */
+/* Free everything; nothing may be under way, here or on a peer. Memory that graphs may still write to is kept; they no
+ * longer wait for other ranks. */
 void ucch_channels_free(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int captured = c->graphs.watch.kind != NULL;
@@ -398,19 +400,19 @@ void ucch_channels_free(ucch_channels *c) {
         ucch_pool_give(c->outgrown[i]);
     for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
-    if (!held) /* libucp may still write to the rings */
-        forget(c);
+    if (!held) /* else libucp may still write to the rings */
+        free_channels(c);
 }
 
-/* True if all that went into a channel has been taken out, and its sender knows that. */
+/* True if everything put into the channel has been taken out, and its sender knows that. */
 static int emptied(const ucch_channel *channel) {
     if (channel->flow) return ucch_flow_quiet(channel->flow);
     uint32_t all = channel->steps ? UCCH_LOAD(channel->published.at) : ucch_channel_pieces(channel);
     return UCCH_LOAD(channel->consumed.at) == all;
 }
 
-/* 1 if all that was queued has ended and all that was sent has been taken; -1 if that will never be known, because a
- * call has failed; or 0. */
+/* 1 if all queued calls have ended and all pieces have been taken; -1 if that will never be known, because a call has
+ * failed; else 0. */
 int ucch_channels_quiet(ucch_channels *c) {
     UCCH_LOCKED;
     ucch_channels_room(c);
@@ -426,32 +428,32 @@ int ucch_channels_done(const ucch_channels *c, uint64_t call) {
     return ucch_reached(c->done[call % MOST_CALLS].at, ucch_generation(call));
 }
 
-/* True if one more call may be under way. */
+/* True if one more call may be queued. */
 int ucch_channels_room(ucch_channels *c) {
     while (c->landed < c->calls && ucch_channels_done(c, c->landed + 1))
         c->landed++;
     return c->calls - c->landed < MOST_CALLS;
 }
 
-/* True if streams have gone past all that was queued. */
+/* True if streams have passed everything that was queued. */
 int ucch_channels_passed(ucch_channels *c) {
     UCCH_LOCKED;
     ucch_channels_room(c);
     return c->landed == c->calls;
 }
 
-/* True if no call before this one is under way. */
+/* True if no earlier call is under way. */
 int ucch_channels_first(ucch_channels *c, uint64_t call) {
     ucch_channels_room(c);
     return c->landed + 1 >= call;
 }
 
-/* A call that could not be queued: no stream will say that it has ended. */
+/* Mark the end of a call that could not be queued: no stream will. */
 void ucch_channels_end(ucch_channels *c, uint64_t call) {
     UCCH_STORE(c->done[call % MOST_CALLS].at, ucch_generation(call));
 }
 
-/* Have this much scratch in a bank. What was too small may still be in use, and is kept: it at least doubles. */
+/* Provide scratch of this size in a bank. Smaller scratch may still be in use and is kept: sizes at least double. */
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     if (bytes <= c->scratch_bytes[bank]) return 0;
     if (bytes < 2 * c->scratch_bytes[bank]) bytes = 2 * c->scratch_bytes[bank];
@@ -463,7 +465,7 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     return 0;
 }
 
-/* True if streams here still wait for other ranks. */
+/* True if streams of this rank still wait for other ranks. */
 int ucch_channels_waiting(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (i / UCCH_RINGS != c->rank && !c->in[i].steps &&
@@ -473,7 +475,7 @@ int ucch_channels_waiting(const ucch_channels *c) {
     return 0;
 }
 
-/* Why nothing comes from another host any more for call `number`, and from which rank; 0 while all is well. */
+/* Why no more data comes from another host for call `number`, with the rank; 0: it does. */
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
     for (int i = 0; c->nwires && i < 2 * c->size * UCCH_RINGS; i++) {
         int status = c->out[i].flow ? ucch_flow_failed(c->out[i].flow, number) : 0;
@@ -490,15 +492,15 @@ static int taints(const uint64_t *tainted, uint64_t call) {
     return first && call >= first;
 }
 
-/* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
- * then is garbage, also by way of other ranks. -1 for none. Calls are counted alike on all ranks. */
+/* A rank that released its streams before they had done their part of this call: the data they then sent, also via
+ * other ranks, is undefined. -1: none. All ranks number calls alike. */
 int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call) {
     for (int i = 0; i < c->size; i++)
         if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call)) return i;
     return taints(c->tainted, call) ? c->rank : -1;
 }
 
-static void let_go(const ucch_channels *c) {
+static void release_streams(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         if (i / UCCH_RINGS == c->rank || c->out[i].steps) continue;
         UCCH_STORE(c->out[i].consumed.at, ucch_channel_pieces(&c->out[i]));
@@ -506,10 +508,10 @@ static void let_go(const ucch_channels *c) {
     }
 }
 
-/* Write again what lets streams go on: whether all of them have. */
+/* Release the streams again. Returns whether all have passed. */
 static int drain_locked(ucch_op *op) {
     ucch_channels *c = (ucch_channels *)op;
-    let_go(c);
+    release_streams(c);
     ucch_channels_room(c);
     if (c->landed != c->calls) return 0;
     ucch_op_end_locked(op, 0, -1, -1);
@@ -518,9 +520,10 @@ static int drain_locked(ucch_op *op) {
 
 static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = drain_locked};
 
-/* A call failed, `differs` by its number if other ranks have called something else, or 0: its streams, and threads that
- * wait for them, must go on; all are told first which results are undefined. No other call waits for the counters that
- * are written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
+/* A call has failed; `differs` is its number if other ranks made a different call, else 0. Its streams, and threads
+ * that wait for them, must go on; before that the ranks are told which results are undefined. No other call waits for
+ * the counters written here, but a peer's stream may overwrite them with smaller values: they are written again until
+ * all streams have passed. */
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     if (c->failed) return;
     c->failed = 1;
@@ -531,7 +534,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (c->out[i].flow) ucch_flow_wake(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
-    let_go(c);
+    release_streams(c);
     c->drain.kind = &draining;
     ucch_op_begin_locked(&c->drain, 0);
 }

@@ -1,9 +1,9 @@
-/* Segments: memory of one process that other processes of its host see, and their devices.
+/* Segments: memory of a process that other processes of its host, and their devices, can access.
  *
- * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
- * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
- * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
- * such a file of each rank for its channels (channels.c). It takes no memory before it is pinned or written to. */
+ * No library opens one vendor's device memory for the other's, and a CPU that copies between two processes is ten times
+ * slower than the devices. So each process has anonymous files that its peers map, and all of them pin them: the
+ * sender's device copies pieces into one, the receiver's device copies them out. A communicator has one such file per
+ * rank for its channels (channels.c). A file takes no memory before it is pinned or written. */
 #define _GNU_SOURCE
 #include "shm/shm.h"
 
@@ -14,10 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
-static size_t pinned;     /* bytes of our own */
+static ucch_mapping *all; /* oldest first: ranks that give mappings back in the same order reuse matching ones */
+static size_t pinned;     /* bytes of this process's files */
 
-/* Have the bound device see shared memory: 0, or a failure. */
+/* Pin shared memory for the bound device. Returns 0 or a failure. */
 static int pin(void *memory, size_t bytes, char **seen) {
     const device_ops *ops = ucch_bound_ops();
     void *there = NULL;
@@ -29,7 +29,7 @@ static int pin(void *memory, size_t bytes, char **seen) {
     return status;
 }
 
-static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
+static ucch_mapping *add_mapping(uint64_t key, int file, size_t bytes, int here) {
     ucch_mapping *m = calloc(1, sizeof(*m));
     char *memory = m ? ucch_shared_map(here, bytes) : NULL;
     struct stat about;
@@ -42,8 +42,8 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
     return m;
 }
 
-/* One that is there: this file of a process's, or for `file` -1 any of its that is not in use. */
-static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
+/* Find an existing mapping: this file of a process, or for `file` -1 any of its files that is unused. */
+static ucch_mapping *find_mapping(uint64_t key, int file, size_t bytes) {
     for (ucch_mapping *m = all; m; m = m->next)
         if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
             m->used++;
@@ -52,32 +52,33 @@ static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     return NULL;
 }
 
-/* Memory of this process's, which is `key`, of parts that are to be pinned; NULL where there can be none. */
+/* A file of this process (`key`) whose ranges are to be pinned; NULL on failure. */
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     UCCH_LOCKED;
-    ucch_mapping *m = found(key, -1, bytes);
+    ucch_mapping *m = find_mapping(key, -1, bytes);
     if (m) return m;
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = keep(key, file, bytes, file);
+    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = add_mapping(key, file, bytes, file);
     if (!m && file >= 0) close(file);
     if (m) m->ours = 1;
     return m;
 }
 
-/* A file of another process's; NULL where it cannot be opened. */
+/* A file of another process; NULL if it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
     UCCH_LOCKED;
-    ucch_mapping *m = found(key, file, bytes);
+    ucch_mapping *m = find_mapping(key, file, bytes);
     int here = m ? -1 : ucch_shared_open(pid, file);
     if (here >= 0) {
-        m = keep(key, file, bytes, here);
+        m = add_mapping(key, file, bytes, here);
         close(here);
     }
     return m;
 }
 
-/* Have the bound device see a part, pages of it, at `seen`: 0, or a failure. No stream is waited for, but the driver
- * may be with another thread that waits for one: so without the lock, for a caller that alone has the mapping. */
+/* Pin whole pages of a mapping for the bound device, which sees them at `seen`. Returns 0 or a failure. Waits for no
+ * stream, but the driver may be blocked by a thread that does: so it is called without the lock, by the mapping's only
+ * user. */
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     ucch_range *r = m->ranges;
     while (r && (r->at != at || r->bytes != bytes))
@@ -98,14 +99,14 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     return 0;
 }
 
-/* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator of like size: to
- * unpin it could wait for the device, and so for streams that wait for other ranks. */
+/* Release a mapping. It stays mapped and pinned, on all ranks, for the next communicator of similar size: unpinning
+ * could wait for the device, and so for streams that wait for other ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
     UCCH_LOCKED;
     m->used--;
 }
 
-/* Have memory no more that no other caller has; without the lock, as the driver may wait for the device. */
+/* Unmap memory that has no other user; without the lock, as the driver may wait for the device. */
 void ucch_mapping_drop(ucch_mapping *m) {
     ucch_lock();
     UCCH_UNLINK(all, m, next);
@@ -120,5 +121,5 @@ void ucch_mapping_drop(ucch_mapping *m) {
     free(m);
 }
 
-/* Bytes of our own that have been pinned, in use or not. */
+/* Pinned bytes of this process's files, in use or not. */
 size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_RELAXED); }

@@ -1,1 +1,1 @@
-"""``ucch-doctor``: what would go wrong on this host, or between the ranks of a job, and what cures it."""
+"""``ucch-doctor``: finds problems of this host, or between the ranks of a job, and their cures."""

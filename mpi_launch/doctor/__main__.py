@@ -1,4 +1,4 @@
-"""``ucch-doctor``: this host by itself, or with ``--job`` under mpirun (``ucch-run … --check``) all ranks together."""
+"""``ucch-doctor``: checks this host, or with ``--job`` under mpirun (``ucch-run … --check``) all ranks of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import amd, checks, facts, findings, job, records
 from .facts import Facts
 from .findings import Finding, finding, ok
 
-#: Seconds for measuring pairs, so that a check of a whole job takes two minutes.
+#: Seconds for measuring pairs, so that the check of a job takes two minutes.
 SECONDS = 100.0
 
 
@@ -45,7 +45,7 @@ def _here() -> Facts:
 
 
 def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
-    """Findings, equal on every rank, of communicating for a while."""
+    """Findings from communicating for a while; equal on every rank."""
     from ... import AgreementError, Communicator
     from ...api.comm import runner_of
     from . import measure
@@ -67,7 +67,7 @@ def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
 
 
 def _job(options: argparse.Namespace) -> int:
-    from mpi4py import MPI  # after UCX, which importing ucc_hetero has loaded
+    from mpi4py import MPI  # UCX was loaded before, by ucc_hetero
 
     comm = MPI.COMM_WORLD
     mine = _here()
@@ -83,7 +83,7 @@ def _job(options: argparse.Namespace) -> int:
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 0 when a job can run and 1 when it cannot."""
+    """Run the command line. The exit status is 0 if a job can run, else 1."""
     have_home(os.environ)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["amd"]:

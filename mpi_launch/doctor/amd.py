@@ -1,7 +1,6 @@
-"""``ucch-doctor amd``: on a machine with AMD GPUs, what AMD's sources leave open; a report to send.
+"""``ucch-doctor amd``: tests on a machine with AMD GPUs what AMD's sources leave open, and writes a report to send.
 
-Each question is a process of its own under timeout(1), so that one that hangs is an answer, too, and leaves nothing
-behind.
+Each question runs in a process of its own under timeout(1): a hang is an answer too, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from . import amd_probes
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing to try. ``needed``: the library relies on a yes; otherwise it is good to know."""
+    """A question. ``needed``: the library depends on a yes; otherwise the answer is informative."""
 
     name: str
     probe: str
@@ -54,12 +53,12 @@ QUESTIONS: tuple[Question, ...] = (
     Question("calls-early", "calls", "the same with all kernels loaded early", False,
              {"HIP_ENABLE_DEFERRED_LOADING": "0"}, 60),
 )  # fmt: skip
-#: Exit status of timeout(1) where time was up, and of one that had to kill.
+#: Exit status of timeout(1) after a timeout, and after it had to kill.
 _LATE = (124, -signal.SIGKILL)
 
 
 def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int, str, str]:
-    """(exit status; standard output; standard error's end) of a process and all that it has started."""
+    """Run a process: (exit status, standard output, end of standard error). Its children are ended with it."""
     limited = ["timeout", "--kill-after=3", str(seconds), *words]
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         with subprocess.Popen(limited, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=err) as child:
@@ -73,7 +72,7 @@ def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[
 
 
 def ask(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The answer to one question: what its process says, or how that ended."""
+    """The answer to a question: what its process printed, or how it ended."""
     start = time.monotonic()
     words = [sys.executable, *module(amd_probes.MODULE), question.probe]
     status, out, err = _run(words, {**environ, **question.env}, question.seconds)
@@ -116,9 +115,9 @@ def _no_device(first: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; the exit status is 1 where there is no device or the library would rely on what is not so.
+    """Run the command line. The exit status is 1 without a device, or if a needed answer is no.
 
-    The report is written anew after each answer: where the doctor is ended, it has those that were there by then.
+    The report is written after each answer, so that it has all answers so far if the doctor is ended.
     """
     parser = _parser()
     options = parser.parse_args(arguments)

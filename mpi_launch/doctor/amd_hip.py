@@ -1,6 +1,6 @@
-"""One AMD device of one process, by the engine's own operations.
+"""One AMD device, used by one process through the engine's own operations.
 
-Addresses are numbers here: a process asks one question and ends, and nothing is given back.
+Addresses are plain numbers, and nothing is freed: a process answers one question and exits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from ...device.registry import report, runtime_of
 from ...errors import DeviceError
 from ...native.libraries import ffi, lib
 
-#: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
-#: processor is busy with other things.
+#: Timeout in seconds for operations that take microseconds; factor for all timeouts, for hosts with busy cores.
 PATIENCE = 2.0
 ROOM = float(os.environ.get("PROBE_ROOM", 1))
 
 
 class Word:
-    """Four bytes that the host and the device see, each at its own address; they only grow."""
+    """A 32-bit word that host and device see, each at its own address. It only grows."""
 
     def __init__(self, host: int, device: int) -> None:
         self.device = device
@@ -39,12 +38,12 @@ class Word:
         self._at.value = number
 
     def reaches(self, least: int, seconds: float = PATIENCE) -> bool:
-        """True if the host sees it reach ``least`` in time."""
+        """True if the host sees a value of at least ``least`` in time."""
         return until(lambda: self.value >= least, seconds)
 
 
 def until(done: Callable[[], bool], seconds: float) -> bool:
-    """Look until it is so, or the time is over."""
+    """Poll ``done`` until it is true or the time is over. Returns its last value."""
     end = time.monotonic() + seconds * ROOM
     while not done():
         if time.monotonic() > end:
@@ -53,7 +52,7 @@ def until(done: Callable[[], bool], seconds: float) -> bool:
 
 
 class Hip:
-    """The runtime that ucc_hetero would use, and a device of it."""
+    """The HIP runtime that ucc_hetero would use, and one of its devices."""
 
     def __init__(self, device: int = 0) -> None:
         runtime = runtime_of("amd")
@@ -61,12 +60,13 @@ class Hip:
             raise DeviceError(report("amd"))
         self.runtime, self.device = runtime, device
         self._kernels: dict[int, int] = {}
-        #: Images of kernels, which HIP does not copy.
+        #: Images of kernels, kept alive because HIP does not copy them.
         self._images: list[Any] = []
         runtime.use(device)
 
     def _made(self, operation: str, *arguments: Any) -> int:
-        """The address that an operation of the engine's (cffi_build/gpu/ops.h) gives last."""
+        """Call an engine operation (cffi_build/gpu/ops.h) whose last argument is an output address; return the
+        output."""
         out = ffi.new("void **")
         self.runtime.check(operation, getattr(self.runtime.ops, operation)(*arguments, out))
         return int(ffi.cast("uintptr_t", out[0]))
@@ -81,13 +81,13 @@ class Hip:
         self.runtime.check("host_register", self.runtime.ops.host_register(_pointer(address), nbytes))
 
     def word(self) -> Word:
-        """A word in pinned memory: what kernels wait for."""
+        """Allocate a word in pinned memory, for kernels that wait."""
         host = self.pinned(4096)
         ctypes.memset(host, 0, 4096)
         return Word(host, self._made("mapped", _pointer(host)))
 
     def signal(self) -> Word:
-        """A word of signal memory: what streams wait for."""
+        """Allocate a word of signal memory, for streams that wait."""
         at = self.runtime.flag()
         return Word(at, at)
 
@@ -95,13 +95,13 @@ class Hip:
         return self.runtime.stream().handle
 
     def finishes(self, stream: int, seconds: float = PATIENCE) -> bool:
-        """True if the stream does all it was given in time."""
+        """True if the stream completes its work in time."""
         event = self.runtime.event()
         event.record(stream)
         return until(event.done, seconds)
 
     def ends(self, stream: int, what: str) -> None:
-        """Wait until the stream has done all it was given. ``DeviceError`` names ``what`` that does not end."""
+        """Wait until the stream has completed its work. Otherwise ``DeviceError`` with ``what``."""
         if not self.finishes(stream, 20):
             raise DeviceError(f"{what} does not end")
 
@@ -112,7 +112,7 @@ class Hip:
         return image("amd", source(kind, op, dtype, to) or "", self.device)
 
     def load(self, code: bytes) -> int:
-        """The kernel of a compiled text."""
+        """Load a kernel from machine code."""
         self._images.append(ffi.new("char[]", code))
         return self._made("kernel", self._images[-1])
 
@@ -124,18 +124,18 @@ class Hip:
     def launch(
         self, kernel: int, stream: int, src: int, dst: int, number: int, blocks: int = 1, threads: int = 1
     ) -> None:
-        """Launch a kernel that takes two addresses, a number, and a factor, which is 0."""
+        """Launch a kernel with two addresses, a number, and a factor of 0 as arguments."""
         values = ffi.new("uint64_t[4]", [src, dst, number, 0])
         each = ffi.new("void *[4]", [values + i for i in range(4)])
         status = self.runtime.ops.launch(_pointer(kernel), blocks, threads, each, _pointer(stream))
         self.runtime.check("launch", status)
 
     def awaits(self, stream: int, address: int, value: int) -> None:
-        """A kernel that waits for a word."""
+        """Launch a kernel that waits for a word."""
         self.launch(self.kernel(lib.UCCH_AWAIT), stream, 0, address, value)
 
     def posts(self, stream: int, address: int, value: int) -> None:
-        """The same one, which writes it."""
+        """Launch the same kernel so that it writes the word."""
         self.launch(self.kernel(lib.UCCH_AWAIT), stream, address, 0, value << 32)
 
 

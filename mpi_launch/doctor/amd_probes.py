@@ -1,7 +1,7 @@
-"""Questions about AMD devices, asked of HIP itself, one a process: ``python -m`` this module and a question's name.
+"""Questions about AMD devices, one per process: ``python -m`` this module with a question's name.
 
-Each answers by one line of JSON and ends at once, without HIP's own way out, which may wait for what does not end.
-The process that starts it sets a limit to its time.
+The process prints one line of JSON and exits at once, without HIP's own shutdown, which may wait for work that never
+ends. Its parent limits its time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MODULE = "ucc_hetero.launch.doctor.amd_probes"
 MARK = "ucch-answer "
 
 MIB = 1 << 20
-#: Streams of a process that may wait at a time: five each way for messages, and lanes of collectives.
+#: Streams of a process that may wait at the same time: five each way for messages, and lanes of collectives.
 STREAMS = 10
-#: Seconds after which held streams are let go, to see if a call had waited for them.
+#: Seconds after which held streams are released, to see whether a call had waited for them.
 HELD = 1.0
-#: Turns of the host and a device.
+#: Round trips between host and device.
 TURNS = 50
 
 Answer = dict[str, Any]
@@ -51,7 +51,7 @@ def _bytes(address: int, n: int) -> Any:
 
 
 def _start(pages: mmap.mmap) -> int:
-    """The address of pages that the caller holds on to."""
+    """The address of pages; the caller keeps them alive."""
     first = ctypes.c_char.from_buffer(pages)
     return ctypes.addressof(first)
 
@@ -62,7 +62,7 @@ def _random(n: int) -> Any:
 
 @contextlib.contextmanager
 def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
-    """Streams that wait, by kernels, until the word is 1; it is in the end, whatever happens."""
+    """Streams that wait, in kernels, until the word is 1. It is set to 1 at the end, also after errors."""
     word = hip.word()
     streams = [hip.stream() for _ in range(n)]
     hip.kernel(lib.UCCH_AWAIT)
@@ -78,7 +78,7 @@ def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
 
 
 def memory() -> Answer:
-    """HIP says of every kind of memory what the library takes it for."""
+    """HIP classifies every kind of memory as the library assumes."""
     hip = Hip()
     plain = np.zeros(MIB, np.uint8)
     fresh = mmap.mmap(-1, MIB)
@@ -101,7 +101,7 @@ def memory() -> Answer:
 
 
 def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
-    """GB/s of copies one after the other."""
+    """GB/s of copies, one after the other."""
     stream, seconds = hip.stream(), 0.0
     for times in (1, 8):
         start = time.perf_counter()
@@ -113,7 +113,7 @@ def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
 
 
 def _carried(hip: Hip, n: int, *ways: int) -> bool:
-    """True if random bytes come from pinned memory over these places to pinned memory again."""
+    """True if random bytes arrive unchanged when copied from pinned memory through these buffers to pinned memory."""
     data, first, last, stream = _random(n), hip.pinned(n), hip.pinned(n), hip.stream()
     ctypes.memmove(first, data.ctypes.data, n)
     for src, dst in pairwise((first, *ways, last)):
@@ -123,7 +123,7 @@ def _carried(hip: Hip, n: int, *ways: int) -> bool:
 
 
 def copies() -> Answer:
-    """Copies carry what they should between all kinds of memory, and how fast."""
+    """Copies between all kinds of memory are correct; their rates."""
     hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
     host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.alloc(n)
     right = _carried(hip, n, one, other)
@@ -171,7 +171,7 @@ def compiler() -> Answer:
 
 
 def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str) -> Answer:
-    """``give`` lets a stream wait for ``there`` and then write ``back``; how long that takes, if it is so."""
+    """``give`` makes a stream wait for ``there``, then write ``back``: check this, and time it."""
     times: list[float] = []
     for i in range(1, TURNS + 1):
         start = time.perf_counter()
@@ -187,7 +187,7 @@ def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str) -
 
 
 def kernel_waits() -> Answer:
-    """A kernel sees a word that the host writes, and the host one that a kernel writes, while both run."""
+    """A running kernel sees a word that the host writes, and the host one that a kernel writes."""
     hip = Hip()
     stream, there, back = hip.stream(), hip.word(), hip.word()
     hip.kernel(lib.UCCH_AWAIT)
@@ -200,7 +200,7 @@ def kernel_waits() -> Answer:
 
 
 def stream_waits() -> Answer:
-    """A stream waits for signal memory that the host writes, and writes such memory itself."""
+    """A stream waits for signal memory that the host writes, and writes signal memory."""
     hip = Hip()
     stream, there, back = hip.stream(), hip.signal(), hip.signal()
 
@@ -212,7 +212,7 @@ def stream_waits() -> Answer:
 
 
 def queues() -> Answer:
-    """So many streams can wait while another one still gets through."""
+    """With this many waiting streams another stream still makes progress."""
     hip, most = Hip(), 0
     for n in (1, 2, 3, 4, 6, 8, 10, 12, 16, 24):
         with _held(hip, n) as (streams, _):
@@ -230,7 +230,7 @@ def queues() -> Answer:
 
 
 def engines() -> Answer:
-    """A copy behind a stream's wait keeps no other stream's copies from being made."""
+    """A copy that waits in a stream does not block copies of other streams."""
     hip, through = Hip(), {}
     device, host = hip.alloc(2 * MIB), hip.pinned(2 * MIB)
     for name, dst, src in (("to the host", host, device), ("to the device", device, host)):
@@ -245,7 +245,7 @@ def engines() -> Answer:
 
 
 def calls() -> Answer:
-    """No call that is made while a stream waits waits for that stream."""
+    """No call made while a stream waits blocks on that stream."""
     hip, seconds = Hip(), {}
     code = hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code)
     region = mmap.mmap(-1, MIB)
@@ -278,8 +278,8 @@ def calls() -> Answer:
 
 
 def host() -> Answer:
-    """This host, without its name; and what the ordinary doctor says of it."""
-    from . import checks, facts  # which other questions do without
+    """This host without its name, and the ordinary doctor's findings."""
+    from . import checks, facts  # the other questions do not need these imports
 
     here = facts.collect()
     gpus = [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"]
@@ -307,10 +307,10 @@ PROBES: dict[str, Callable[[], Answer]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Answer one question and end."""
+    """Answer one question and exit."""
     try:
         result = PROBES[arguments[0]]()
-    except Exception as error:  # whatever it is, it is the answer
+    except Exception as error:  # any exception is the answer
         kind = "" if isinstance(error, DeviceError) else f"{type(error).__name__}: "
         result = answer(False, f"{kind}{error}")
     print(MARK + json.dumps(result), flush=True)

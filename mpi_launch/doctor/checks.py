@@ -1,4 +1,4 @@
-"""Checks of one host. Each says at least one thing; what it says depends on nothing but the facts."""
+"""Checks of one host. Each yields at least one finding. They are pure functions of the facts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .findings import Finding, finding, ok
 
 MIN_SHM = 1 << 30
 MIN_NOFILE = 4096
-#: Mbit/s from which the usual 1500 bytes per packet cost throughput.
+#: Mbit/s from which an MTU of 1500 bytes costs throughput.
 FAST = 10_000
 JUMBO = 4200
-#: Bytes that a connection must be allowed to have under way: what a fast network carries in half a millisecond.
+#: Bytes that a TCP connection must be able to have in flight: a fast network's half millisecond.
 MIN_WINDOW = 4 << 20
 _BY_HOST = "network cards get GPU memory by way of the host"
 
@@ -27,7 +27,7 @@ def _gib(size: int) -> str:
 
 
 def mpi(facts: Facts) -> Iterator[Finding]:
-    """The program that starts ranks and the library inside them are one MPI."""
+    """mpirun and the MPI library of mpi4py belong together."""
     libs = facts.libraries
     if not libs.mpirun or not libs.mpi:
         what = libs.mpi_text if not libs.mpi else "no mpirun or srun was found"
@@ -42,7 +42,7 @@ def mpi(facts: Facts) -> Iterator[Finding]:
 
 
 def libraries(facts: Facts) -> Iterator[Finding]:
-    """UCC and UCX load, are the intended files, and know the memory of this host's GPUs."""
+    """UCC and UCX load, are the intended files, and support this host's GPUs."""
     libs = facts.libraries
     if libs.error:
         yield finding("libraries-missing", libs.error)
@@ -86,7 +86,7 @@ def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
 
 
 def torch(facts: Facts) -> Iterator[Finding]:
-    """torch is built for GPUs that this host has, and for the CUDA that libucc is built for."""
+    """torch is built for this host's GPUs, and for libucc's CUDA version."""
     libs = facts.libraries
     if not libs.torch:
         return
@@ -103,7 +103,7 @@ def torch(facts: Facts) -> Iterator[Finding]:
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
-    """Every GPU of the machine can be used, and reached whole."""
+    """Every GPU of the machine is usable, and its whole memory is addressable."""
     usable = {device.pci for device in facts.usable}
     drivers = dict(facts.drivers)
     for vendor in sorted({vendor for vendor, _ in facts.gpus}):
@@ -128,7 +128,7 @@ def gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def network(facts: Facts) -> Iterator[Finding]:
-    """There is a network, it is the one that was asked for, and large packets fit."""
+    """There is a network, it is the configured one, and its MTU fits."""
     chosen = dict(facts.env).get("UCX_NET_DEVICES", "")
     known = {
         *facts.all_interfaces,
@@ -155,19 +155,19 @@ def network(facts: Facts) -> Iterator[Finding]:
 
 
 def _fast(facts: Facts) -> list[tuple[str, int, int]]:
-    """Interfaces that are fast; clouds' do not say how fast."""
+    """Fast interfaces: (name, Mbit/s, MTU). Those of clouds do not tell their speed."""
     least = 0 if facts.flow_limit[1] else FAST
     return [each for each in facts.interfaces if each[0] != "lo" and (each[1] >= FAST or each[1] == least)]
 
 
 def over_tcp(facts: Facts) -> bool:
-    """True if UCX goes over TCP here, on a fast network."""
+    """True if UCX uses TCP on a fast network."""
     ports = any(port.state == "ACTIVE" for port in facts.ports)
     return bool(_fast(facts)) and not (ports and any(name.startswith(RDMA) for name in facts.libraries.transports))
 
 
 def _short_windows(facts: Facts) -> str:
-    """Limits of what a connection has under way that are too low."""
+    """The kernel's limits on data in flight of a connection that are too low, as text."""
     words = {name: value.split()[-1] for name, value in facts.sysctl if name.startswith("net.ipv4.tcp_")}
     return ", ".join(f"{name} ends at {n} bytes" for name, n in words.items() if n.isdigit() and int(n) < MIN_WINDOW)
 
@@ -188,7 +188,7 @@ def rdma(facts: Facts) -> Iterator[Finding]:
 
 
 def fabric(facts: Facts) -> Iterator[Finding]:
-    """The libraries of the GPUs' vendors use the RDMA ports, if there are any."""
+    """The vendors' collective libraries use the RDMA ports, if there are any."""
     active = [port.name for port in facts.ports if port.state == "ACTIVE"]
     for vendor, found in facts.fabrics:
         if active and not found.kind and found.wanted == "auto":
@@ -198,21 +198,22 @@ def fabric(facts: Facts) -> Iterator[Finding]:
 
 
 def _gpudirect(facts: Facts) -> bool:
-    """Every vendor's driver hands its devices' memory to network cards: by itself from a kernel on, or by a module."""
+    """True if every vendor's driver gives network cards access to device memory: from a kernel version on, or by
+    module."""
     kernel, modules = int(facts.kernel.partition(".")[0]), {*facts.modules, *["open"] * facts.open_driver}
     rows = [VENDORS[vendor] for vendor in facts.vendors]
     return all(kernel >= row.peer_kernel if row.peer_kernel else modules & set(row.peer_modules) for row in rows)
 
 
 def host(facts: Facts) -> Iterator[Finding]:
-    """Limits and settings of the system that do not slow a job down."""
+    """Limits and settings of the system that would slow a job down."""
     if facts.shm >= MIN_SHM:
         yield ok("shm", f"/dev/shm has {_gib(facts.shm)} free")
     if facts.ranks_here <= facts.cores:
         yield ok("cores", f"{counted(facts.cores, 'core')} for {counted(facts.ranks_here, 'rank')}")
 
 
-#: Findings that one look at the facts tells: the code, and the text where something is wrong.
+#: Findings that follow from the facts directly: code, and a function that returns the text if there is a problem.
 _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
     ("ucx-lacks-shm", lambda f: f.libraries.ucx and not SHARED_MEMORY & set(f.libraries.transports)
      and "UCX has no shared-memory transport: ranks of one host use the network"),
@@ -250,14 +251,14 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
 
 
 def plain(facts: Facts) -> Iterator[Finding]:
-    """Findings of the table."""
+    """The findings of the table."""
     for code, wrong in _PLAIN:
         if text := wrong(facts):
             yield finding(code, str(text))
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
-    """Environment variables mean something, and do not shut out what this host needs."""
+    """Environment variables are known and valid, and do not exclude what this host needs."""
     env = dict(facts.env)
     for name in variables.unknown(env):
         yield finding("env-unknown", f"unknown variable {name}", cure=variables.meant(name))
@@ -296,7 +297,7 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
 
 
 def vendor_settings(facts: Facts) -> Iterator[Finding]:
-    """Vendors' libraries are not told what lets streams or copies wait for each other, or ends ranks."""
+    """Settings of vendors' libraries do not make streams or copies wait for each other, or end ranks."""
     env = dict(facts.env)
     for vendor in facts.vendors:
         mine = [device for device in facts.usable if device.vendor == vendor]
@@ -311,7 +312,7 @@ def vendor_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
-    """UCX before 1.23 looks for the kernel's configuration in /boot alone, which containers do not have."""
+    """UCX before 1.23 finds the kernel's configuration only in /boot, which containers lack."""
     version = tuple(int(part) for part in re.findall(r"\d+", facts.libraries.ucx)[:2])
     if facts.kernel_config or version >= (1, 23) or int(facts.kernel.partition(".")[0]) < 6:
         return
@@ -329,5 +330,5 @@ CHECKS = (mpi, libraries, torch, gpus, network, rdma, fabric, host, plain, setti
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything there is to say about one host."""
+    """All findings about one host."""
     return [each for check in CHECKS for each in check(facts)]

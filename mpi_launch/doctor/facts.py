@@ -1,4 +1,4 @@
-"""Facts that the doctor looks at, collected once: plain data that can be sent between ranks and judged elsewhere."""
+"""Facts that the doctor checks, collected once: plain data that ranks can send to each other."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class Libraries:
     memory_types: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: Carriers of bytes between hosts, as text; active RDMA ports that UCX does not reach; folder of a UCX that may.
+    #: Carriers between hosts, as text; active RDMA ports that UCX does not support; folder of a UCX that may.
     carriers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
     site_ucx: str = ""
-    #: The library that mpi4py uses, and the program that starts ranks: "openmpi" or "hydra", and words about it.
+    #: Library of mpi4py and program that starts ranks: "openmpi" or "hydra", and their version texts.
     mpi: str = ""
     mpi_text: str = ""
     mpirun: str = ""
     mpirun_text: str = ""
-    #: torch's version, empty without one; what it is built for: "cuda 12.6", "rocm 6.4" or "host".
+    #: torch's version, empty without torch; its build: "cuda 12.6", "rocm 6.4" or "host".
     torch: str = ""
     torch_for: str = ""
-    #: Major version of the CUDA runtime that libucc's components load; empty where they load none.
+    #: Major version of the CUDA runtime that libucc's components load; empty if none.
     ucc_cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An RDMA port. ``roce_v2`` is true if it has an address of that kind."""
+    """An RDMA port. ``roce_v2``: it has a RoCE v2 address."""
 
     name: str
     state: str
@@ -71,7 +71,7 @@ _SYSCTL = (
 
 
 def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The MPI library of mpi4py, which is not initialised here, and the mpirun that would be used."""
+    """The MPI library of mpi4py, without initialising it, and the mpirun that would be used."""
     found = {"mpi": "", "mpi_text": "mpi4py finds no MPI library", "mpirun": "", "mpirun_text": "no mpirun"}
     with contextlib.suppress(ImportError, RuntimeError):
         import mpi4py
@@ -90,7 +90,7 @@ def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def torch_build(folders: Sequence[Path]) -> dict[str, str]:
-    """Version and purpose of the installed torch, by its version.py: importing it takes seconds."""
+    """Version and build of the installed torch, from its version.py, as importing it takes seconds."""
     for folder in folders:
         said = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']+)'", text(folder / "version.py"), re.M))
         if "__version__" in said:
@@ -114,7 +114,7 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         memory, transports = wires.survey()
         idle = wires.idle_ports(transports)
     except UCCHError as error:
-        # MPI after UCX, as everywhere: the first UCX in a process serves both.
+        # MPI after UCX, as everywhere: a process uses the first UCX that is loaded.
         return Libraries(error=str(error), **_mpi(environ))
     return Libraries(
         ucc=loaded.ucc_version,
@@ -167,7 +167,7 @@ def _denied(here: _Here) -> tuple[str, ...]:
 
 
 def _processor(here: _Here) -> str:
-    """The facts that libucc tells processors apart by: their maker, family and model."""
+    """Vendor, family and model of the CPU, by which libucc selects settings."""
     fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", here.text("proc/cpuinfo"), re.M))
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     return " ".join(fields[name] for name in names if name in fields)
@@ -179,7 +179,7 @@ def _limit(kind: int) -> int:
 
 
 def _shm() -> int:
-    """Bytes that are free there; -1 where nothing can be written."""
+    """Free bytes in /dev/shm; -1 if it is not writable."""
     if not os.access("/dev/shm", os.W_OK):
         return -1
     found = os.statvfs("/dev/shm")
@@ -188,13 +188,13 @@ def _shm() -> int:
 
 def _fabrics(here: _Here) -> tuple[tuple[str, Fabric], ...]:
     wanted = here.environ.get("UCCH_FABRIC", "").strip().lower()
-    wanted = wanted if wanted in WORDS else "auto"  # of a bad value something else is said
+    wanted = wanted if wanted in WORDS else "auto"  # an invalid value has a finding of its own
     names = sorted({device.vendor for device in here.usable})
     return tuple((name, fabric_of(name, wanted, here.environ, here.root)) for name in names)
 
 
 class _Here:
-    """What several facts are read from: files below ``root``, and variables."""
+    """Sources of facts: files below ``root``, and environment variables."""
 
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root, self.environ = root, environ
@@ -205,13 +205,13 @@ class _Here:
 
 
 def _read(how: Callable[[_Here], object]) -> Any:
-    """A fact, and how it is read."""
+    """A dataclass field with the function that reads it."""
     return field(metadata={"how": how})
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One host as one process sees it. Sizes in bytes, -1 where unlimited or unknown."""
+    """Facts of one host, as one process sees it. Sizes are in bytes; -1 is unlimited or unknown."""
 
     libraries: Libraries
     ranks_here: int
@@ -219,39 +219,39 @@ class Facts:
     boot_id: str = _read(lambda here: here.identity.boot_id)
     memory_domain: tuple[str, ...] = _read(lambda here: tuple(map(str, here.identity.memory)))
     kernel: str = _read(lambda here: os.uname().release)
-    #: Maker, family and model of the processors, empty where the kernel does not say.
+    #: Vendor, family and model of the CPU; empty if unknown.
     processor: str = _read(_processor)
-    #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
+    #: (vendor, PCI address) of every GPU in the machine; and the GPUs that this process may use.
     gpus: tuple[tuple[str, str], ...] = _read(lambda here: tuple((g.vendor, g.pci) for g in here.machine.accelerators))
     usable: tuple[Device, ...] = _read(lambda here: tuple(here.usable))
     denied: tuple[str, ...] = _read(_denied)
     #: (vendor, version of its kernel driver).
     drivers: tuple[tuple[str, str], ...] = _read(_drivers)
     modules: tuple[str, ...] = _read(lambda here: tuple(n for n in _MODULES if (here.root / "sys/module" / n).exists()))
-    #: True if /boot has the configuration of the kernel that runs, by which UCX looks for dmabuf.
+    #: True if /boot has the running kernel's configuration, in which UCX looks for dmabuf.
     kernel_config: bool = _read(lambda here: (here.root / f"boot/config-{os.uname().release}").exists())
-    #: Vendors some of whose GPUs here are joined by the vendor's own links.
+    #: Vendors with GPUs here that the vendor's own links join.
     linked: tuple[str, ...] = _read(
         lambda here: tuple(sorted({each.vendor for each in here.machine.accelerators if each.fabric}))
     )
     open_driver: bool = _read(lambda here: "Open Kernel Module" in here.text("proc/driver/nvidia/version"))
-    #: True if an IOMMU translates what devices send to each other; in pass-through mode it does not.
+    #: True if an IOMMU translates transfers between devices, which it does not in pass-through mode.
     iommu_translates: bool = _read(
         lambda here: any(text(at).startswith("DMA") for at in (here.root / "sys/kernel/iommu_groups").glob("*/type"))
     )
     ports: tuple[Port, ...] = _read(_ports)
-    #: (name, Mbit/s, MTU) of network interfaces that are up.
+    #: (name, Mbit/s, MTU) of interfaces that are up.
     interfaces: tuple[tuple[str, int, int], ...] = _read(_interfaces)
     all_interfaces: tuple[str, ...] = _read(
         lambda here: tuple(sorted(at.name for at in (here.root / "sys/class/net").glob("*")))
     )
-    #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
+    #: Cloud that limits a connection on these interfaces, and the limit in Mbit/s; 0 if none is known.
     flow_limit: tuple[str, int] = _read(
         lambda here: nics.flow_limit(here.environ.get("UCX_NET_DEVICES", ""), here.root)
     )
-    #: Fabric that joins this host to others for the library of each vendor of these GPUs.
+    #: (vendor, fabric that joins this host to others) for the GPUs' vendors.
     fabrics: tuple[tuple[str, Fabric], ...] = _read(_fabrics)
-    #: Settings of the kernel, as far as they can be read.
+    #: Kernel settings that can be read.
     sysctl: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple((n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/"))))
     )
@@ -259,13 +259,13 @@ class Facts:
     nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
     shm: int = _read(lambda here: _shm())
     cores: int = _read(lambda here: discover.cores())
-    #: Variables of ours, of UCX, UCC and of devices.
+    #: Variables of this package, UCX, UCC and devices.
     env: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))
     )
 
     def kernel_number(self, name: str) -> int:
-        """A setting of the kernel, 0 where it cannot be read."""
+        """A numeric kernel setting; 0 if it cannot be read."""
         return number(dict(self.sysctl).get(name, ""), 0)
 
     @property
@@ -277,7 +277,7 @@ class Facts:
 def collect(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
 ) -> Facts:
-    """This host's facts. ``root`` is where its files lie; ``libraries`` stands in for loading UCC and UCX."""
+    """Collect this host's facts. ``root``: where its files are; ``libraries``: replaces loading UCC and UCX."""
     here = _Here(root, os.environ if environ is None else environ)
     read = {each.name: each.metadata["how"](here) for each in fields(Facts) if each.metadata}
     return Facts(_libraries(here.environ) if libraries is None else libraries, ranks, **read)

@@ -1,4 +1,4 @@
-"""Findings: what was looked at, how it is, and what cures it; and the table of everything that can be found."""
+"""Findings: what was checked, the result, and the cure; and the table of all problems that can be found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN = (
     "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
 )
 
-#: Every problem that can be found -> how bad it is, and its cure where that is always the same. A test provokes each.
+#: Code of a problem -> (severity, cure if it is always the same). A test provokes each.
 CODES = {
     # MPI
     "mpi-missing": ("error", f"{extra('mpi')}, or load the site's MPI module and name its mpirun in "
@@ -108,7 +108,7 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. ``where`` is a host or ranks; empty on one host."""
+    """A line of the report. ``where``: hosts or ranks; empty on a single host."""
 
     code: str
     level: str
@@ -118,18 +118,18 @@ class Finding:
 
 
 def finding(code: str, text: str, about: str = "", cure: str = "") -> Finding:
-    """A problem of the table; ``about`` is named in its cure, and ``cure`` stands in its place."""
+    """Make a problem of the table. ``about`` is inserted into its cure; ``cure`` replaces the cure."""
     level, usual = CODES[code]
     return Finding(code, level, text, cure or usual.format(about))
 
 
 def ok(code: str, text: str) -> Finding:
-    """Something that was looked at and is as it should be."""
+    """Make a finding for a check that passed."""
     return Finding(code, "ok", text)
 
 
 def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
-    """Every rank's findings, said once each with the ranks and hosts that have it."""
+    """Merge the findings of all ranks: each is listed once, with its ranks and hosts."""
     who: dict[Finding, list[int]] = {}
     for rank, found in enumerate(by_rank):
         for each in found:
@@ -144,12 +144,12 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
 
 
 def status(findings: Iterable[Finding]) -> int:
-    """0 when the job can run, 1 when it cannot."""
+    """0 if the job can run, else 1."""
     return int(any(each.level == "error" for each in findings))
 
 
 def as_text(findings: Iterable[Finding]) -> str:
-    """A line per finding, and one for its cure; the worst comes last, where a terminal shows it."""
+    """A line per finding and one for its cure. The worst comes last, where a terminal shows it."""
     lines = []
     listed = sorted(findings, key=lambda each: LEVELS.index(each.level))
     for each in listed:
@@ -164,5 +164,5 @@ def as_text(findings: Iterable[Finding]) -> str:
 
 
 def as_json(findings: Iterable[Finding]) -> str:
-    """The same as a JSON object with the list ``findings``."""
+    """The findings as a JSON object with the list ``findings``."""
     return json.dumps({"findings": [asdict(each) for each in findings]}, indent=2)

@@ -1,7 +1,7 @@
-"""Diagnosis of a job that hangs or has failed, by the flight records of its ranks: pure functions.
+"""Diagnosis of a job that hangs or has failed, from its ranks' flight records. Pure functions.
 
-Calls of a communicator are numbered alike on its ranks: the first number under which they called different things, or
-which one has not come to, is where they went apart. Messages are matched by their order, as MPI does.
+Ranks number the calls of a communicator alike. They diverged at the first number for which they called different
+things, or which a rank has not reached. Messages are matched by their order, as in MPI.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...planner.topology import ranges
 from ...trace.flight_files import CAUSES, Comm, Dump
 from .findings import Finding, finding, ok
 
-#: Frames of a stack that are shown, and operations under way.
+#: Maximum number of stack frames, and of operations under way, that are shown.
 _FRAMES, _UNDER_WAY = 8, 3
 _STATUS = {
     lib.UCCH_FAIL_TIMEOUT: "not complete in time",
@@ -27,14 +27,14 @@ _STATUS = {
     lib.UCCH_FAIL_BROKEN: "another call had failed",
     lib.UCCH_FAIL_TRUNCATED: "the message was longer than the buffer",
 }
-#: Findings, in the order in which one causes another.
+#: Codes of findings, in the order in which one causes another.
 _ORDER = (
     "hang-dead", "hang-differs", "hang-message", "hang-transfer", "hang-missing", "hang-stuck", "hang-circle",
     "hang-failed",
 )  # fmt: skip
-#: Time that a transfer may take, in ns.
+#: Duration of a transfer, in ns, that is not suspicious.
 _SHORT_NS = 10**9
-#: Transfers by their kinds, and words for where the other one is.
+#: Kinds of transfers, and the prepositions before the peer.
 _TRANSFERS = ("put", "get", "flush", "question for a region")
 _WAYS = ("to", "from", "to", "to")
 _REFUSED = lib.UCCH_RECORD_REFUSED
@@ -44,7 +44,7 @@ Calls = Mapping[int, Any]
 
 
 class _Found(NamedTuple):
-    """A finding, since when a rank waits because of it, in ns of the common clock, and the rank that causes it (-1 for
+    """A finding; since when a rank waits because of it, in ns of the common clock; and the rank that causes it (-1:
     none)."""
 
     when: int
@@ -52,14 +52,15 @@ class _Found(NamedTuple):
     by: int = -1
 
     def order(self, waits: Mapping[int, set[int]]) -> tuple[bool, int, int]:
-        """Causes first: a rank that waits itself is none; of two such who waits for a message is nearer."""
+        """Sort key, causes first: a rank that waits itself causes nothing; of two that wait, the one in a message comes
+        first."""
         place = _ORDER.index(self.finding.code)
         follows = place >= _ORDER.index("hang-stuck") or self.by in waits
         return follows, place if follows or self.finding.code == "hang-dead" else 1, self.when
 
 
 class _Group:
-    """One communicator: its ranks by their numbers in the job, and what those did whose records there are."""
+    """A communicator: its world ranks, and the operations of those whose records exist."""
 
     def __init__(self, key: Key, several: bool) -> None:
         self.ranks = key[2]
@@ -80,7 +81,7 @@ class _Group:
 
 
 def job_of(dumps: Sequence[Dump]) -> tuple[list[Dump], str]:
-    """The dumps of the latest job among these, one of each process, and what was left out."""
+    """(dumps of the latest job, one per process; text about dumps that were left out)."""
     latest: dict[tuple[str, str, int], Dump] = {}
     for dump in sorted(dumps, key=lambda d: d.wall):
         latest[dump.job, dump.about["host"], dump.about["pid"]] = dump
@@ -91,7 +92,7 @@ def job_of(dumps: Sequence[Dump]) -> tuple[list[Dump], str]:
 
 
 def diagnose(dumps: Sequence[Dump]) -> list[Finding]:
-    """Findings on what keeps a job from going on, causes first; ``dumps`` are of one job."""
+    """Find what blocks a job, causes first. ``dumps`` are of one job."""
     groups: dict[Key, _Group] = {}
     keys = {comm.key for dump in dumps for comm in dump.comms.values()}
     for dump in dumps:
@@ -125,7 +126,7 @@ def _about(dumps: Sequence[Dump]) -> Finding:
 
 
 def _calls(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
-    """Where the ranks of a communicator went apart: one called something else, or has not called at all."""
+    """Where a communicator's ranks diverged: a rank called something else, or has not made the call."""
     for seq in sorted(set().union(*group.calls.values())):
         here = {m: calls[seq] for m, calls in group.calls.items() if seq in calls}
         alike: dict[int, list[int]] = defaultdict(list)
@@ -158,7 +159,7 @@ def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]
 
 
 def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
-    """Words for a call that a rank has left out, or made in addition, by the calls that come next."""
+    """Text if a rank skipped a call, or made an extra one, as the following calls show."""
     one, two = group.calls[odd], group.calls[usual]
     same = [seq + 1 in calls and calls[seq + 1]["signature"] for calls in (one, two)]
     if same[1] and same[1] == one[seq]["signature"]:
@@ -195,7 +196,7 @@ def _stuck(group: _Group, seq: int, here: Mapping[int, Any]) -> _Found:
 
 
 def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
-    """Messages that one side waits for and the other has not begun."""
+    """Messages that one side waits for and the other has not started."""
     sent, received = _counts(group, lib.UCCH_RECORD_SEND), _counts(group, lib.UCCH_RECORD_RECEIVE)
     for m, records in group.messages.items():
         done: Counter[tuple[int, int, bool]] = Counter()
@@ -211,7 +212,7 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
             ours = (received if receives else sent).get((m, peer), Counter())
             done[peer, tag, own] += 1
             if group.dumps[m].lost or (peer in group.dumps and group.dumps[peer].lost):
-                short = not theirs[tag, own]  # what came before is not known
+                short = not theirs[tag, own]  # earlier messages are not in the records
             else:
                 finished = ours[tag, own] - _pending(records, record)
                 short = theirs[tag, own] + theirs[-1, own] < finished + done[peer, tag, own]
@@ -222,7 +223,7 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
 
 
 def _counts(group: _Group, kind: int) -> dict[tuple[int, int], Counter[tuple[int, bool]]]:
-    """How many messages of a kind each rank has begun, by peer, and by tag."""
+    """(rank, peer) -> number of messages of a kind that the rank has started, by tag."""
     found: dict[tuple[int, int], Counter[tuple[int, bool]]] = {}
     for m, records in group.messages.items():
         for record in records:
@@ -238,7 +239,7 @@ def _pending(records: Sequence[Any], like: Any) -> int:
 
 
 def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], tag: int, own: bool) -> list[int]:
-    """Other tags under which more has come than was asked for."""
+    """Other tags under which more messages were sent than received."""
     return sorted(t for (t, o), n in theirs.items() if o == own and t not in (tag, -1) and n > ours[t, o])
 
 
@@ -257,7 +258,7 @@ def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[i
 
 
 def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -> _Found:
-    """A rank that waits for a message or transfer; ``text``: more about that."""
+    """A finding about a rank that waits for a message or transfer; ``text``: details."""
     text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
     return _Found(_wall(dump, record["called"]), finding(code, text), by)
 
@@ -266,7 +267,7 @@ def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -
 
 
 def _transfers(dumps: Sequence[Dump], waits: dict[int, set[int]]) -> Iterator[_Found]:
-    """The first transfer of each rank with each other process that is not done for long; most are done at once."""
+    """The first slow transfer of each rank with each peer; most transfers complete at once."""
     for dump in dumps:
         seen: set[tuple[int, bool]] = set()
         for record in dump.records[dump.records["kind"] >= lib.UCCH_RECORD_TRANSFER]:
@@ -285,7 +286,7 @@ def _transfers(dumps: Sequence[Dump], waits: dict[int, set[int]]) -> Iterator[_F
 
 
 def _process(dump: Dump, record: Any, dumps: Sequence[Dump]) -> Dump | None:
-    """The records of the process at the other end of a transfer, where it is known which they are."""
+    """The records of the process at the other end of a transfer; None if unknown."""
     near = bool(record["own"])
     found = [
         d for d in dumps
@@ -298,7 +299,7 @@ def _process(dump: Dump, record: Any, dumps: Sequence[Dump]) -> Dump | None:
 
 
 def _dead(groups: Sequence[_Group]) -> Iterator[_Found]:
-    """Ranks of which there are no records."""
+    """Ranks without records."""
     known = {group.ranks[m] for group in groups for m in group.dumps}
     gone = sorted({rank for group in groups for rank in group.ranks} - known)
     if gone:
@@ -307,7 +308,7 @@ def _dead(groups: Sequence[_Group]) -> Iterator[_Found]:
 
 
 def _circles(dumps: Sequence[Dump], waits: Mapping[int, set[int]]) -> Iterator[_Found]:
-    """Ranks that wait for each other in a circle."""
+    """Ranks that wait for each other in a cycle."""
     seen: set[int] = set()
     for start in sorted(waits):
         path: list[int] = []
@@ -325,18 +326,18 @@ def _circles(dumps: Sequence[Dump], waits: Mapping[int, set[int]]) -> Iterator[_
 
 
 def _failed(dump: Dump) -> Iterator[_Found]:
-    """The first operation of a rank that has failed: what came of it all."""
+    """The first operation of a rank that failed; later failures follow from it."""
     for record in dump.records:
         if record["status"] < 0 and record["status"] != lib.UCCH_FAIL_CANCELLED and record["kind"] != _REFUSED:
             why = _STATUS.get(int(record["status"]), f"status {int(record['status'])}")
-            after = _span(int(record["ended"]) - int(record["called"]))  # whatever bytes they are
+            after = _span(int(record["ended"]) - int(record["called"]))  # Python's ints: damaged files hold any bytes
             text = f"rank {dump.rank}: {_what(dump, record)} failed after {after}: {why}"
             yield _Found(_wall(dump, record["ended"]), finding("hang-failed", text))
             return
 
 
 def _doing(dump: Dump) -> str:
-    """Words for what a rank does, and below them the stack of its Python."""
+    """What a rank is doing, followed by its Python stack."""
     records = dump.records
     under_way = [r for r in records if not r["ended"]]
     if under_way:
@@ -353,7 +354,7 @@ def _doing(dump: Dump) -> str:
 
 
 def _stack(text: str) -> list[str]:
-    """The innermost frames of the main thread, which comes last; two that are written at once may lack its title."""
+    """The innermost frames of the main thread, which comes last. Concurrent dumps may lack its title."""
     block = text.strip("\n").split("\n\n")[-1]
     frames = [line for line in block.splitlines() if line.startswith("  ")]
     more = [f"  … {len(frames) - _FRAMES} more"] if len(frames) > _FRAMES else []
@@ -373,7 +374,7 @@ def _label(record: Any) -> str:
 
 
 def _what(dump: Dump, record: Any) -> str:
-    """An operation in words."""
+    """Describe an operation."""
     comm = dump.comms.get(int(record["comm"]))
     of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
     if record["kind"] < lib.UCCH_RECORD_SEND:

@@ -1,4 +1,4 @@
-"""Comparison of a job's ranks: what must be equal, what should be, and what they must not share."""
+"""Comparison of a job's ranks: what must be equal, what should be equal, and what they must not share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding
 
-#: The version of UCC from which its settings by model of processor no longer differ within a team.
+#: First version of UCC whose CPU-specific settings do not differ within a team.
 UCC_FORGETS_PROCESSORS = (1, 9)
 
 
 def _unlike(code: str, title: str, values: Iterable[object], after: str = "", about: str = "") -> Iterator[Finding]:
-    """The finding, if ranks have unlike values; None stands for a rank that does not count."""
+    """The finding if ranks have different values. None stands for a rank that does not count."""
     groups: dict[object, list[int]] = {}
     for rank, value in enumerate(values):
         if value is not None:
@@ -30,14 +30,14 @@ def _before(version: str, limit: tuple[int, int]) -> bool:
 
 
 def size_of_job(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
-    """As many ranks are in one MPI job as were started."""
+    """MPI sees as many ranks as were started."""
     told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
     if told != {str(size)}:
         yield finding("job-size", f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one")
 
 
 def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Ranks of one machine can share memory, and no two share a device."""
+    """Ranks of a machine can share memory, and have different devices."""
     by_boot: dict[str, set[tuple[str, ...]]] = {}
     users: dict[tuple[str, str], list[int]] = {}
     for rank, facts in enumerate(everyone):
@@ -56,13 +56,13 @@ def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def _visible(facts: Facts) -> list[str]:
-    """The devices that a rank sees, as far as they are known; else the words that choose them."""
+    """The devices that a rank sees, if known; else the words that select them."""
     there = [each for vendor in VENDORS for each in seen(vendor, list(facts.usable), dict(facts.env))]
     return [device.pci if device else word for word, device in there]
 
 
 def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Differences that should not be, and what mixed vendors cannot do."""
+    """Differences that should not exist, and limits of mixed vendors."""
     forgetful = any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone)
     for vendor in VENDORS:
         drivers = [dict(f.drivers).get(vendor, "") if vendor in f.vendors else None for f in everyone]
@@ -84,5 +84,5 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def compare(everyone: Sequence[Facts], size: int) -> list[Finding]:
-    """What can be said of a job's ranks without a communicator, which refuses ranks that cannot work together."""
+    """Findings about a job's ranks that need no communicator, as that would refuse ranks that do not fit."""
     return [*size_of_job(everyone, size), *placement(everyone), *likeness(everyone)]

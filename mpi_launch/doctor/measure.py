@@ -1,4 +1,4 @@
-"""Measurements of a job: collectives whose results are known, on all ranks together, and every pair of ranks."""
+"""Measurements of a job: collectives with known results on all ranks, and messages between every pair."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .findings import Finding, finding, ok
 
 Array = npt.NDArray[Any]
 
-#: Bytes of a message that is short, and of one that shows the bandwidth.
+#: Bytes of a short message, and of one that shows the bandwidth.
 SHORT, LONG = 8, 4 << 20
-#: How often all pairs have their turn, and short messages of a turn. The best turn counts: what else goes on on the
-#: hosts makes messages slower, and none faster than its link.
+#: Rounds over all pairs, and short messages per round. The best round counts: other load on the hosts makes messages
+#: slower, and never faster than the link.
 TURNS, TIMES = 4, 10
-#: A pair is slow below this share of the median of pairs of its kind, where there are enough to compare.
+#: A pair is slow below this share of the median of similar pairs, if there are at least this many.
 SLOW_SHARE, ENOUGH = 0.25, 3
 
 
@@ -39,12 +39,12 @@ def _vectors(*values: Array) -> Iterator[list[Vector]]:
 
 
 def _numbers(comm: Communicator, n: int, dtype: str = "f4") -> Array:
-    """Others on each rank, whose sums are exact."""
+    """Numbers that differ by rank, with sums that are exact."""
     return (np.arange(n) % 97 + comm.rank).astype(dtype)
 
 
 def _as_mpi(comm: Communicator, name: str, *arguments: Any) -> bool:
-    """True if the call leaves in its last array what MPI's own leaves there in host memory."""
+    """True if the call's last argument gets what MPI's own call gives in host memory."""
     known = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
     getattr(comm.mpi, name)(*known)
     with _vectors(*(each for each in arguments if isinstance(each, np.ndarray))) as vectors:
@@ -55,7 +55,7 @@ def _as_mpi(comm: Communicator, name: str, *arguments: Any) -> bool:
 
 
 def _replicas(comm: Communicator, n: int) -> bool:
-    """The sum of numbers whose order of addition shows has the same bits on every rank, and again the same."""
+    """True if a sum that depends on the order of addition has the same bits on every rank, and when repeated."""
     values = np.random.default_rng(comm.rank).standard_normal(n).astype(np.float32)
     results = set()
     with _vectors(values, np.zeros(n, np.float32)) as (send, receive):
@@ -66,13 +66,13 @@ def _replicas(comm: Communicator, n: int) -> bool:
 
 
 def _uneven(comm: Communicator) -> bool:
-    """Libraries divide such counts in ways of their own."""
+    """True if uneven counts work; libraries divide them in different ways."""
     counts = [1000 + rank % 3 for rank in range(comm.size)]
     total, mine = _numbers(comm, sum(counts), "i8"), _numbers(comm, counts[comm.rank], "i8")
     return _as_mpi(comm, "Reduce_scatter", total, mine, counts)
 
 
-#: Name -> call: collectives that are known to go wrong where ranks differ, in the sizes at which they do.
+#: Name -> test: collectives in sizes that are known to fail if ranks differ.
 CANARIES: tuple[tuple[str, Callable[[Communicator], bool]], ...] = (
     ("allreduce of 4 bytes", lambda c: _as_mpi(c, "Allreduce", _numbers(c, 1), _numbers(c, 1))),
     ("allreduce of 8 MiB", lambda c: _as_mpi(c, "Allreduce", _numbers(c, 1 << 21), _numbers(c, 1 << 21))),
@@ -88,7 +88,7 @@ CANARIES: tuple[tuple[str, Callable[[Communicator], bool]], ...] = (
 def canaries(
     comm: Communicator, tried: tuple[tuple[str, Callable[[Communicator], bool]], ...] = CANARIES
 ) -> list[Finding]:
-    """Run each; after a failure the communicator is no longer good for the next. Same findings on every rank."""
+    """Run each test. After a failure the communicator is not used again. The findings are equal on every rank."""
     for name, run in tried:
         failure, right = "", False
         try:
@@ -106,7 +106,7 @@ def canaries(
 
 
 def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
-    """Every pair of ranks once, in rounds in which no rank has two partners."""
+    """All pairs of ranks, in rounds in which each rank has at most one partner."""
     players = list(range(size)) + [-1] * (size % 2)
     half = len(players) // 2
     for _ in range(len(players) - 1):
@@ -116,7 +116,7 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _ping(comm: Communicator, data: Vector, peer: int, first: bool, times: int) -> float:
-    """Seconds of one way."""
+    """One-way latency in seconds."""
     start = time.perf_counter()
     for _ in range(times):
         if first:
@@ -129,7 +129,7 @@ def _ping(comm: Communicator, data: Vector, peer: int, first: bool, times: int) 
 
 
 def pairs(comm: Communicator, seconds: float) -> dict[tuple[int, int], tuple[float, float]]:
-    """(latency in seconds, bytes per second) of each pair, as far as the time goes; equal on every rank."""
+    """(latency in seconds, bytes per second) of each pair, until the time is over; equal on every rank."""
     end = time.monotonic() + seconds
     mine: dict[tuple[int, int], tuple[float, float]] = {}
     worst = np.zeros(1)
@@ -145,13 +145,13 @@ def pairs(comm: Communicator, seconds: float) -> dict[tuple[int, int], tuple[flo
                     latency = _ping(comm, short, peer, first, TIMES)
                     speed = LONG / _ping(comm, long, peer, first, 1)
                     least, most = mine.get(pair, (latency, speed))
-                    if first:  # it has its own back, where the other's last Send may have left it in buffers
+                    if first:  # rank `first` has its data back; the peer's last Send may still be buffered
                         mine[pair] = min(latency, least), max(speed, most)
     return {pair: values for each in comm.mpi.allgather(mine) for pair, values in each.items()}
 
 
 def slow_pairs(measured: dict[tuple[int, int], tuple[float, float]], hosts: list[str]) -> list[Finding]:
-    """Pairs far below others of their kind, and what is usual for each kind."""
+    """Pairs much slower than similar pairs, and the medians of each kind of pair."""
     found = []
     for kind, inside in (("within hosts", True), ("between hosts", False)):
         those = {p: v for p, v in measured.items() if (hosts[p[0]] == hosts[p[1]]) == inside}

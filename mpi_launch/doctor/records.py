@@ -1,4 +1,4 @@
-"""``ucch-doctor hang``: flight records of a job's ranks, from files or from the memory of processes that are alive."""
+"""``ucch-doctor hang``: reads the flight records of a job's ranks, from files or from memory of live processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...trace.flight_files import Dump
 from . import findings, hang
 from .findings import Finding, finding
 
-#: Seconds that a process is given to write down its stack.
+#: Seconds that a process gets to write its stack.
 _PATIENCE = 2.0
 
 
 def from_files(paths: Sequence[Path]) -> tuple[list[Dump], list[Finding]]:
-    """The records in files, and in folders the ``*.flight`` there; and what could not be read, in words."""
+    """(records in files, and in ``*.flight`` of folders; findings about files that could not be read)."""
     found, bad = [], []
     for path in paths:
         inside = sorted(path.glob("*.flight")) if path.is_dir() else [path]
@@ -36,12 +36,12 @@ def from_files(paths: Sequence[Path]) -> tuple[list[Dump], list[Finding]]:
 
 
 def processes() -> list[int]:
-    """Processes of this host that record, as far as they are ours to look at."""
+    """Processes on this host that have a flight recorder and that this user may read."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and _files(int(name))]
 
 
 def _files(pid: int) -> dict[str, Path]:
-    """The memory files of a process's recorder, by their names."""
+    """Name -> memory file of a process's recorder."""
     found: dict[str, Path] = {}
     with suppress(OSError):
         for each in Path(f"/proc/{pid}/fd").iterdir():
@@ -58,7 +58,8 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
-    """The records of processes of this host, each with its stack where it can say that; and who could not be read."""
+    """(records of processes on this host, with a stack if they respond; findings about those that could not be
+    read)."""
     found, bad = [], []
     asked = {pid: files for pid in pids if (files := _files(pid))}
     for pid in sorted(set(pids) - set(asked)):
@@ -73,7 +74,8 @@ def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
 
 
 def _ask(pid: int, files: dict[str, Path]) -> int:
-    """Let a process write its stack down, if it handles the signal: how often it had by then, or -1."""
+    """Ask a process to write its stack. Returns how often it had done so before, or -1 if it does not handle the
+    signal."""
     with suppress(OSError, ValueError):
         written, number, _ = flight_files.header_of(_head(files))
         status = _status(pid)
@@ -90,7 +92,7 @@ def _head(files: dict[str, Path]) -> bytes:
 
 
 def _memory(pid: int, files: dict[str, Path], before: int) -> bytes:
-    """The file that a process would write now; ``before``: how often it had when it was asked for its stack."""
+    """The record file that a process would write now. ``before``: result of :func:`_ask`."""
     until, fresh = time.monotonic() + _PATIENCE, False
     while before >= 0 and not fresh and time.monotonic() < until:
         time.sleep(0.01)
@@ -127,7 +129,7 @@ def _gather(where: Sequence[str]) -> tuple[list[Dump], list[Finding]]:
 
 
 def _of_all_hosts(mine: tuple[list[Dump], list[Finding]]) -> tuple[list[Dump], list[Finding]] | None:
-    """Records of all hosts, on the first rank of an MPI job; None on the others."""
+    """The records of all hosts on rank 0 of an MPI job; None on other ranks."""
     from mpi4py import MPI
 
     everyone = MPI.COMM_WORLD.gather(mine)
@@ -137,7 +139,7 @@ def _of_all_hosts(mine: tuple[list[Dump], list[Finding]]) -> tuple[list[Dump], l
 
 
 def main(arguments: Sequence[str], *, in_job: bool) -> int:
-    """The command line; 1 where a rank keeps others waiting, or nothing could be read."""
+    """Run the command line. Returns 1 if a rank blocks others, or nothing could be read."""
     options = _parser().parse_args(arguments)
     gathered: tuple[list[Dump], list[Finding]] | None = _gather(options.where)
     if in_job:

@@ -1,6 +1,6 @@
-"""Replicas that are killed and started again all the time, and stay alike to the bit: python -m tests.churn --help.
+"""Kills and restarts replicas all the time, and checks that they stay equal to the bit: python -m tests.churn --help.
 
-The parameters at the end are computed once more from who took part in which step.
+At the end the parameters are computed again from the list of members of each step.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from .replica import SIZE, gradient
 
-#: Seconds in which all have to come together again, on a machine with few cores.
+#: Seconds for all replicas to meet again, on a machine with few cores.
 PATIENCE = 120
 
 
 class Churn:
-    """A job of ``ranks`` replicas, and what befalls them."""
+    """A job of ``ranks`` replicas, and the faults that happen to them."""
 
     def __init__(self, ranks, seed):
         self.random, self.ranks = random.Random(seed), ranks
@@ -50,7 +50,8 @@ class Churn:
         ]
 
     def regroup(self):
-        """Make a new generation where others live than those of the present one, or a call of it has failed."""
+        """Make a new generation if the set of live replicas has changed, or if a call of the current generation
+        failed."""
         who = [f"{number}/{self.incarnations[number]}" for number in self.living()]
         if new := bool(who) and (who != self.members or self.store.check([f"failed/{self.generation}"])):
             self.generation, self.members = self.generation + 1, who
@@ -59,7 +60,7 @@ class Churn:
         return new
 
     def befall(self):
-        """Kill some, or stop one for a moment; one that has the state lives on."""
+        """Kill some replicas, or stop one for a moment; one that has the state survives."""
         living = self.living()
         self.random.shuffle(living)
         if self.random.random() < 0.2 and living:
@@ -97,7 +98,7 @@ class Churn:
             time.sleep(0.02)
 
     def end(self):
-        """Have all that live end at the same step; their states, compared with what they must be."""
+        """Let all live replicas end at the same step; compare their states with the expected one."""
         until = time.monotonic() + PATIENCE
         while self.regroup() or len(self.members) < self.ranks or not self.store.check([f"trained/{self.generation}"]):
             assert time.monotonic() < until, "replicas do not come together"
@@ -118,7 +119,7 @@ class Churn:
         return state
 
     def expected(self, state):
-        """Parameters by the members of each step's generation."""
+        """Parameters computed from the members of each step's generation."""
         total = np.zeros(SIZE, np.int64)
         firsts = [*(first for first, _ in state["history"]), state["step"]]
         for (first, generation), last in zip(state["history"], firsts[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Replica of a model whose fellows come and go: PORT NUMBER INCARNATION."""
+"""A replica of a model in a group that changes all the time: PORT NUMBER INCARNATION."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ LIMIT = timedelta(seconds=20)
 
 
 def gradient(number, step):
-    """Gradient of a replica in a step: integers, so that sums are exact in any order."""
+    """A replica's gradient in a step: integers, so that sums are exact in any order."""
     return np.random.default_rng((number, step)).integers(-1000, 1000, SIZE)
 
 
 class Replica:
-    """Parameters, the step that they are of, and by which generations they came to be: (first step, generation)."""
+    """Parameters, their step, and the generations that computed them: (first step, generation)."""
 
     def __init__(self, port, number, incarnation):
         self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -36,7 +36,7 @@ class Replica:
         self.store.set(f"ready/{self.who}", "1")
 
     def next(self):
-        """Members of the next generation that this replica belongs to."""
+        """Members of the next generation to which this replica belongs."""
         while True:
             current = int(self.store.get("current"))
             if current > self.generation:
@@ -47,14 +47,14 @@ class Replica:
             time.sleep(0.02)
 
     def leaves(self):
-        """1 if there is another generation, END at the end."""
+        """1 if there is a new generation, END at the end."""
         if time.monotonic() - self.looked < 0.1:
             return 0
         self.looked = time.monotonic()
         return END if self.store.check(["end"]) else int(int(self.store.get("current")) > self.generation)
 
     def join(self, group):
-        """Take the state of whoever has come furthest."""
+        """Take the state of the most advanced replica."""
         steps = torch.empty(group.size(), dtype=torch.int64)
         group._allgather_base(steps, torch.tensor([self.step])).wait()
         source = int(steps.argmax())
@@ -75,7 +75,7 @@ class Replica:
         return int.from_bytes(hashlib.sha256(bits).digest()[:7], "little")
 
     def train(self, group):
-        """Steps until all go on to the next generation, or end: whether they do. The process ends where they differ."""
+        """Train until the next generation or the end. True for the former. Exits if the replicas differ."""
         leave = 0
         while not leave:
             both = torch.empty(SIZE + 1, dtype=torch.int64)
@@ -100,7 +100,7 @@ class Replica:
             members = self.next()
             rank, size = members.index(self.who), len(members)
             vendors = [f"nvidia:{(size + 1) // 2}", *([f"amd:{size // 2}"] if size > 1 else [])]
-            os.environ["UCCH_EMULATE"] = ",".join(vendors)  # in this process that of its first generation
+            os.environ["UCCH_EMULATE"] = ",".join(vendors)  # the layout of this process's first generation
             group = None
             try:
                 place = dist.PrefixStore(f"g{self.generation}", self.store)

@@ -1,6 +1,6 @@
-"""A rank of a crew (crews.py): runs the cases that it is told by a socket, whose path is its argument.
+"""A rank of a crew (crews.py). It receives cases through a socket, whose path is its argument.
 
-A case may be of some ranks alone, and of emulated vendors of its own: see `Worlds`.
+A case may use some ranks only, with emulated vendors of its own; see `Worlds`.
 """
 
 import faulthandler
@@ -22,14 +22,14 @@ from ucc_hetero.machine.launchers import MPI as LAUNCHERS
 
 from mpi4py import MPI  # isort: skip
 
-#: Modules there may have looked at the world.
+#: Modules in which a case may have kept the world.
 CASES = Path(__file__).resolve().parents[1] / "mpi"
 
 
 class Worlds:
-    """What ``MPI.COMM_WORLD`` and the launcher's variables are for a case: some of the crew's ranks, in an order.
+    """Sets ``MPI.COMM_WORLD`` and the launcher's variables for a case: some of the crew's ranks, in some order.
 
-    Communicators of a case come to use contexts of cases that had the same ranks and vendors, and no other ones.
+    Communicators of a case share contexts only with cases of the same ranks and vendors.
     """
 
     def __init__(self):
@@ -67,7 +67,7 @@ class Worlds:
 
 @contextmanager
 def written_to(out):
-    """Whatever this process writes meanwhile, Python or not, is in ``out`` with ``.out`` and ``.err``."""
+    """Redirect all output of this process, from Python or not, to ``out`` with ``.out`` and ``.err``."""
     kept = []
     for fd, end in ((1, "out"), (2, "err")):
         kept.append(os.dup(fd))
@@ -85,7 +85,7 @@ def written_to(out):
 
 @contextmanager
 def environment(env):
-    """Variables that are set meanwhile; this package's that a case sets end with it, too, and no library's."""
+    """Set variables for a case; settings of this package that the case itself makes are removed at the end too."""
 
     def of_the_case():
         ours = "UCCH_", "FAKEGPU_"
@@ -121,7 +121,7 @@ def script(path, *args):
 
 
 def leave_torch():
-    """Leave the groups of torch that a case has not left; and no alarm of its own outlives it."""
+    """Destroy torch groups that a case has left, and clear its alarm."""
     faulthandler.cancel_dump_traceback_later()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -141,7 +141,7 @@ def run(worlds, world, path, case, args, env, out):
             leave_torch()
         except BaseException:
             return traceback.format_exc()
-        gc.collect()  # what a case has dropped ends with it
+        gc.collect()  # ends what the case has dropped
         gc.freeze()
     return ""
 
@@ -150,9 +150,9 @@ def main():
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
 
-        bind(place_of())  # each its own, whatever ranks a case has
+        bind(place_of())  # one device per rank, whatever ranks a case has
     worlds = Worlds()
-    gc.freeze()  # a search for garbage after every case need not go through all that was there before
+    gc.freeze()  # keeps the collection after every case short
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(sys.argv[1])
     faulthandler.register(signal.SIGUSR2)

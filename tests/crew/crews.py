@@ -1,7 +1,7 @@
 """Crews: jobs whose ranks stay, and run the cases of many tests one after the other.
 
-Ranks cost a second of a core each to start; a case of a few calls costs a hundredth of that. A case that fails, or
-hangs, ends its crew, and says which rank it was; the next case gets a new one.
+Starting a rank costs a second of a core; a case of a few calls costs a hundredth of that. A case that fails or hangs
+ends its crew, and names the rank; the next case gets a new crew.
 """
 
 import json
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RANK = Path(__file__).with_name("crew_rank.py")
-#: Seconds that the others are given to come to their ends, too, once a rank has failed; and to show their stacks.
+#: Seconds for the other ranks to finish after one has failed; and to print their stacks.
 MOMENT = 3.0
 
 
-#: Variables that are read for every communicator or case, of those that have meant something to a library before: a
-#: crew takes cases with different ones. Others make a crew of their own.
+#: Variables that are read for every communicator or case, although libraries may have seen them before: a crew takes
+#: cases with different values. Other variables make a crew of their own.
 OF_A_CASE = (
     *("UCCH_CHANNELS", "UCCH_EMULATE", "UCCH_FABRIC", "UCCH_HOLD", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE"),
     *("UCCH_TUNE_FILE", "UCCH_WIRES", "UCCH_WIRE_SLOT", "FAKEGPU_LAYOUT"),
@@ -34,7 +34,7 @@ OF_A_CASE = (
 
 
 def of_case_and_job(env):
-    """Variables that a case may set, and those that its job has to have from the beginning."""
+    """(variables that a case may set, variables that its job must have from the start)."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
 
@@ -44,7 +44,7 @@ def vendors(layout):
 
 
 def chosen(pool, wanted):
-    """Places in a pool that have what is wanted, in this order; each is taken once."""
+    """Indices in a pool of the wanted items, in this order; each is used once."""
     left = [*pool]
     places = []
     for each in wanted:
@@ -53,17 +53,17 @@ def chosen(pool, wanted):
     return places
 
 
-#: Bytes of a rank after which its crew ends: nine with devices would come to several GiB, beside three other lanes.
+#: Memory of a rank after which its crew ends: nine ranks with devices would need several GiB, beside three other lanes.
 MOST_MEMORY = 1 << 30
 
 
 class CaseFailed(Exception):
-    """A case was wrong on some rank; the text has what every rank wrote."""
+    """A case failed on some rank; the text has the output of every rank."""
 
 
 @dataclass(frozen=True)
 class MPIResult:
-    """Result of a job: mpirun's exit status and what all ranks wrote."""
+    """Result of a job: mpirun's exit status and the output of all ranks."""
 
     returncode: int
     stdout: str
@@ -71,7 +71,7 @@ class MPIResult:
     ranks: int = 0
 
     def said(self, words):
-        """How many lines of the standard output begin with these words: how many ranks said so, each once."""
+        """Number of lines of standard output that begin with these words, such as a line per rank."""
         return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
 
     @property
@@ -80,16 +80,16 @@ class MPIResult:
 
 
 class Rank:
-    """A rank of a crew as the tests see it: a line for each case, and one back."""
+    """A rank of a crew, seen from the tests: it gets a line per case, and answers with a line."""
 
     def __init__(self, talk):
         self.talk, self._said = talk, b""
         self.number = int(self.hear(None)["rank"])
-        # As this process sees it: a rank on an emulated host has another number there.
+        # The process id here; on an emulated host the rank has another one.
         self.pid, _, _ = struct.unpack("3i", talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
 
     def hear(self, seconds):
-        """What it says next; ``error`` where it has ended. It must have begun to speak, or ``seconds`` are none."""
+        """The rank's next message; ``error`` if it has ended. Waits ``seconds`` for its beginning."""
         self.talk.settimeout(seconds)
         while b"\n" not in self._said:
             more = self.talk.recv(1 << 16)
@@ -102,7 +102,7 @@ class Rank:
 
     @property
     def memory(self):
-        """Bytes of its own and of segments that it has touched; 0 once it has ended."""
+        """Bytes of its own memory and of touched segments; 0 if it has ended."""
         lines = []
         with suppress(OSError):
             lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -144,7 +144,7 @@ class Crew:
         self.ranks.sort(key=lambda rank: rank.number)
 
     def _met(self, door, ranks, limit):
-        """Take in the ranks; False where the job has ended before, or it takes too long."""
+        """Accept the ranks' connections. False if the job has ended, or takes too long."""
         until = time.monotonic() + limit
         while len(self.ranks) < ranks:
             with suppress(TimeoutError):
@@ -189,7 +189,7 @@ class Crew:
         return "".join(texts[0]), "".join(texts[1])
 
     def _await(self, ranks, limit):
-        """Wait for ranks, by their numbers in a case, to come to its end; what went wrong."""
+        """Wait until ranks, by their numbers in the case, finish it. Returns the error."""
         waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, []
         until = time.monotonic() + limit
         while waiting:
@@ -204,7 +204,7 @@ class Crew:
         for number, rank in waiting.values():
             wrong.append(f"rank {number} did not come to the end of the case")
             with suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGUSR2)  # it writes where it stands
+                os.kill(rank.pid, signal.SIGUSR2)  # the rank writes its stack
         if waiting:
             time.sleep(1.0)
         return wrong
@@ -220,10 +220,10 @@ class Crew:
         return max(rank.memory for rank in self.ranks) > MOST_MEMORY
 
     def end(self, limit):
-        """Have the ranks end as those of a program do.
+        """End the ranks as those of a program end.
 
         Raises:
-            CaseFailed: they do not end, or not well, or a library complains.
+            CaseFailed: A rank does not end, fails, or a library complains.
         """
         for rank in self.ranks:
             with suppress(OSError):

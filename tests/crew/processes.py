@@ -1,4 +1,4 @@
-"""What tests of every folder do: run a script in a new Python, and wait until something is so."""
+"""Helpers for all tests: run a script in a new Python, wait for a condition."""
 
 import fcntl
 import os
@@ -7,12 +7,12 @@ import sys
 import time
 from itertools import count
 
-#: Seconds for what takes a moment: only what fails takes that long.
+#: Timeout in seconds for things that take a moment: only failures take that long.
 LONG = 300.0
 
 
 def python(script, *args, env=None, check=True, **how):
-    """Run a script in a new Python with ``env`` beside this environment; with ``check`` it must end well."""
+    """Run a script in a new Python with ``env`` added to the environment. With ``check`` it must succeed."""
     words = [sys.executable, "-c", script, *map(str, args)]
     how = {"capture_output": True, "text": True, "timeout": 2 * LONG, "env": {**os.environ, **(env or {})}, **how}
     done = subprocess.run(words, check=False, **how)
@@ -21,7 +21,7 @@ def python(script, *args, env=None, check=True, **how):
 
 
 def until(condition, what=""):
-    """Wait for a condition; ``what`` is said where it does not come."""
+    """Wait for a condition; ``what`` is the error text if it does not come true."""
     ends = time.monotonic() + LONG
     while not condition():
         assert time.monotonic() < ends, what or "not within the time limit"
@@ -29,7 +29,7 @@ def until(condition, what=""):
 
 
 def is_free(file):
-    """True if no process holds a lock of a file, which ends with its process."""
+    """True if no process has a lock on a file; locks end with their process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -38,8 +38,8 @@ def is_free(file):
 
 
 def interrupted_at(call, what):
-    """Run something with Ctrl-C behind the function of this number that it calls, in C or Python; False: so many are
-    not called. Python looks for signals there."""
+    """Run ``call`` with Ctrl-C after the n-th function call, in C or Python, where Python checks for signals. False if
+    there were fewer calls."""
     calls = count()
 
     def profile(frame, event, arg):

@@ -1,8 +1,8 @@
-"""Forks the ranks of jobs: this process has imported the package, which costs a rank most of what its start takes.
+"""Forks ranks from a process that has imported the package, which is most of a rank's start-up cost.
 
-``warm.py FD module ...``, with a socket that listens, and more to import. Each connection is `warm_rank.py`'s, which
-stands where mpirun has started a rank: it sends that process's streams, words, variables, folder and cores, and hears
-the rank's number and how it ended. The rank lives as long as the connection, and this process, do.
+``warm.py FD module ...``: a listening socket, and further imports. Each connection is from `warm_rank.py`, which mpirun
+starts as a rank: it sends its streams, arguments, variables, folder and cores, and receives the forked rank's process
+id and how it ended. The rank lives as long as the connection and this process.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ from warm_rank import end_as
 import ucc_hetero  # noqa: F401
 
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None, use_errno=True), 1
-#: Namespaces that emulated hosts have of their own; the first gives the right to enter the others.
+#: Namespaces of emulated hosts; the user namespace comes first, as it gives the right to enter the others.
 SPACES = "user", "mnt", "net", "ipc", "uts", "pid"
-#: Where modules are found by every program: without this one's folder, and those of its own PYTHONPATH.
+#: Import path of programs: without this file's folder, and without those of its own PYTHONPATH.
 COMMON = sys.path[1 + len([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]) :]
 
 
@@ -35,7 +35,7 @@ def end_with_parent():
 
 
 def enter(pid):
-    """Go where a process is, on an emulated host maybe: there a child goes on, as it alone has a number there."""
+    """Enter the namespaces of a process, perhaps on an emulated host; only a child gets a process id there."""
     spaces = [(f"/proc/self/ns/{kind}", f"/proc/{pid}/ns/{kind}") for kind in SPACES]
     files = [os.open(there, os.O_RDONLY) for here, there in spaces if os.readlink(here) != os.readlink(there)]
     for file in files:
@@ -47,14 +47,14 @@ def enter(pid):
 
 
 class Nursery:
-    """Ranks by the connections that ask for them."""
+    """The ranks, by their connections."""
 
     def __init__(self, door):
         self.door, self.ranks, self.ready = door, {}, selectors.PollSelector()
         self.ready.register(door, selectors.EVENT_READ)
 
     def serve(self):
-        """Fork ranks; returns in each of them, with what it is to be."""
+        """Fork ranks. Returns in each of them, with the description of its program."""
         while True:
             for key, _ in self.ready.select():
                 if key.fileobj is not self.door:
@@ -63,7 +63,7 @@ class Nursery:
                     return rank
 
     def _fork(self):
-        """Fork a rank; what it is to be, in the rank. Who asks for it may have been killed meanwhile."""
+        """Fork a rank. In the rank, return its description. The process that asked may have been killed meanwhile."""
         talk, _ = self.door.accept()
         try:
             _, streams, _, _ = socket.recv_fds(talk, 1, 3)
@@ -84,7 +84,7 @@ class Nursery:
         return None
 
     def _leave(self, talk, streams):
-        """In a rank: its own streams, and nothing of this process's."""
+        """In a rank: use its own streams, and close everything of this process."""
         end_with_parent()
         os.setpgid(0, 0)
         for number, each in enumerate(streams):
@@ -100,11 +100,11 @@ class Nursery:
         talk.close()
 
     def _ended(self, talk):
-        """A rank has ended, or whom it works for has: then it is killed."""
+        """Handle the end of a rank, or of the process that asked for it: then the rank is killed."""
         if talk not in self.ranks:
             return
         pid, end = self.ranks.pop(talk)
-        for kill in (os.kill, os.killpg):  # what it has left behind, too; its number is nobody else's yet
+        for kill in (os.kill, os.killpg):  # also its children; the process id is not reused yet
             with suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -117,7 +117,7 @@ class Nursery:
 
 
 def become(asked):
-    """Make this process one that was started with these words; the code of its program, and where it runs."""
+    """Make this process look as if started with these arguments. Returns its program's code and namespace."""
     end_with_parent()
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -134,9 +134,9 @@ def become(asked):
 
 if __name__ == "__main__":
     end_with_parent()
-    gc.disable()  # an eighth of what torch's import takes are searches for garbage
+    gc.disable()  # an eighth of torch's import time is garbage collection
     for name in sys.argv[2:]:
-        with suppress(ImportError):  # a test that needs it says so
+        with suppress(ImportError):  # a test that needs the module will fail
             importlib.import_module(name)
     gc.freeze()
     gc.enable()

@@ -1,7 +1,7 @@
-"""Stands where mpirun has started a rank, which `warm.py` forks: signals go on to it, and its end is this one's.
+"""Started by mpirun in place of a rank that `warm.py` forks: it forwards signals, and ends as the rank ends.
 
-``python -I -S warm_rank.py DOORS program argument ...``: ranks come from two processes in turn. Strings have other
-hashes in each: the order of a set is not the same on all ranks.
+``python -I -S warm_rank.py DOORS program argument ...``: ranks come from two processes in turn, which hash strings
+differently, so that the order of a set differs between ranks.
 """
 
 import json
@@ -16,7 +16,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def end_as(status):
-    """End as another process did: with its status, or by the signal of this number below 0."""
+    """End as another process did: with its status, or by signal n for -n."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError):

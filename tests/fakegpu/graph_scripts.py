@@ -242,7 +242,7 @@ with Communicator() as comm:
     for call, *about in (
         (comm.Issend, x, peer), (comm.Irecv, x), (comm.Irecv, x, peer), (comm.Isend, x, comm.rank)
     ):
-        refused("names another rank and the tag", call, *about)
+        refused("name another rank and a tag", call, *about)
     refused("of this rank's device", comm.Isend, np.ones(3), peer)
     refused("host memory", comm.Iallreduce, np.ones(3), np.ones(3))
     if "once before" in os.environ["WHY"]:

@@ -66,7 +66,7 @@ HELD += """
         assert (y.peek == 10 * left + k % 8).all(), k
     [request.Wait() for request in (late, synchronous)]
     # What cannot be.
-    with pytest.raises(NotSupported, match="names its source"):
+    with pytest.raises(NotSupported, match="name its source"):
         comm.Irecv(y, stream=stream)
     with pytest.raises(NotSupported, match="memory of this rank's device"):
         comm.Isend(np.zeros(3, np.float32), right, stream=stream)

@@ -1,7 +1,7 @@
 """Random faults at random moments of random jobs: ``python -m tests.faults --trials N --seed S``.
 
-The i-th trial is that of the seed S + i, and is run again by ``--trials 1 --seed`` that. Needs root, for the emulated
-hosts that every job runs on.
+Trial i uses seed S + i, and is repeated by ``--trials 1`` with that seed. Needs root, for the emulated hosts on which
+all jobs run.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main():
     if reason := unavailable():
         parser.exit(2, f"{reason}\n")
     for name in ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"):
-        os.environ.pop(name, None)  # hosts have slots enough, and mpirun is to keep to them
+        os.environ.pop(name, None)  # hosts have enough slots, so mpirun must not oversubscribe
     first = random.randrange(10**6) if args.seed is None else args.seed
     print(f"seed {first}", flush=True)
     end, verdicts = time.monotonic() + args.limit, []

@@ -1,4 +1,4 @@
-"""A rank of a trial: ``job.py FOLDER [RANK]``. What it meets goes to a file of its own, which it keeps locked."""
+"""A rank of a trial: ``job.py FOLDER [RANK]``. It writes a log file of its own, and keeps the file locked."""
 
 import ctypes
 import faulthandler
@@ -26,14 +26,14 @@ from ucc_hetero.errors import UCCHError
 FOLDER = Path(sys.argv[1])
 TRIAL = Trial.read((FOLDER / "trial").read_text())
 RANK = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["OMPI_COMM_WORLD_RANK"])
-#: Seconds from which on an operation is worth a line.
+#: Seconds after which an operation is logged as slow.
 LONG = 1.0
-#: Calls that survivors make at most before they agree.
+#: Maximum number of calls that survivors make before they agree.
 TURN = 40
 
 
 class Log:
-    """Lines of this rank, each written at once."""
+    """This rank's log; each line is written at once."""
 
     def __init__(self):
         self.file = os.open(FOLDER / f"rank{RANK}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -51,11 +51,11 @@ faulthandler.register(signal.SIGUSR1, LOG.file)
 
 
 class Thrown(Exception):
-    """Exception that the trial has a rank throw."""
+    """The exception of the fault `throw`."""
 
 
 class Fault:
-    """The trial's fault, on a rank that is a victim."""
+    """The trial's fault, on a victim."""
 
     def __init__(self):
         self.limits = {which: resource.getrlimit(which) for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)}
@@ -68,11 +68,11 @@ class Fault:
         signal.signal(signal.SIGALRM, self._throw)
 
     def is_to_come(self):
-        """True on a victim that others' deaths do not end."""
+        """True on a victim whose fault is still to come, and which survives others' deaths."""
         return self._mine and not self._armed and TRIAL.moment in ("shrink", "after")
 
     def reach(self, moment, number=0):
-        """This rank has come to an operation of a moment."""
+        """Called when this rank reaches an operation of a moment: the fault may happen now."""
         if moment != LOG.moment:
             LOG.moment = moment
             LOG.say("comes")
@@ -86,7 +86,7 @@ class Fault:
             signal.setitimer(signal.ITIMER_REAL, TRIAL.delay + 1e-6)
         elif TRIAL.fault in (*DEADLY, *INSIDE):
             timer = threading.Timer(TRIAL.delay, self._befall)
-            timer.daemon = True  # the end of the program does not wait for it
+            timer.daemon = True  # must not delay the end of the program
             timer.start()
         else:
             LOG.say("fault", f"{TRIAL.fault} {os.getpid()}")
@@ -116,7 +116,7 @@ class Fault:
         resource.setrlimit(which, (most, self.limits[which][1]))
 
     def relent(self):
-        """Give back what was taken."""
+        """Give back the resources that were taken."""
         for which, both in self.limits.items():
             resource.setrlimit(which, both)
 
@@ -135,8 +135,8 @@ def _count(moment, few, many):
     return range(many if moment == TRIAL.moment or opens else few)
 
 
-#: Times that all ranks live and calls fail nevertheless, until one that had no memory leaves: a connection that libucp
-#: could not make for want of it stays broken.
+#: Attempts in which all ranks are alive but calls fail, until a rank that lacked memory leaves: a connection that
+#: libucp could not make then stays broken.
 IN_VAIN = 3
 
 
@@ -151,7 +151,7 @@ def timed(what):
 
 
 class Job:
-    """Work of a rank: every moment in turn, then it goes on with those that live."""
+    """The work of a rank: every moment in turn; after a fault it goes on with the survivors."""
 
     def __init__(self, make):
         self._generation = 0
@@ -189,7 +189,7 @@ class Job:
         assert np.array_equal(got, data[source]), (number, count, source)
 
     def _partitioned(self, number):
-        """A message around the ring in parts, which go in any order."""
+        """A partitioned message around the ring, with partitions in any order."""
         FAULT.reach("partitioned", number)
         rng, size = random.Random(f"{TRIAL.seed} partitioned {number}"), len(self.members)
         place, shift, parts = self.members.index(self.me), rng.randrange(size), rng.choice([1, 3, 8])
@@ -209,7 +209,7 @@ class Job:
         assert np.array_equal(into, data[source]), (number, count, source)
 
     def _told(self, mine):
-        """What each rank tells the others."""
+        """Exchange a value among all ranks."""
         lengths = np.empty(self.comm.size, "i8")
         self.comm.Allgather(np.array([len(mine)]), lengths)
         room = np.empty((self.comm.size, lengths.max()), "u1")
@@ -217,7 +217,7 @@ class Job:
         return [bytes(row[:length]) for row, length in zip(room, lengths, strict=True)]
 
     def _put(self, number):
-        """Data and a word to a rank, without its doing."""
+        """Put data and a notification to a rank, which takes no part."""
         FAULT.reach("put", number)
         rng, size = random.Random(f"{TRIAL.seed} put {number}"), len(self.members)
         place, shift, count = self.members.index(self.me), rng.randrange(size), rng.choice([1, 1000, 200_000])
@@ -237,12 +237,12 @@ class Job:
                     assert found.data == b"%d" % number, (number, found)
                     assert np.array_equal(into, data[source]), (number, count, source)
                     self.comm.Barrier()
-        except UCCHError as error:  # transfers know no ranks
+        except UCCHError as error:  # errors of transfers do not name ranks
             raise type(error)(f"put to rank {to}: {error}") from error
 
     @staticmethod
     def _memory(values):
-        """These in memory that messages are sent from."""
+        """Values in memory from which messages are sent."""
         if not TRIAL.gpu:
             return values
         from arrays import Array
@@ -275,7 +275,7 @@ class Job:
             self._teams(number)
 
     def _well(self, what):
-        """True if it ended without an error; other ranks hear of one."""
+        """True if the operation raised no error; tells the other ranks about an error."""
         try:
             what()
         except AssertionError as error:
@@ -305,7 +305,7 @@ class Job:
         LOG.say("right", f"{len(self.members)}")
 
     def _agreed(self, well):
-        """True if all ranks are well and alive."""
+        """True if no rank has failed or died."""
         LOG.say("agrees", int(well))
         try:
             with timed("agree"):
@@ -323,7 +323,7 @@ class Job:
 
 
 def by_store():
-    """Makes the communicator over a store."""
+    """Make the communicator over a store."""
     from ucc_hetero.bootstrap import exit as at_exit
     from ucc_hetero.bootstrap.storecomm import StoreComm
     from ucc_hetero.native.libraries import load
@@ -338,9 +338,9 @@ def by_store():
 def main():
     import mpi4py
 
-    mpi4py.rc.initialize = TRIAL.exchange != "store"  # as torch's backend has it
+    mpi4py.rc.initialize = TRIAL.exchange != "store"  # as in torch's backend
     if TRIAL.gpu:
-        os.environ["PMI_RANK"] = str(RANK)  # of a job that mpirun did not start
+        os.environ["PMI_RANK"] = str(RANK)  # a job that mpirun did not start
         import arrays  # noqa: F401  it chooses the vendor
 
         del os.environ["PMI_RANK"]

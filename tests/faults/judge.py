@@ -1,4 +1,4 @@
-"""One trial: its job on emulated hosts, what is done to it from outside, and what is to be said of how it went."""
+"""One trial: starts its job on emulated hosts, applies faults from outside, and judges the result."""
 
 import contextlib
 import fcntl
@@ -18,25 +18,25 @@ from .menu import TIMEOUT, Trial
 
 HERE = Path(__file__).parent
 JOB = HERE / "job.py"
-#: Seconds after which an operation is late: its deadline, and what busy cores take; one of recovery has several.
+#: Seconds after which an operation is late: its deadline, and time for busy cores; recovery has several deadlines.
 PATIENCE = 2 * TIMEOUT
 RECOVERY = 5 * TIMEOUT
-#: Seconds that all of a trial may take before its ranks are asked where they are, and ended.
+#: Seconds for the whole trial, after which the ranks' stacks are printed and the ranks are ended.
 WHOLE = 75.0
-#: Seconds in which mpirun ends once its ranks have.
+#: Seconds for mpirun to end after its ranks.
 AFTERMATH = 15.0
 
-#: Seconds for which all victims together are stopped, at most: no call of anybody's is late for it.
+#: Maximum seconds for which all victims together are stopped, so that no call is late because of it.
 STOPPED = 4.0
 
-#: Where ranks are, as Python and, where there is gdb, as the machine has it.
+#: Prints the stacks of ranks: Python's, and native ones if gdb is installed.
 WHERE = """
 for p in $(pgrep -f '[j]ob.py'); do kill -USR1 $p; done
 for p in $(pgrep -f '[j]ob.py'); do gdb -batch -p $p -ex 'thread apply all bt 14' 2>/dev/null | grep -v '^.New'; done
 """
 
 
-#: Ranks with MPI alone, of which those that are named leave; whether mpirun lets the others live.
+#: MPI alone, without this package: some ranks leave; tests whether mpirun lets the others live.
 CONTROL = """
 import os, sys, time
 from mpi4py import MPI
@@ -52,17 +52,17 @@ os._exit(0)
 
 @dataclass
 class Verdict:
-    """How a trial went."""
+    """The result of a trial."""
 
     trial: Trial
-    #: The moment in which the fault happened, after it was armed.
+    #: The moment in which the fault really happened.
     moment: str = ""
     seconds: float = 0.0
     ends: dict[int, str] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=dict)
-    #: Findings that were shown to be mpirun's doing, and no failures of ours.
+    #: Findings that are mpirun's fault and not this package's.
     launcher: list[str] = field(default_factory=list)
-    #: Ranks that lived and went on to the end, and those that had an answer and went no further.
+    #: Ranks that survived and finished, and ranks that got an error and stopped.
     right: int = 0
     answered: int = 0
     output: str = ""
@@ -72,7 +72,7 @@ class Verdict:
 
 
 class Ranks:
-    """The files that ranks write to, which they keep locked while they live."""
+    """The log files of the ranks, which are locked while the ranks live."""
 
     def __init__(self, folder, size):
         self._paths = [folder / f"rank{rank}" for rank in range(size)]
@@ -93,7 +93,7 @@ class Ranks:
 
 
 class Outside:
-    """Deeds to victims and their hosts once they have come to the moment."""
+    """Faults that are applied to victims and their hosts once they reach the moment."""
 
     def __init__(self, trial, cluster, folder):
         self._trial, self._cluster, self._folder = trial, cluster, folder
@@ -104,7 +104,7 @@ class Outside:
         self._next = 0.0
 
     def look(self, ranks):
-        """Do what is to be done by now."""
+        """Apply the faults that are due."""
         trial = self._trial
         if self._flaps > 0 and time.monotonic() > self._next:
             self._flap()
@@ -138,7 +138,7 @@ class Outside:
             cluster.set_rate(host, "20mbit")
 
     def _flap(self):
-        """Lose all frames for a moment, or lose no more."""
+        """Start or stop losing all frames on a link."""
         self._port("nomaster" if self._flaps % 2 == 0 else "master br0")
         self._next = time.monotonic() + (0.05 if self._flaps % 2 == 0 else 0.15)
         self._flaps -= 1
@@ -154,7 +154,7 @@ class Outside:
 
 
 def _stops(trial, rank):
-    """A script that stops a process again and again, for a moment or longer."""
+    """A script that stops and continues a process several times."""
     rng, left, words = random.Random(f"{trial.seed} {rank}"), STOPPED / len(trial.victims), []
     while left > 0:
         seconds = min(left, rng.choice([0.01, 0.1, 0.8, 1.6]) * rng.random())
@@ -199,8 +199,8 @@ def _until(seconds, done, look=bool):
 
 
 def run(trial, fakes, room=1, python=(sys.executable,)):
-    """Run it and judge; what would be late may take ``room`` times longer, as the cores may be busy. ``python``: words
-    that start the ranks' program."""
+    """Run a trial and judge it. Time limits are multiplied by ``room``, as cores may be busy. ``python``: words that
+    start the ranks' program."""
     verdict, began = Verdict(trial), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="ucch-faults-"))
     try:
@@ -222,12 +222,12 @@ def _written(folder):
 
 
 def _watch(trial, cluster, folder, processes, verdict, room):
-    whole = WHOLE * (1 if trial.fault == "stop" else room)  # ranks may wait for the one that was stopped all that time
+    whole = WHOLE * (1 if trial.fault == "stop" else room)  # ranks may wait all that time for a stopped one
     ranks, outside = Ranks(folder, trial.size), Outside(trial, cluster, folder)
     living = [rank for rank in range(trial.size) if rank not in trial.lost]
 
     def over():
-        ended = all(each.poll() is not None for each in processes)  # mpirun may end before ranks that live
+        ended = all(each.poll() is not None for each in processes)  # mpirun may end before surviving ranks
         return all(ranks.gone(rank) or (ended and not ranks.lines(rank)) for rank in living)
 
     if not _until(whole, over, lambda: outside.look(ranks)) and not _waits(trial, ranks):
@@ -239,7 +239,7 @@ def _watch(trial, cluster, folder, processes, verdict, room):
     ends = verdict.failures or trial.fault == "stop" or trial.exchange == "store"
     if not ends and not _until(AFTERMATH * room, lambda: processes[0].poll() is not None):
         _mpirun_stays(trial, cluster, verdict, AFTERMATH * room)
-    patience = {"stop": 0.5, "off": 0.5, "cut": PATIENCE, "hole": PATIENCE}  # ranks behind a cut have their deadline
+    patience = {"stop": 0.5, "off": 0.5, "cut": PATIENCE, "hole": PATIENCE}  # behind a cut: the deadline
     for each in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             each.wait(patience.get(trial.fault, 3))
@@ -254,7 +254,7 @@ def _watch(trial, cluster, folder, processes, verdict, room):
 
 
 def _mpirun_stays(trial, cluster, verdict, seconds):
-    """mpirun is there when its ranks are not: its own fault if no process of theirs is."""
+    """mpirun outlives its ranks: its own fault if no process of the job is left."""
     hosts = range(len(trial.slots))
     there = [cluster.run(["ps", "axo", "pid,ppid,stat,wchan:20,args"], host=host).stdout for host in hosts]
     verdict.output += "".join(there)
@@ -266,9 +266,9 @@ def _mpirun_stays(trial, cluster, verdict, seconds):
 
 
 def _mpirun_ends_ranks(trial, cluster, verdict):
-    """Ranks were ended in the middle of their work: if mpirun does so without us, too, that is its own fault.
+    """Ranks were ended in the middle of their work: if mpirun does the same without this package, it is mpirun's fault.
 
-    mpirun of Open MPI 5.0.11 ends two ranks of four, say, once the others have left with a status that is not 0.
+    For example mpirun of Open MPI 5.0.11 ends two of four ranks once the others have exited with a status other than 0.
     """
     gone = [str(rank) for rank in trial.lost]
     words = ["mpirun", "--with-ft", "ulfm", "-np", str(trial.size), sys.executable, "-c", CONTROL, *gone]
@@ -277,13 +277,13 @@ def _mpirun_ends_ranks(trial, cluster, verdict):
 
 
 def _waits(trial, ranks):
-    """True if living ranks have come to their end and wait there for one that was stopped, as they should."""
+    """True if surviving ranks have finished and wait, as they should, for one that was stopped."""
     last = [ranks.lines(rank)[-1:] for rank in range(trial.size) if rank not in trial.lost]
     return trial.fault == "stop" and all("finalize" in line for lines in last for line in lines)
 
 
 def _clean(trial, cluster, verdict):
-    """End what is there still, which only those who do not answer may be, and see what is left behind."""
+    """End remaining processes, which may only be ranks that do not answer, and check what is left behind."""
     off = {trial.host(trial.victims[-1])} if trial.fault == "off" else set()
     for host in sorted(set(range(len(trial.slots))) - off):
         found = cluster.run(["sh", "-c", "ps -eo pid=,stat=,args= | grep -v ' Z' | grep '[j]ob.py'"], host=host)
@@ -291,9 +291,9 @@ def _clean(trial, cluster, verdict):
             verdict.fail("left", f"host {host}: {found.stdout.strip()}")
         cluster.hosts[host].kill_all()
         files = cluster.run(["ls", "/dev/shm"], host=host).stdout.split()
-        if trial.exchange != "store":  # Open MPI leaves these where a rank of it was killed
+        if trial.exchange != "store":  # Open MPI leaves these files if a rank was killed
             files = [name for name in files if not name.startswith("sm_segment")]
-        # A process that ends as libucp makes a segment, before it has unlinked it, leaves that.
+        # A process that dies after it made a segment of libucp, and before it unlinked that, leaves the segment.
         made = [name for name in files if name.startswith("ucx_shm_posix")]
         if len(files) > len(made) or len(made) > len(trial.lost):
             verdict.fail("left", f"host {host}: /dev/shm has {files}")
@@ -316,7 +316,7 @@ def _read(trial, rank, lines, verdict, room):
     said = {row[1] for row in words}
     verdict.right += "right" in said
     verdict.answered += "right" not in said and "raises" in said
-    dies = trial.fault in ("segfault", "memory", "descriptors") and rank in trial.victims  # UCX ends without memory
+    dies = trial.fault in ("segfault", "memory", "descriptors") and rank in trial.victims  # UCX aborts without memory
     if dies and not said & {"right", "raises"}:
         return
     fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
@@ -332,8 +332,8 @@ def _read(trial, rank, lines, verdict, room):
 
 
 def _in_a_call_of_mpis(lines):
-    """True if the thread that crashed makes a call of MPI's that cannot be left, as Split: Open MPI 5.0.11 may crash
-    there (CONTRIBUTING.md)."""
+    """True if the crashed thread is in an MPI call such as Split, in which Open MPI 5.0.11 may crash
+    (CONTRIBUTING.md)."""
     text = "\n".join(lines)
     return "native/aside.py" in text.partition("Current thread ")[2].partition("\n\n")[0].splitlines()[1]
 
@@ -345,9 +345,9 @@ ANSWERS = (
 
 
 def _good(row, trial, rank):
-    """True if an exception is one that names a rank; victims that lack memory or descriptors have more of them.
+    """True if an exception names a rank. Victims without memory or descriptors may raise others.
 
-    A rank with too few descriptors to begin is one mistake on all.
+    A rank with too few descriptors to start raises an error on all ranks.
     """
     kind, text = row[3].rstrip(":"), " ".join(row[4:])
     known = kind in ANSWERS or (kind == "ValueError" and trial.fault == "descriptors" and "ulimit -n" in text)

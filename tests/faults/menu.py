@@ -1,41 +1,41 @@
-"""Menu of faults, and what a seed chooses from it: who, when, and in which job."""
+"""The faults, and how a seed chooses one: victims, moment, and job."""
 
 import json
 import random
 from dataclasses import asdict, dataclass
 
-#: Deadline of a call (``UCCH_TIMEOUT``); seconds.
+#: Timeout of calls (``UCCH_TIMEOUT``) in seconds.
 TIMEOUT = 8
 
 MOMENTS = ("init", "collective", "message", "partitioned", "put", "teams", "free", "shrink", "finalize")
-#: The victim ends.
+#: Faults that end the victim.
 DEADLY = ("kill", "exit", "throw", "segfault")
-#: The victim lives, and sees to it itself.
+#: Faults that the victim survives and applies itself.
 INSIDE = ("stop", "hold", "memory", "descriptors")
-#: Done to it from outside: it is stopped and goes on, several times.
+#: Faults applied from outside: the victim is stopped and continued several times.
 PROCESS = ("slow",)
-#: Done to its host. A link that is cut for good, or from which nothing comes any more, or that does so again and again.
+#: Faults of the victim's host: its link is cut for good, loses all frames for good, or repeatedly.
 NETWORK = ("cut", "hole", "off", "lossy", "slow link")
 FAULTS = (*DEADLY, *INSIDE, *PROCESS, *NETWORK)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One job and what happens in it."""
+    """A job, and the fault that happens in it."""
 
     seed: int
-    #: How ranks exchange what is no data: MPI with fault tolerance ("ulfm"), MPI as it is ("mpi"), torch's store.
+    #: The exchange of ranks: MPI with fault tolerance ("ulfm"), plain MPI ("mpi"), or torch's store ("store").
     exchange: str
     slots: tuple[int, ...]
-    #: ``UCCH_EMULATE`` or, with ``gpu``, the layout of fake GPUs.
+    #: ``UCCH_EMULATE``, or with ``gpu`` the layout of fake GPUs.
     vendors: str
     gpu: bool
     fault: str
     moment: str
-    #: Of several, where the moment is shrink or after, the first is killed beforehand; after: the others one by one,
-    #: each once the survivors of the one before have gone on, in a moment that no seed draws.
+    #: With several victims and moment shrink or after, the first is killed before; with after, the others die one by
+    #: one, each once the survivors of the previous death have gone on. No seed draws that moment.
     victims: tuple[int, ...]
-    #: Number of the moment's operation at which the fault is armed, and seconds from there.
+    #: Number of the moment's operation at which the fault is armed, and seconds until it happens.
     at: int
     delay: float
     timeout: float = TIMEOUT
@@ -49,7 +49,7 @@ class Trial:
 
     @property
     def lost(self):
-        """Ranks that need not answer: victims of what they do not outlive, or all of a host that is out of reach."""
+        """Ranks that need not answer: victims that die, or all ranks of an unreachable host."""
         opener = self.victims[:1] if self.moment in ("shrink", "after") else ()
         if self.fault in ("cut", "hole", "off"):
             return (*opener, *(r for r in range(self.size) if self.host(r) == self.host(self.victims[-1])))
@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def bears_it(self):
-        """True if all ranks are to come to a good end, whatever befalls them."""
+        """True if all ranks must finish without an error, despite the fault."""
         return self.fault == "slow" and self.moment not in ("shrink", "after")
 
     def text(self):
@@ -77,7 +77,7 @@ def _vendors(draw, size):
 
 
 def draw(seed, hosts=0, fault=None):
-    """The trial of a seed; ``hosts``: 1 or 2, where not the seed is to choose."""
+    """The trial of a seed. ``hosts``: 1 or 2, or 0 to let the seed choose."""
     rng = random.Random(seed)
     two = rng.random() < 0.5
     slots = (2, 2) if (two if not hosts else hosts == 2) else (rng.randint(2, 6),)
@@ -89,7 +89,7 @@ def draw(seed, hosts=0, fault=None):
     exchange = rng.choices(["ulfm", "store", "mpi"], [5, 4, 1])[0]
     if exchange == "mpi" and moment == "shrink":
         exchange = "ulfm"
-    if fault in ("cut", "hole", "off"):  # mpirun's own daemons end with the link between them
+    if fault in ("cut", "hole", "off"):  # a cut link also ends mpirun's daemons
         exchange = "store"
     count = 2 if moment == "shrink" or (size > 3 and rng.random() < 0.25) else 1
     if fault == "slow":

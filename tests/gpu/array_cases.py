@@ -1,9 +1,9 @@
-"""A job for test_arrays.py: calls on arrays in device memory of whichever library, and mistakes with them.
+"""A job for test_arrays.py: calls on device arrays of several libraries, and wrong arguments.
 
     mpirun -n 2 python array_cases.py KIND CASE...
 
-Rank r works with device r. Odd ranks take theirs through the HIP runtime that ``CASES_ODD_HIP`` names, if it is set.
-With ``CASES_ODD_BLIND`` they see none, and have their arrays in host memory.
+Rank r uses device r. Odd ranks use it through the HIP runtime ``CASES_ODD_HIP``, if that is set. With
+``CASES_ODD_BLIND`` odd ranks see no device, and have their arrays in host memory.
 Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
 """
 
@@ -42,7 +42,7 @@ def case(function):
 
 
 def data(rank, n, dtype="float32", seed=0):
-    """Contribution of a rank: small whole numbers, exact in every type."""
+    """A rank's contribution: small integers, exact in every type."""
     return np.random.default_rng([seed, rank, n]).integers(-9, 10, n).astype(dtype)
 
 
@@ -60,8 +60,8 @@ def same(got, want):
 
 @case
 def calls(comm, kind):
-    """Of every shape, under way together and waited for in another order, with several types; random ones of all forms
-    are in test_random_calls.py."""
+    """Calls of every shape, under way at the same time, waited for in another order, with several types.
+    test_random_calls.py has random ones of all forms."""
     p, r = comm.size, comm.rank
     for n, dtype in itertools.product(SIZES, ("float32", "int64", "float16")):
         each, wide = everyone(comm, n, dtype), everyone(comm, n * p, dtype)
@@ -100,7 +100,7 @@ def calls(comm, kind):
 
 @case
 def products(comm, kind):
-    """Bits of a product of complex numbers are the same on all ranks."""
+    """Products of complex numbers have the same bits on all ranks."""
     mine = np.random.default_rng([comm.rank, 7]).normal(size=2 * SIZES[-1]).astype("float32").view("complex64")
     x, y = kind.put(mine), kind.into(blank(mine.size, "complex64"))
     comm.Allreduce(x, y, PROD)
@@ -123,7 +123,7 @@ def messages(comm, kind):
 
 @case
 def forms(comm, kind):
-    """Part of an array, several dimensions, a datatype; and gaps, which are refused."""
+    """Parts of an array, several dimensions, a datatype; arrays with gaps raise."""
     each = everyone(comm, 600)
     x = kind.put(each[comm.rank].reshape(20, 30))
     y = kind.into(blank(600).reshape(20, 30))
@@ -184,7 +184,7 @@ def messages_in_streams(comm, kind):
 
 @case
 def another_device(comm, kind):
-    """The calling thread may have chosen any device; the memory may not be anywhere."""
+    """The calling thread may have selected any device, but the memory must be on the rank's."""
     (gpu,) = device.available()
     if gpu.count() < 2:
         return
@@ -207,9 +207,9 @@ def another_device(comm, kind):
 
 @case
 def mistakes(comm, kind):
-    """Each is told by the rank that made it, before anything is sent; then the communicator goes on.
+    """Wrong arguments raise on their rank before anything is sent, and the communicator stays usable.
 
-    What only all of them together can tell ends the communicator, and no other.
+    Mistakes that only all ranks together can see end the communicator, and no other one.
     """
     (gpu,) = device.available()
     r, each, host = comm.rank, everyone(comm, 1000), blank(1000)
@@ -221,7 +221,7 @@ def mistakes(comm, kind):
     freed, not_there = RawArray(gpu, blank(1 << 22)), RawArray(gpu, blank(1000))
     address = freed.block.handle
     freed.block.close()
-    freed.block.handle = address  # as of one who has kept the pointer
+    freed.block.handle = address  # a pointer that was kept after the memory was freed
     for call in (comm.Allreduce, comm.Iallreduce):
         with pytest.raises((BufferError, DeviceError), match="freed"):
             call(freed, freed)
@@ -244,7 +244,7 @@ def mistakes(comm, kind):
 
 @case
 def no_runtime(comm, kind):
-    """With both runtimes switched off: device memory is refused on every rank, host memory goes on."""
+    """With both runtimes disabled device memory raises on every rank, while host memory works."""
     assert not device.available()
     x = kind.put(data(comm.rank, 1000))
     with pytest.raises((BufferError, DeviceError), match=f"rank {comm.rank}.*UCCH_CUDA_LIB"):
@@ -255,7 +255,7 @@ def no_runtime(comm, kind):
 
 
 def exhaust(gpu):
-    """All of the device's memory, but what is too little for anything."""
+    """Allocate all of the device's memory, except for an amount too small for anything."""
     taken = []
     for size in (8 << 30, 1 << 30, 64 << 20, 2 << 20):
         try:
@@ -268,7 +268,7 @@ def exhaust(gpu):
 
 @case
 def memory_runs_out(comm, kind):
-    """Rank 0 has no memory left for scratch: what the call needs is there, or each rank hears why it was not."""
+    """Rank 0 has no memory left for scratch: the call succeeds, or raises the reason on every rank."""
     faulthandler.dump_traceback_later(60, exit=True)  # nobody else has any memory meanwhile
     (gpu,) = device.available()
     n = 1 << 26
@@ -279,7 +279,7 @@ def memory_runs_out(comm, kind):
         comm.Allreduce(x, y, AVG)
     except Exception as error:
         end = f"{type(error).__name__}: {error}"
-    comm.mpi.Barrier()  # the other rank has ended, too
+    comm.mpi.Barrier()  # the other rank has finished too
     for block in taken:
         block.close()
     if end == "right":
@@ -289,7 +289,7 @@ def memory_runs_out(comm, kind):
 
 def main():
     faulthandler.dump_traceback_later(150, exit=True)
-    load()  # before MPI, and whoever brings libraries of their own
+    load()  # before MPI and libraries that bring their own
     (gpu,) = device.available() or [None]
     mine = RANK % gpu.count() if gpu else 0
     if gpu:
@@ -300,7 +300,7 @@ def main():
     if sys.argv[1] == "numba":
         kind.cuda.select_device(mine)
     if gpu:
-        gpu.use(mine)  # JAX looks at all of them and leaves the last
+        gpu.use(mine)  # JAX initialises all devices and leaves the last one current
     comm = Communicator()
     for name in sys.argv[2:]:
         CASES[name](comm, kind)

@@ -1,4 +1,4 @@
-"""Arrays on a GPU by whoever makes them, behind one face for array_cases.py: CuPy, numba, JAX, torch and raw pointers.
+"""Device arrays of CuPy, numba, JAX and torch, and raw pointers, with one interface for array_cases.py.
 
 ``put(values)`` makes an array and returns when it is there, ``get(array)`` reads it back. ``stream()``, ``fill(array,
 values, stream)``, ``read(array, stream)`` and ``work(stream)``, which keeps a stream busy for a while, are where the
@@ -17,7 +17,7 @@ LONG, TIMES = 1 << 27, 40
 
 
 class RawArray:
-    """Memory of the runtime itself with ``__cuda_array_interface__``: a raw pointer."""
+    """Memory of the runtime with ``__cuda_array_interface__``: a raw pointer."""
 
     def __init__(self, gpu, values):
         self.gpu, self.shape, self.dtype = gpu, values.shape, values.dtype
@@ -41,7 +41,7 @@ class Kind:
 
 
 class Raw(Kind):
-    """Blocks of the runtime in use; the only ones that the fake GPU has."""
+    """Blocks of the runtime in use; the fake GPU has no others."""
 
     def __init__(self):
         (self.gpu,) = device.available()
@@ -64,7 +64,7 @@ class Raw(Kind):
 
     def fill(self, array, values, stream):
         values = np.ascontiguousarray(values)
-        self.kept.append(values)  # read when the stream gets there
+        self.kept.append(values)  # the stream reads it later
         self.gpu.copy(array.block.handle, values.ctypes.data, values.nbytes, stream.handle)
 
     def read(self, array, stream):
@@ -182,9 +182,9 @@ class Torch(Kind):
 
 
 class Jax(Kind):
-    """Its arrays are never written to, and it shows no streams.
+    """JAX arrays are read-only, and JAX exposes no streams.
 
-    It leaves the calling thread with the device that it has used last, which need not be that of the arrays.
+    It leaves the calling thread with the device it used last, which may not be the arrays'.
     """
 
     streams = False

@@ -1,7 +1,7 @@
-"""Arrays on real GPUs with the face of tests/fakegpu/arrays.py, for jobs of random calls: a test looks at copies.
+"""Arrays on real GPUs with the interface of tests/fakegpu/arrays.py, for jobs of random calls; tests compare copies.
 
-A rank takes its device through the HIP runtime ``CASES_HIP`` where ``FAKEGPU_LAYOUT``, such as ``nvidia:1,amd:1``,
-makes it AMD's (tests/hipcuda). Import this module before a Communicator is made.
+A rank uses its device through the HIP runtime ``CASES_HIP`` if ``FAKEGPU_LAYOUT``, such as ``nvidia:1,amd:1``, makes it
+AMD's (tests/hipcuda). Import this module before a Communicator is made.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ os.environ |= (
     else {"UCCH_HIP_LIB": "none"}
 )
 
-#: Bytes that are copied before inputs come, and how often: a millisecond's work.
+#: Bytes copied before inputs arrive, and number of copies: about a millisecond.
 LONG, TIMES = 1 << 28, 8
 #: Elements of the longest vector.
 LONGEST = 6_000_007
@@ -49,14 +49,14 @@ def _long():
     return runtime().alloc(LONG), runtime().alloc(LONG)
 
 
-#: Memory of arrays that are gone, by its bytes, and what streams had been given by then: it is used again once they
-#: have done that. To free some would wait for all that the device does.
+#: Size -> (memory of freed arrays, events of streams that may still use it). It is reused once these are done: freeing
+#: memory would wait for all work of the device.
 _idle = {}
 _streams = set()
 
 
 def _take(room):
-    """Memory of so many bytes on the device, and as much that is pinned."""
+    """Memory on the device, and pinned memory, of this size."""
     for index, (pair, marks) in enumerate(_idle.get(room, [])):
         if all(mark.done() for mark in marks):
             del _idle[room][index]
@@ -74,12 +74,12 @@ def _mark(stream):
 
 @cache
 def _constant(value):
-    """The longest vector of a test's, all of one value."""
+    """The longest vector of a test, filled with one value."""
     return Array(LONGEST).set(value)
 
 
 class Copy(np.ndarray):
-    """What lies on the device, as it was when it was asked for; what is written to it is there at once."""
+    """A copy of device memory at the time of the read; writes go to the device at once."""
 
     array: Any = None
 
@@ -135,7 +135,7 @@ class Array:
         return self
 
     def fill(self, stream, value):
-        """Have all elements be one value when the stream gets there. float32 only."""
+        """Fill the elements with a value when the stream gets there. float32 only."""
         _streams.add(stream.handle)
         self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 

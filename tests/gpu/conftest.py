@@ -1,4 +1,4 @@
-"""The HIP runtime over CUDA, for ranks that are to be of another vendor; lets tests import what lies beside them."""
+"""HIP over CUDA, for ranks of another vendor; adds the test folders to the import path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays of CuPy, numba, JAX and torch, and raw pointers, in real device memory; skipped on machines without a GPU."""
+"""Arrays of CuPy, numba, JAX and torch, and raw pointers, in real device memory. Skipped without a GPU."""
 
 import importlib.util
 import re
@@ -40,7 +40,7 @@ def test_two_vendors(mpirun, hip_over_cuda, kind, channels):
 
 @TWO
 def test_devices_that_do_not_reach_each_other(mpirun, hip_over_cuda):
-    """No way between them but through the host: slower, and right."""
+    """Devices without peer access use host memory: slower, but correct."""
     env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
     cases = ["calls", "messages", "streams", "messages_in_streams"]
     run(mpirun, "raw", cases, **env)
@@ -49,7 +49,7 @@ def test_devices_that_do_not_reach_each_other(mpirun, hip_over_cuda):
 
 @TWO
 def test_a_rank_without_a_device(mpirun):
-    """Its libucp does not know the memory of the other's device, from where it could not receive (docs/bridge.md)."""
+    """The rank's libucp does not support the other's device memory, and could not receive from it (docs/bridge.md)."""
     run(mpirun, "raw", ["calls", "messages"], CASES_ODD_BLIND="1")
 
 
@@ -61,10 +61,10 @@ def test_no_runtime(mpirun):
 @TWO
 @pytest.mark.parametrize("vendors", ["one vendor", "two vendors"])
 def test_memory_runs_out(mpirun, hip_over_cuda, vendors):
-    """Nobody hangs, and nobody takes a wrong result for a right one."""
+    """No rank hangs, and no rank gets a wrong result."""
     env = {"UCCH_TIMEOUT": "15"} | ({"CASES_ODD_HIP": str(hip_over_cuda)} if vendors == "two vendors" else {})
-    # A rank that is left alone while NCCL begins tries for a minute to reach a peer that has ended, and waits without
-    # end for one that has not, whatever UCCH_TIMEOUT says.
+    # If a rank fails while NCCL starts, the others try for a minute to reach it if it has ended, or wait for ever if
+    # not, whatever UCCH_TIMEOUT is.
     more = {"PYTHONPATH": str(ROOT), "CUDA_MODULE_LOADING": "EAGER", "NCCL_SOCKET_RETRY_CNT": "10"}
     job = mpirun(JOB, 2, args=["raw", "memory_runs_out"], env=more | env, timeout=90, check=False)
     if "allreduce_knomial_init" in job.output:
@@ -101,7 +101,7 @@ with Communicator() as comm:
 
 @TWO
 def test_calls_that_are_not_waited_for_are_collected(mpirun):
-    """Libucc looks at one request in a round of progress: one round a millisecond kept thousands for seconds."""
+    """libucc polls one request per round of progress: one round per millisecond left thousands waiting for seconds."""
     assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
 
 
@@ -120,12 +120,12 @@ print("right", flush=True)
     pytest.param({"UCC_TLS": "^mlx5,sharp,cuda,shm,nccl"}, marks=TWO),
 ], ids=["one device", "shut out"])  # fmt: skip
 def test_without_the_vendors_library(mpirun, env):
-    """NCCL refuses two ranks on a device, and users may do without it."""
+    """NCCL refuses two ranks on a device, and may be missing."""
     more = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
     assert mpirun(DEFAULT_STREAM, 2, env=more | env, timeout=60).said("right") == 2
 
 
-#: libucc takes a request that it gets back before it began for a failure of the vendor's library.
+#: libucc takes a request that is freed before its start for a failure of the vendor's library.
 NEVER_STARTED = DEFAULT_STREAM.replace(
     "for _ in",
     """x = torch.ones(64, device="cuda")

@@ -1,4 +1,4 @@
-"""The random calls and messages of tests/mpi on real GPUs: of one vendor, two, and two ranks on one."""
+"""The random calls and messages of tests/mpi on real GPUs: one vendor, two vendors, and two ranks on one device."""
 
 import secrets
 from pathlib import Path
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(700)]
 
-#: Those in streams have NCCL's rules between two vendors alone.
+#: Messages in streams follow NCCL's rules only between two vendors.
 MESSAGES = """
 import os
 from random_messages import by_rules_of_mpi, main
@@ -34,7 +34,7 @@ def test_random(mpirun, hip_over_cuda, layout, devices, program):
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"FAKEGPU_LAYOUT": layout, "CASES_HIP": str(hip_over_cuda), "CASES": "60"}
     env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))), "UCCH_HOLD": secrets.choice("yn")}
-    env |= {"MORE_COUNTS": "100001 1000003"}  # by copy engines, in several pieces
+    env |= {"MORE_COUNTS": "100001 1000003"}  # long ones, copied by copy engines in several pieces
     env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu", "mpi")), ROOT)))}
     job = mpirun(program, ranks, env=env, timeout=120, cold=True)
     assert job.said("right") == ranks, (env, job.output)

@@ -1,7 +1,7 @@
-"""The PyTorch backend on CUDA tensors; skipped on machines without a GPU.
+"""The PyTorch backend on CUDA tensors. Skipped without a GPU.
 
-The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and with the last half of the ranks on the HIP
-runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
+The jobs of tests/mpi run with ``CASES_DEVICE=cuda``, on one vendor, and with the second half of the ranks on HIP over
+CUDA; two GPUs then serve four ranks, as one NVIDIA and one AMD device each.
 """
 
 import os
@@ -18,10 +18,10 @@ MPI = ROOT / "tests" / "mpi"
 API, STRATEGIES, EXPERTS = MPI / "torch_api.py", MPI / "torch_strategies.py", MPI / "torch_experts.py"
 STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
 
-#: Seconds that a job may take.
+#: Time limit of a job in seconds.
 LIMIT = float(os.environ.get("CASES_LIMIT", "280"))
 
-#: They abandon calls that a peer never makes, which a stream waits for until the device is reset.
+#: Cases that abandon calls which a peer never makes; a stream waits for these until the device is reset.
 _UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
 
 pytestmark = [
@@ -42,9 +42,9 @@ def cases(script):
 
 @pytest.fixture(params=[pytest.param("one vendor", marks=TWO), "two vendors"])
 def sides(request, hip_over_cuda):
-    """The environment of a job's ranks; in the second one the last half takes its GPUs through the HIP runtime."""
+    """Environments of the ranks; in the second one the second half of the ranks uses the HIP runtime."""
     env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
-    env["UCCH_TORCH_VENDOR"] = "n"  # it is our groups that are tested
+    env["UCCH_TORCH_VENDOR"] = "n"  # groups must be this backend's
     if request.param == "one vendor":
         return {**env, "CASES_ALONE": "1"}
     return {**env, "CASES_HIP": str(hip_over_cuda)}
@@ -52,14 +52,14 @@ def sides(request, hip_over_cuda):
 
 @pytest.mark.parametrize("script", [API, STRATEGIES, EXPERTS, STREAMS], ids=lambda path: path.stem)
 def test_cases(mpirun, sides, script):
-    room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL wants a GPU for each rank of a vendor
+    room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL needs a GPU for each rank of a vendor
     ranks = 4 if script is STRATEGIES and room >= 4 else 2
     wanted = [name for name in cases(script) if name not in _UNSUITED]
     job = mpirun(script, ranks, args=wanted, env=sides, timeout=LIMIT + 20)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
 
 
-#: Arguments and environment of a job whose ranks are one vendor's, and what serves its default group.
+#: Arguments and environment of a one-vendor job, and the backend of its default group.
 GROUPS = {
     "plain": (["capture"], {}, "ProcessGroupNCCL"),
     "bound": (["bound"], {}, "ProcessGroupNCCL"),
@@ -72,9 +72,10 @@ GROUPS = {
 @TWO
 @pytest.mark.parametrize(("words", "env", "backend"), GROUPS.values(), ids=GROUPS)
 def test_groups_of_one_vendor_are_nccls(mpirun, words, env, backend):
-    """With what scripts ask of NCCL: a bound device, its name, torch's own checks, streams of high priority, graphs."""
+    """Features that scripts use with NCCL: bound device, backend name, torch's checks, high-priority streams,
+    graphs."""
     script = ROOT / "tests" / "gpu" / "torch_nccl.py"
-    # torch reads some of the environment when it is imported, so none is forked.
+    # torch reads some variables when it is imported, so ranks are not forked.
     job = mpirun(script, 2, args=words, env={"PYTHONPATH": str(ROOT), **env}, timeout=150, cold=True)
     assert re.findall(r"^group (\w+)", job.stdout, re.M) == [backend] * 2
 
@@ -82,7 +83,7 @@ def test_groups_of_one_vendor_are_nccls(mpirun, words, env, backend):
 @TWO
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])
 def test_language_model(mpirun, tmp_path, way):
-    """examples/train_llm.py comes to the losses of NCCL."""
+    """examples/train_llm.py gets the same losses as with NCCL."""
     losses = {}
     for backend in ("ucch", "nccl"):
         path = tmp_path / backend
@@ -116,7 +117,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("choose", ["torch.cuda.set_device(local)", ""], ids=["chosen", "default"])
 @pytest.mark.parametrize("launcher", ["ucch-run", "mpirun", "torchrun"])
 def test_a_script_for_nccl_stays_as_it_is(mpirun, tmp_path, launcher, choose):
-    """Each rank works on the GPU of its LOCAL_RANK, whether the script chooses it or leaves it to torch."""
+    """Each rank uses the GPU of its LOCAL_RANK, whether the script selects it or torch does."""
     path = tmp_path / "plain.py"
     path.write_text(PLAIN.format(choose=choose))
     replace = {"UCCH_TORCH_REPLACE": "nccl", "PYTHONPATH": str(ROOT)}
@@ -132,4 +133,4 @@ def test_a_script_for_nccl_stays_as_it_is(mpirun, tmp_path, launcher, choose):
         env = {**os.environ, **replace}
         job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert job.returncode == 0 and job.stdout.count("fine") == 2, job.stdout + job.stderr
-    assert "torch's process group: cuda by nccl" in job.stderr  # its own, as both devices are one vendor's
+    assert "torch's process group: cuda by nccl" in job.stderr  # torch's own backend, as both devices are one vendor's

@@ -1,6 +1,6 @@
-"""A job of two ranks whose devices are one vendor's: their groups are torch's own, with what scripts ask of NCCL.
+"""A job of two ranks of one vendor: their groups are torch's own, with features that scripts use with NCCL.
 
-The argument ``bound`` gives the default group a device, ``nccl`` asks for it by NCCL's name.
+The argument ``bound`` binds a device to the default group, ``nccl`` names NCCL as its backend.
 """
 
 import os
@@ -53,7 +53,7 @@ def features():
 
 
 def capture():
-    """A captured all_reduce, replayed on new data each time, with a call outside of the graph between."""
+    """A captured all_reduce, replayed with new data, and with a call outside of the graph between replays."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
     dist.all_reduce(y)

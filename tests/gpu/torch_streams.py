@@ -1,4 +1,4 @@
-"""A job for test_torch_gpu.py: what calls on CUDA tensors have to do with streams and memory."""
+"""A job for test_torch_gpu.py: streams and memory of calls on CUDA tensors."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from torch_cases import case, main, same
 from torch_world import N, R
 
 ALL = N * (N - 1) // 2
-#: The ranks are of one vendor, and no stream has to be waited for by the host.
+#: True if the ranks are of one vendor, so that the host never waits for a stream.
 ALONE = os.environ.get("CASES_ALONE") == "1"
 LONG = 1 << 22
 
 
 def later():
-    """Keep the current stream busy for a good while: whoever does not wait for it reads too early."""
+    """Keep the current stream busy: code that does not wait for it reads too early."""
     torch.cuda._sleep(200_000_000)
 
 
@@ -30,7 +30,7 @@ def contexts():
 
 @case
 def threads_stay_on_their_device():
-    """Each context takes half a gigabyte of its device, and all ranks' threads begin at the first one."""
+    """A context takes half a gigabyte of its device, and new threads start on device 0."""
     before = contexts()
     future = dist.all_reduce(torch.full((LONG,), float(R)), async_op=True).get_future()
     assert bool((future.then(lambda f: f.value()[0] + 1).wait() == ALL + 1).all())
@@ -90,7 +90,7 @@ def averages_and_gaps_in_memory():
 
 @case
 def memory_may_be_dropped():
-    """Nobody keeps the tensors of calls that nobody waits for; what gets their memory next is not written to."""
+    """Tensors of calls that are never waited for may be dropped; memory that is reused is not written to."""
     for _ in range(20):
         later()
         for _ in range(3):
@@ -152,13 +152,13 @@ def a_graph_replays_a_call():
         graph.replay()
         same(x, torch.full((1000,), float(sum(r + turn for r in range(N)))))
         one = torch.full((5,), float(R * turn))
-        dist.all_reduce(one)  # between the replays, not of the graph
+        dist.all_reduce(one)  # between the replays, not in the graph
         same(one, torch.full((5,), float(sum(r * turn for r in range(N)))))
 
 
 @case
 def a_compiled_step_is_replayed():
-    """torch.compile makes a graph of it, calls included."""
+    """torch.compile makes a graph of it, including the calls."""
     import torch.distributed._functional_collectives as fc
     from torch._dynamo.utils import counters
 
@@ -196,7 +196,7 @@ def a_graph_replays_messages():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        dist.all_reduce(total)  # in a group of one vendor it makes what messages need
+        dist.all_reduce(total)  # in a one-vendor group it allocates what messages need
         exchange()
     for turn in range(4):
         for k, (sent, got) in enumerate(pairs):
@@ -205,7 +205,7 @@ def a_graph_replays_messages():
         graph.replay()
         for k, (_, got) in enumerate(pairs):
             same(got, torch.full_like(got, left + 10 * turn + k))
-        exchange()  # between the replays, not of the graph
+        exchange()  # between the replays, not in the graph
 
 
 if __name__ == "__main__":

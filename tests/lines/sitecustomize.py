@@ -1,4 +1,4 @@
-"""Every line that a rank prints goes out in one piece, so that lines of several ranks do not run into each other.
+"""Makes ranks print whole lines, so that lines of several ranks do not mix.
 
 The fixture `mpirun` puts this folder last in PYTHONPATH; the interpreter imports a module of this name by itself.
 """
@@ -7,4 +7,4 @@ import sys
 
 for stream in (sys.stdout, sys.stderr):
     if stream is not None:
-        stream.reconfigure(line_buffering=True, write_through=False)  # unbuffered, print() writes each word by itself
+        stream.reconfigure(line_buffering=True, write_through=False)  # unbuffered print() writes each word separately

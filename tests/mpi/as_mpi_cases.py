@@ -1,5 +1,5 @@
-"""Calls as programs on mpi4py make them, again and again: each case is run by MPI and three times by this package, and
-must come out the same."""
+"""Calls in the forms of programs on mpi4py. Each case is run once by MPI and three times by this package, with equal
+results."""
 
 import array
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def blank(n, dtype="d"):
 
 
 def run(comm, form, name, *args, fill=lambda: None):
-    """Make a call with what ``fill`` brings. Of MPI's the blocking form; a persistent one of this package's for the
-    second time, with something else before.
+    """Make a call on the data of ``fill``. MPI makes the blocking form. This package's second call is persistent, with
+    another call before it.
     """
     if not isinstance(comm, Communicator):
         form = "{}"
@@ -65,7 +65,7 @@ def empty(comm):
 
 
 def nothing_from_some(comm):
-    """Ranks with an empty bytearray among others."""
+    """Some ranks pass an empty bytearray."""
     rank, size = comm.Get_rank(), comm.Get_size()
     counts = [2 * (r % 2) for r in range(size)]
     send, out = bytearray(b"ab") if rank % 2 else bytearray(), bytearray(b"." * sum(counts))
@@ -76,7 +76,7 @@ def nothing_from_some(comm):
 
 
 def known_and_unknown_counts(comm):
-    """A blocking call whose counts are what rank 0 knew of those of a non-blocking one before."""
+    """A blocking call with the counts that rank 0 knew from an earlier non-blocking call."""
     rank, size = comm.Get_rank(), comm.Get_size()
     matrices = (
         [[2 + abs(r - s) for s in range(size)] for r in range(size)],
@@ -116,7 +116,7 @@ def compose(a, b, _):
 
 
 def own_operation(comm):
-    """One of the user's that does not commute."""
+    """A user-defined operation that does not commute."""
     op, results = MPI.Op.Create(compose, commute=False), []
     rank, mine = comm.Get_rank(), np.arange(1.0, 21.0) + comm.Get_rank()
     for form in FORMS:
@@ -137,7 +137,8 @@ def add(a, b, _):
 
 
 def own_operation_on_long_vectors(comm):
-    """One that commutes: a blocking call has each rank reduce a block; datatypes that go before the call has ended."""
+    """A commutative operation, of which each rank reduces a block in a blocking call; datatypes freed before the
+    end."""
     op, results, size = MPI.Op.Create(add, commute=True), [], comm.Get_size()
     counts = [1 + (r * 7) % 3 for r in range(size)]
     for form, n in product(FORMS, (16_384, 20_011)):
@@ -155,7 +156,7 @@ def own_operation_on_long_vectors(comm):
     if isinstance(comm, Communicator):
         pairs.Free()
     request.Wait()
-    # Numbers that are far apart, of entries that overlap, for which mpi4py takes no counts.
+    # Numbers far apart, in entries that overlap, for which mpi4py takes no counts.
     wide = MPI.INT64_T.Create_vector(2, 1, 100_000).Create_resized(0, 8).Commit()
     far, last = np.arange(100_000 + size) + comm.Get_rank(), np.full(100_001, -1)
     if isinstance(comm, Communicator):
@@ -166,14 +167,14 @@ def own_operation_on_long_vectors(comm):
 
 
 def _halves(a, b, _):
-    """Sums of the two numbers of each entry, which has a gap behind both."""
+    """Sum the two numbers of each entry, which has a gap behind both."""
     left, right = (np.frombuffer(each, "i8")[: len(each) // 32 * 4].reshape(-1, 4) for each in (a, b))
     right[:, ::2] += left[:, ::2]
 
 
 def with_gaps(comm):
-    """Vector types: taken out of, and put back between, what stays as it was; anew at each start. MPI has no sums of
-    such."""
+    """Vector types: elements are packed and unpacked at each start, and the gaps stay unchanged. MPI cannot reduce
+    them."""
     column = MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8).Commit()
     results = []
     for form in FORMS:
@@ -195,7 +196,7 @@ def with_gaps(comm):
 
 
 def redistributed(comm):
-    """Rows become columns by subarray types: blocks of more than numpy keeps when they are given back."""
+    """Rows become columns by subarray types, in blocks larger than those that numpy's allocator keeps."""
     p, me = comm.Get_size(), comm.Get_rank()
     rows, columns = 101, 40 * p + 1
     grid = np.arange(rows * columns, dtype="f4").reshape(rows, columns)
@@ -220,7 +221,7 @@ CALLS = (
 
 
 def case_as_mpi_does(comm):
-    """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
+    """Every case by MPI and by this package, as a first call and as a repetition."""
     for calls in CALLS:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]
         for turn in range(3):

@@ -1,4 +1,4 @@
-"""Mistakes in arguments, and calls that do not fit together: a clear exception each, then the job goes on."""
+"""Wrong arguments, and calls that do not match: a clear exception each, then the job goes on."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def goes_on(comm):
 
 
 def drawn(count):
-    """Half of so many cases, others in each run and each layout, and the same on all ranks."""
+    """A random half of ``count`` cases, different in each run and layout, and equal on all ranks."""
     dice = random.Random(
         f"{os.environ.get('TESTS_DRAW', time.time_ns())} {WORLD.size} {os.environ.get('UCCH_EMULATE')}"
     )
@@ -44,14 +44,14 @@ def drawn(count):
 
 
 def meet():
-    """Wait for all ranks: in MPI's Barrier one would take a core until others have come to a deadline."""
+    """Barrier that naps: in MPI's a rank would use a core until others reach a deadline."""
     there = WORLD.Ibarrier()
     while not there.Test():
         time.sleep(0.01)
 
 
 def unsupported():
-    """Arrays, and operations that no library does on their types."""
+    """Arrays that are not supported, and operations without a library for their types."""
     ops = {"f4": "BAND", "f8": "LXOR", "c8": "MAX", "c16": "LAND", "?": "AVG", "f2": "BOR"}
     for name in FOREIGN_TYPES[1:]:
         if name in NUMPY_TYPES:
@@ -61,7 +61,7 @@ def unsupported():
 
 
 def wrong_arguments(comm):
-    """(exception, what its message says, call); every rank can make these mistakes by itself."""
+    """(exception, regular expression of its message, call) of mistakes that a single rank can make."""
     p, me = comm.size, comm.rank
     a, b, many = np.ones(4), np.zeros(4), np.zeros(4 * p)
     fixed = np.zeros(4)
@@ -79,8 +79,8 @@ def wrong_arguments(comm):
         (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
         (TypeError, "foreign byte order", lambda: comm.Bcast(np.ones(2, FOREIGN))),
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
-        (TypeError, "needed here", lambda: comm.Allreduce(a, None)),
-        (TypeError, "needed here", lambda: comm.Bcast(MPI.IN_PLACE)),
+        (TypeError, "pass one here", lambda: comm.Allreduce(a, None)),
+        (TypeError, "pass one here", lambda: comm.Bcast(MPI.IN_PLACE)),
         (TypeError, f"recvbuf on rank {me}: a list of numbers is no memory: pass numpy.array",
          lambda: comm.Allreduce(a, [0.0] * 4)),
         (TypeError, f"buf on rank {me}: a tuple of numbers is no memory", lambda: comm.Isend((1, 2), 0)),
@@ -123,8 +123,8 @@ def wrong_arguments(comm):
 
 
 def arguments():
-    """All ranks make each mistake: nothing is sent, and the next call is right. Then one rank alone: that ends a
-    communicator of its own on all of them.
+    """First all ranks make each mistake: nothing is sent, and the next call succeeds. Then one rank does alone, which
+    ends a communicator on all of them.
     """
     last = WORLD.size - 1
     with Communicator(WORLD) as comm:
@@ -137,10 +137,10 @@ def arguments():
             error, text, call = wrong_arguments(alone)[number]
             if alone.rank == last:
                 made(alone, error, text, call)
-            if re.search("^(dest|tag|buf)", text):  # messages concern nobody else
+            if re.search("^(dest|tag|buf)", text):  # messages do not affect other ranks
                 goes_on(alone)
             else:
-                what = "(its part|call 1)" if alone.rank == last else "its part"  # and calls another one now
+                what = "(its part|call 1)" if alone.rank == last else "its part"  # and may make another call already
                 why = f"rank {last} refused {what}: (NotSupported|{error.__name__}).*make a new one"
                 with pytest.raises(CollectiveError if alone.rank == last else RefusedError, match=why):
                     alone.Barrier()
@@ -157,7 +157,7 @@ def made(comm, error, text, call):
 
 
 def disagreements(comm):
-    """(what the message says, call): rank 1 calls something else than the others."""
+    """(regular expression of the message, call): rank 1 makes another call than the other ranks."""
     odd = comm.rank == 1
     a, b, big = np.ones(8), np.zeros(8), np.zeros(300_000)
     p = comm.size
@@ -203,12 +203,12 @@ CALLED = r"rank \d: allreduce float64\[[45]\] SUM \(call 1\b.* rank \d called al
 OWN = "called (Dup|Split|bcast of|gather of|allreduce|reduce|scan)"
 PAIRED = (MPI.MAXLOC, MPI.MINLOC)
 
-#: Numbers of the rooted ones among them.
+#: Indices of the rooted calls among them.
 LOOSE = (4, 5, 14, 20)
 
 
 def uneven_disagreements(comm):
-    """As above, where the ranks compare counts before anything is sent: the communicator stays usable."""
+    """Likewise, but the ranks compare counts before anything is sent, so the communicator stays usable."""
     odd, p, me = comm.rank == 1, comm.size, comm.rank
     mine, out = np.ones(3 + odd), np.zeros(3 * p)
     table = [3] * p
@@ -226,7 +226,7 @@ def uneven_disagreements(comm):
 
 
 def in_flight(comm):
-    """A non-blocking call of uneven blocks cannot ask first: it says so at its end, and never gives wrong data."""
+    """A non-blocking call of uneven blocks cannot compare first: it raises at its end, and never returns wrong data."""
     odd, p, me = comm.rank == 1, comm.size, comm.rank
     request = comm.Igatherv(np.ones(3 - odd), [np.zeros(3 * p), [3] * p] if me == 0 else None)
     if me in (0, 1):
@@ -243,9 +243,9 @@ def in_flight(comm):
 
 
 def too_long(late):
-    """A block that is longer than its receiver expects, in a call that cannot ask first: its receiver says so.
+    """A block longer than its receiver expects, in a call that cannot compare first: the receiver raises.
 
-    ``late``: the block is there before its receiver calls, which then has sent nothing to anyone when it fails.
+    ``late``: the block arrives before its receiver makes the call, which then fails before it has sent anything.
     """
     comm = Communicator(WORLD)
     p, me = comm.size, comm.rank
@@ -265,18 +265,17 @@ def too_long(late):
             WORLD.Barrier()
         try:
             request.Wait()
-        except CollectiveError as error:  # rank 1 has given the communicator up
+        except CollectiveError as error:  # rank 1 has revoked the communicator
             assert re.search("rank [0-9] has given up, as call [0-9] has failed there", str(error)), error
         else:
             assert (out == 1).all()
-    comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
+    comm.Free()  # ranks whose communicator is usable must not wait for the others in Free
 
 
 def mismatches(long_blocks=True):
-    """Every rank that takes part learns of it, quickly; a new communicator works at once.
+    """Every rank that takes part raises soon; a new communicator works at once.
 
-    ``long_blocks``: those of `too_long`, too: that their call has failed ranks of other hosts take for certain after
-    seconds, as those of `given_up`.
+    ``long_blocks``: also `too_long`, which ranks of other hosts notice only after seconds, as with `given_up`.
     """
     with Communicator(WORLD) as comm:
         count = len(disagreements(comm))
@@ -297,7 +296,8 @@ def mismatches(long_blocks=True):
             noticed = 1
             assert re.search(text, str(error)) and f"rank {comm.rank}" in str(error)
         else:
-            # A rank of a rooted call may be done, with the right data, before the odd one arrives. It learns of it now,
+            # A rank of a rooted call may succeed before the wrong call arrives. It raises now, or soon if that comes
+            # from another host.
             # or a moment later where that is on another host.
             assert index in LOOSE, f"case {index} passed on rank {comm.rank}"
             with pytest.raises(CollectiveError) as caught:
@@ -319,8 +319,8 @@ def mismatches(long_blocks=True):
 
 
 def given_up():
-    """Rank 1 fails alone in a call that the last rank never comes to: those that wait in it learn who has given it up,
-    although that rank has freed the communicator and goes on."""
+    """Rank 1 fails alone in a call that the last rank never makes: waiting ranks name rank 1, although it has freed the
+    communicator and goes on."""
     comm = Communicator(WORLD)
     last, me = comm.size - 1, comm.rank
     request = comm.Iallreduce(np.ones(1 << 15), np.zeros(1 << 15)) if me != last else None
@@ -349,7 +349,7 @@ def given_up():
 
 
 def absent():
-    """A rank that does not call: the others learn who it is when the deadline passes."""
+    """A rank does not make a call: the others name it when the deadline passes."""
     comm = Communicator(WORLD)
     last = comm.size - 1
     request = comm.Iallreduce(np.ones(4), np.zeros(4)) if comm.rank != last else None
@@ -359,15 +359,15 @@ def absent():
         request._timeout = 1.0
         try:
             request.Wait()
-        except CollectiveError as error:  # of a rank that comes to this late perhaps that another one has given up
+        except CollectiveError as error:  # a rank that is late may instead learn that another one has given up
             ends.append(error)
         assert ends
-    meet()  # the broken communicator is left to the end of the job
+    meet()  # the failed communicator is kept to the end of the job
     late = [isinstance(error, CollectiveTimeout) and str(error) for error in ends]
     told = [text for each in WORLD.allgather(late) for text in each if text]
     assert told and all(f"rank(s) [{last}] have not called it" in text for text in told), told
     with Communicator(WORLD) as another:
-        # libucp may have dropped a connection in silence: what comes after a deadline has connections of its own.
+        # libucp may have dropped a connection silently: communicators after a deadline make new ones.
         assert another._runner.members.job is not comm._runner.members.job
         goes_on(another)
     if WORLD.rank == 0:
@@ -375,7 +375,7 @@ def absent():
 
 
 def in_no_other_call():
-    """A rank that does not call is not said to be in a call of another communicator that has failed there."""
+    """A rank that does not make a call is not reported to be in a call of another communicator that failed there."""
     one, other = Communicator(WORLD), Communicator(WORLD)
     for comm, alone in ((other, 1), (one, 0)):
         if WORLD.rank == alone:
@@ -385,15 +385,15 @@ def in_no_other_call():
 
 
 def order(both=False):
-    """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
+    """Rank 0 uses two communicators in another order than the rest: errors name the other communicator's call.
 
-    ``both``: rank 0 waits longer, and then the rest do, so that they are in their calls when the others' time is over.
+    ``both``: once rank 0 waits longer, once the others do, so that each side is in its call when the other times out.
     """
     numbers, me = set(), WORLD.rank
     for patient in ("0", "[1-9]") if both else ("",):
         os.environ["UCCH_TIMEOUT"] = "4" if re.fullmatch(patient, str(me)) else "2"
         comms, said = [Communicator(WORLD) for _ in range(2)], ""
-        WORLD.Barrier()  # no rank's time begins before all are there
+        WORLD.Barrier()  # start all timeouts together
         for comm in comms if me else comms[::-1]:
             try:
                 comm.Allreduce(np.ones(4), np.zeros(4))

@@ -1,4 +1,4 @@
-"""The thin bindings by themselves, without our planner."""
+"""The thin bindings, without the planner."""
 
 import gc
 import weakref
@@ -14,7 +14,7 @@ from ucc_hetero.types import DTYPES
 
 
 def calls():
-    """What the page's example does not: displacements, a dropped request, teams of some ranks, errors."""
+    """What the page's example lacks: displacements, a dropped request, teams of some ranks, errors."""
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
     f32 = DTYPES["float32"]
@@ -37,7 +37,7 @@ def calls():
                 ended(request)
             due = np.concatenate([[*[r] * n, -1] for r, n in enumerate(counts)])[:-1]
             assert (gathered == due).all(), "also between the blocks"
-            # What is dropped before its end goes on, and its memory stays.
+            # A request that is dropped goes on, and its memory is kept.
             data = np.ones(4, np.float32)
             alive = weakref.ref(data)
             if rank == 0:
@@ -54,7 +54,7 @@ def calls():
             done = world.Ibarrier()
             while not done.Test():
                 context.progress()
-        if rank != 1:  # in any order of ranks, from any subset
+        if rank != 1:  # any order of ranks, any subset
             others = [r for r in reversed(range(size)) if r != 1]
             with context.team(others) as team:
                 assert team.rank == others.index(rank)
@@ -72,13 +72,13 @@ def number_of_teams():
     world, kept = MPI.COMM_WORLD, []
     with ucc.Lib("UCC") as library:
         context = library.context(MPIExchange(world.Dup()), {"TEAM_IDS_POOL_SIZE": "1"})
-        with pytest.raises(LibraryError, match="NO_RESOURCE"):  # of 64 numbers libucc has the first for itself
+        with pytest.raises(LibraryError, match="NO_RESOURCE"):  # of 64 numbers libucc reserves the first
             while len(kept) < 65:
                 kept.append(context.team(range(world.size)))
         assert len(kept) > 60
         while kept:
             kept.pop().close()
-        context.team(range(world.size)).close()  # they are free again
+        context.team(range(world.size)).close()  # numbers are free again
         context.close()
 
 
@@ -99,7 +99,7 @@ def messages():
             outgoing = worker.send(peer, data, tag=5)
             incoming.wait(), outgoing.wait()
             assert (into == want).all() and incoming.info == (5, n)
-        # Matching by the bits of a mask, and what probe sees.
+        # Matching by the bits of a mask, and probe.
         high = 1 << 50 | 0xA1  # all 64 bits are the user's
         sent = worker.send(peer, np.arange(10), tag=high)
         while (seen := worker.probe(0xA0, mask=0xF0)) is None:

@@ -19,7 +19,7 @@ ADD = MPI.Op.Create(_add, commute=True)
 
 
 def seen(memory):
-    """The contents of an array, where the test can look at them."""
+    """The contents of an array that the test may read."""
     found = getattr(memory, "peek", memory)
     return found
 

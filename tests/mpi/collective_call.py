@@ -1,4 +1,4 @@
-"""One collective call of a test: its buffers with guard bands, its arguments, and what must come out by numpy."""
+"""One collective call of a test: buffers with guard bands, arguments, and the expected result by numpy."""
 
 import os
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from mpi4py import MPI
 from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
-#: Cases whose seeds differ by a multiple of it have the same gaps between blocks.
+#: Cases whose seeds differ by a multiple of this have the same gaps between blocks.
 GAPS = 1000
-#: Memory of a device, of so many elements of a type, where ranks have one.
+#: (elements, dtype) -> device memory; None if ranks have host memory only.
 device_memory = None
 if "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array as device_memory
@@ -26,7 +26,7 @@ RECEIVES_BLOCKS = ("gather", "gatherv", "allgather", "allgatherv", "alltoall", "
 
 @dataclass(frozen=True)
 class Case:
-    """One call as all ranks agree on it. ``counts``: the table of ``collectives.Call``."""
+    """One call as all ranks know it. ``counts``: the table of ``collectives.Call``."""
 
     name: str
     dtype: str
@@ -41,7 +41,7 @@ class Case:
 
 
 class Guarded:
-    """Poisoned elements between guard bands of random bytes, in host memory or on a device (fakegpu/, gpu/)."""
+    """Poisoned elements between guard bands of random bytes, in host or device memory (fakegpu/, gpu/)."""
 
     def __init__(self, rng, dtype, count):
         nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
@@ -62,7 +62,7 @@ class Guarded:
         return ndarray(self.memory, GUARD, self.view.size, self.dtype)
 
     def poison(self):
-        """New random bytes everywhere, to be filled and then remembered by ``remember``."""
+        """Fill everything with random bytes; ``remember`` stores the contents later."""
         self.whole = getattr(self.memory, "peek", self.memory)
         self.whole[:] = np.frombuffer(self.rng.bytes(self.whole.size), np.uint8)
 
@@ -73,18 +73,18 @@ class Guarded:
         getattr(self.memory, "pull", bool)()
 
     def late(self, stream):
-        """Have the contents come when the stream gets there, and garbage until then."""
+        """Let the contents arrive when the stream gets there; until then the memory has garbage."""
         self.source = device_memory(self.whole.size, np.uint8).set(self.whole)
         self.whole[:] = 0x55
         getattr(self.memory, "delay", bool)(stream)
         self.memory.runtime.copy(self.memory.block.handle, self.source.block.handle, self.whole.size, stream.handle)
 
     def seen(self, stream):
-        """Look at the contents as the stream sees them from now on."""
+        """Read the contents in the stream from now on."""
         self.whole = self.memory.copied(stream)
 
     def expected(self):
-        """The elements as they were before the call, to be overwritten with what is due."""
+        """A copy of the contents before the call, into which the caller writes the expected values."""
         return self.before[GUARD : len(self.before) - GUARD].copy().view(self.view.dtype)
 
     def bands_intact(self):
@@ -93,7 +93,7 @@ class Guarded:
 
 
 class Call:
-    """This rank's part of a case: its buffers, its arguments, and the judgement of what came out."""
+    """This rank's part of a case: buffers, arguments, and the check of the result."""
 
     def __init__(self, case, comm):
         self.case, self.comm, self.rank, self.size = case, comm, comm.rank, comm.size
@@ -102,10 +102,9 @@ class Call:
         self.turn = 0
         self.at_root = case.root in (-1, self.rank)
         sends, receives = self._lengths(self.rank)
-        #: Where the blocks lie in the buffers: the same on both sides of a call in place.
+        #: Offsets of the blocks in the buffers; equal for send and receive in place.
         self.send_at, self.recv_at = self._places(sends), self._places(receives)
         self.send = self.recv = None
-        self.own_in_recv = -1
         p = self.case.in_place
         if case.name == "bcast":
             self.recv = self._buffer(self.recv_at)
@@ -122,7 +121,7 @@ class Call:
             self.recv = self._buffer(self.recv_at)
 
     def _lengths(self, me):
-        """Elements of each block that a rank sends and receives (one block: a whole vector)."""
+        """Elements of each block that a rank sends and receives; one block for a whole vector."""
         case, p = self.case, self.size
         counts = case.counts
         if case.name in VECTOR:
@@ -137,10 +136,10 @@ class Call:
         return [each[me]], each
 
     def _places(self, lengths):
-        """Blocks one after the other, or with gaps and out of order."""
+        """Offsets of blocks: contiguous, or with gaps and out of order."""
         if not self.case.gaps or len(lengths) == 1:
             return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
-        rng = np.random.default_rng([self.case.seed % GAPS, 77])  # in place all ranks see the same displacements
+        rng = np.random.default_rng([self.case.seed % GAPS, 77])  # in place all ranks need the same displacements
         at, places = 0, {}
         for block in rng.permutation(len(lengths)):
             at += int(rng.integers(0, 9))
@@ -182,7 +181,7 @@ class Call:
         return [buffer for buffer in (self.send, self.recv) if buffer is not None]
 
     def args(self):
-        """The arguments in mpi4py's order; roots are what Python takes for an index."""
+        """The arguments in mpi4py's order; roots may be any index type."""
         case = self.case
         root = {"count": np.int16, "both": np.array}.get(case.spec, int)(case.root)
         in_place = MPI.IN_PLACE
@@ -205,7 +204,7 @@ class Call:
         return [*out, root] if case.root >= 0 else out
 
     def _spec(self, buffer, places, *, many):
-        """One of mpi4py's ways to say the same."""
+        """A random one of mpi4py's forms for this buffer."""
         case, view = self.case, buffer.argument
         dtype = case.dtype
         if case.name in WITH_DISPLACEMENTS and len(places) == self.size and many:
@@ -216,12 +215,12 @@ class Call:
         size = buffer.view.size
         count = size // self.size if many or (case.in_place and case.name == "reduce_scatter_block") else size
         forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
-        if case.spec == "at" and not (many or device_memory):  # in memory that begins before
+        if case.spec == "at" and not (many or device_memory):  # in memory that begins before the data
             forms["at"] = [buffer.whole.view(self.dtype), (count, GUARD // self.dtype.itemsize), dtype]
         return forms.get(case.spec, view)
 
     def verify(self):
-        """Faults of the buffers now, or nothing. Every rank knows what the others have brought."""
+        """Describe errors in the buffers; empty if there are none. Every rank knows the inputs of the others."""
         for buffer in self.buffers():
             buffer.get()
         for name, buffer in (("sendbuf", self.send), ("recvbuf", self.recv)):
@@ -249,13 +248,13 @@ class Call:
         rest = np.ones(got.size, bool)
         for at, n in places:
             rest[at : at + n] = False
-        # On GPUs what is left of an in-place reduce_scatter's buffer is scratch.
+        # On GPUs the rest of an in-place reduce_scatter's buffer is scratch.
         if not (sharing and "CASES_HIP" in os.environ) and got[rest].tobytes() != before[rest].tobytes():
             return "recvbuf was changed between its blocks"
         return ""
 
     def _due(self, inputs):
-        """The dense contents of recvbuf that are due, and their tolerance."""
+        """(expected dense contents of recvbuf, tolerance)."""
         case, me, p = self.case, self.rank, self.size
         name = case.name
         if name == "bcast":

@@ -4,12 +4,12 @@
     mpirun -np 4 python collective_cases.py SEED --table 3/8 [--verbose]
     FAKEGPU_LAYOUT=nvidia:2,amd:2 … mpirun -np 4 python collective_cases.py (tests/fakegpu)
 
-Every output is poisoned and has guard bands; what a call must not write must keep its bits. All ranks draw the same
-cases from the same seed, and know each other's data. Each case is made again in other memory, with other lengths on a
-rank among them. ``--table`` goes through every collective, datatype, operation, calling
-form and algorithm, whole and in fragments, in place and not: the third of eight parts of that table here. On devices
-calls are made in streams, too, in which inputs come late, and the ranks make theirs in different forms. Ends with
-status 1 at the first wrong case, which it describes.
+Outputs are poisoned and have guard bands; bytes that a call must not write must not change. All ranks draw the same
+cases from the seed, and know each other's data. Each case is repeated in other memory, one time with another length on
+a rank. ``--table 3/8`` goes through every collective, datatype, operation, calling form and algorithm, whole and in
+fragments, in place and not, and runs the third of eight parts of that table. On devices calls are made in streams too,
+in which inputs arrive late, and ranks use different forms. The first wrong case is described, and ends the job with
+status 1.
 """
 
 import os
@@ -32,15 +32,16 @@ from ucc_hetero import Communicator, PersistentRequest, Request, device
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 
-#: Elements (of a vector, or of a rank's block), and more of them where a job asks for that.
+#: Elements (of a vector, or of a rank's block); a job may ask for larger ones.
 COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000, *map(int, os.environ.get("MORE_COUNTS", "").split()))
-#: Bytes that the arrival board carries at most.
+#: Maximum bytes that the arrival board carries.
 PARCEL = 496
-#: How far apart the seeds of cases are that look alike: they have one form on each rank, and the same gaps.
+#: Distance of the seeds of similar cases: they have the same form on each rank, and the same gaps.
 AGAIN = collective_call.GAPS
 METHODS = {name: name.capitalize() for name in ROWS if name != "barrier"}
 FORMS = ("blocking", "request", "persistent")
-#: Of calls on devices: by each rank another. Where a rank does not know all counts, all ask for them, or none does.
+#: Forms of calls on devices, a random one per rank. If a rank does not know all counts, all ranks exchange them or
+#: none.
 IN_STREAMS = ("blocking", "queued", "request", "in stream", "persistent")
 ASKING = {"blocking": ("blocking", "in stream"), "request": ("request",), "persistent": ("persistent",)}
 UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
@@ -86,7 +87,7 @@ def fill_in(rng, size, seed, kind):
 
 
 def start(comm, call, stream=None):
-    """Begin a call in its form; None for a blocking one, which is over."""
+    """Start a call in its form; None for a blocking call, which is complete."""
     method, form = METHODS[call.case.name], call.case.form
     more = {}
     if form in ("queued", "in stream"):
@@ -103,14 +104,14 @@ def start(comm, call, stream=None):
 
 
 def repeated(case):
-    """A case, and calls that look like it: in other memory, with another length on the last rank, and as before."""
+    """A case and similar calls: in other memory, with another length on the last rank, and the first again."""
     longer = (*case.counts[:-1], case.counts[-1] + 1)
     for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
         yield replace(case, seed=case.seed + AGAIN * turn, counts=counts)
 
 
 class Tester:
-    """Runs cases on one communicator and stops the job at the first that goes wrong."""
+    """Runs cases on a communicator, and stops the job at the first failure."""
 
     def __init__(self, comm, where, stream=None):
         self.comm, self.mpi, self.where, self.stream = comm, MPI.COMM_WORLD, where, stream
@@ -155,7 +156,7 @@ class Tester:
                 self.fail(case, "the same call gave other bits when repeated")
 
     def together(self, cases):
-        """Several in flight at once, waited for in another order."""
+        """Start several calls, and wait for them in another order."""
         self.say(*cases)
         forms = ["request" if case.form == "blocking" else case.form for case in cases]
         calls = [Call(replace(case, form=form), self.comm) for case, form in zip(cases, forms, strict=True)]
@@ -176,7 +177,7 @@ class Tester:
             request.Free()
 
     def say(self, *cases):
-        """With --verbose every case is shown before it runs: the last one of a job that crashed is the culprit."""
+        """With --verbose print each case before it runs, so that the last one of a crashed job is known."""
         if self.verbose:
             for case in cases:
                 print(f"rank {self.comm.rank}: {case}", file=sys.stderr, flush=True)
@@ -196,7 +197,7 @@ class Tester:
 
 
 def tunes():
-    """(k, UCCH_TUNE text): the k-th algorithm of every collective, whole and in fragments; none at first."""
+    """(k, UCCH_TUNE): the k-th algorithm of every collective, whole and in fragments; first without rules."""
     every = {name: algorithms.names(name) for name in ROWS}
     texts = [
         (k, "#".join(f"{name}:@{found[k % len(found)]}:fragments={pieces}" for name, found in every.items()))
@@ -207,7 +208,7 @@ def tunes():
 
 
 def some(seed, count, every_algorithm, names, types):
-    """Random cases under random rules, or under all: (UCCH_TUNE, cases that are run together)."""
+    """(UCCH_TUNE, cases to run together): random cases under random rules, or under all rules."""
     size = MPI.COMM_WORLD.size
     rng = np.random.default_rng(seed)
     texts = [text for _, text in tunes()]
@@ -218,7 +219,7 @@ def some(seed, count, every_algorithm, names, types):
 
 
 def part(seed, shard):
-    """One part of the whole table; parts together have every kind of call under every algorithm that it has."""
+    """One part of the whole table. All parts together have every kind of call under each of its algorithms."""
     this, parts = map(int, shard.split("/"))
     size, names = MPI.COMM_WORLD.size, tuple(METHODS)
     index = 0
@@ -230,7 +231,7 @@ def part(seed, shard):
 
 
 def on_devices():
-    """Random cases under the job's own rules, and whether their calls were queued in streams whole."""
+    """Random cases with the job's own rules, and whether their calls were queued in streams."""
     import arrays
 
     gpu, world = arrays.runtime() if device.available() else None, MPI.COMM_WORLD
@@ -245,7 +246,7 @@ def on_devices():
         for index in range(int(os.environ.get("CASES", "20"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
             tester.stream = streams[index % 2]
-            if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
+            if case.dtype not in FOREIGN:  # the array interfaces lack names for these types
                 for each in repeated(case):
                     tester.one(each)
         comm.Barrier()
@@ -283,7 +284,7 @@ def main(seed, *words):
 
 
 def placed(places, seed, cases):
-    """Random cases of ranks that stand where ``places`` say."""
+    """Random cases of ranks with the placement ``places``."""
     os.environ["UCCH_GROUP"] = places[MPI.COMM_WORLD.rank]
     main(seed, cases)
 

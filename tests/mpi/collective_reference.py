@@ -1,4 +1,4 @@
-"""Results that reductions must give, by numpy alone, and how far a floating-point result may lie from it."""
+"""Expected results of reductions, by numpy alone, and bounds of floating-point errors."""
 
 import os
 
@@ -26,7 +26,7 @@ FLOATS = tuple(name for name in ("float16", "bfloat16", "float32", "float64") if
 COMPLEX = ("complex64", "complex128")
 BITS = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
-#: Datatype -> operations, written down here a second time on purpose: the package's own table is what is tested.
+#: Datatype -> operations. Deliberately not taken from the package's table, which is what is tested.
 OPS_OF = (
     dict.fromkeys(INTEGERS, ("SUM", "PROD", "MAX", "MIN", "AVG", *BITS))
     | dict.fromkeys(FLOATS, ("SUM", "PROD", "MAX", "MIN", "AVG"))
@@ -39,7 +39,7 @@ EPSILON = {
     "float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52,
     "complex64": 2.0**-23, "complex128": 2.0**-52,
 }  # fmt: skip
-#: Smallest subnormal: below it nothing can be told apart.
+#: Smallest subnormal, the smallest possible difference.
 TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 _UFUNCS = {
@@ -51,14 +51,14 @@ _BOOLEAN = {"SUM": "LOR", "PROD": "LAND", "MAX": "LOR", "MIN": "LAND"}
 
 
 def operands(rng, name, count, op):
-    """Random elements: any bits at all where they are only moved, numbers that reduce well otherwise."""
+    """Random elements: any bits if they are only moved, otherwise numbers that can be reduced."""
     dtype = NUMPY_TYPES[name]
     if name == "bool":
         return rng.integers(0, 2, count).astype(bool)
     if op is None:
         return np.frombuffer(rng.bytes(count * dtype.itemsize), dtype).copy()
     if name in INTEGERS:
-        few = op in (*BITS, "AVG")  # zeros for the logical ones; sums that AVG can divide without having overflowed
+        few = op in (*BITS, "AVG")  # zeros for logical operations; sums that AVG can divide without an overflow
         info = np.iinfo(dtype)
         low, high = (0 if info.min == 0 else -3, 4) if few else (info.min, info.max)
         return rng.integers(low, high, count, dtype=dtype)
@@ -72,7 +72,7 @@ def operands(rng, name, count, op):
 
 def reduced(op, name, values, ranks):
     """The reduction of ``values``, and the bound of its error (None: must be equal). AVG divides by ``ranks``."""
-    if len(values) == 1:  # as in MPI, nothing is applied: LAND of a single 3 is 3
+    if len(values) == 1:  # as in MPI the operation is not applied to one operand: LAND of a single 3 is 3
         return values[0], None
     if name == "bool":
         return _UFUNCS[_BOOLEAN.get(op, op)].reduce(values).astype(bool), None
@@ -93,7 +93,7 @@ def reduced(op, name, values, ranks):
         total = np.add.reduce(wide) / (ranks if op == "AVG" else 1)
         sizes = sizes / (ranks if op == "AVG" else 1)
     steps = len(values) + (op == "AVG")
-    # In float32, rounded once; by real devices and their libraries at each step.
+    # In float32, rounded once; real devices and their libraries round at each step.
     if name in ("float16", "bfloat16") and "CASES_HIP" not in os.environ:
         bound = steps * EPSILON["float32"] * sizes + EPSILON[name] * np.abs(total)
     else:

@@ -1,4 +1,4 @@
-"""Communicators; cases for three ranks and more, each collective over all of them."""
+"""Communicators. Cases for three or more ranks, each collective over all of them."""
 
 import itertools
 import os
@@ -57,7 +57,7 @@ def order(comm):
 
 
 def ways(dice, size):
-    """Ways to make a communicator from one of so many ranks, of ours or of MPI's."""
+    """Ways to make a communicator from one of this size, of this package's or of MPI's."""
     colours = [dice.choice([0, 0, 1, MPI.UNDEFINED]) for _ in range(size)]
     keys, some = [dice.randrange(-3, 3) for _ in range(size)], dice.sample(range(size), dice.randint(1, size))
     periods = [dice.random() < 0.5 for _ in range(2)]
@@ -81,7 +81,7 @@ def ways(dice, size):
 
 
 def children(comm, dice, names):
-    """Communicators made in some ways; their ranks are those of what MPI makes so, in the same order."""
+    """Communicators made in some ways; their ranks and order are those of the same calls of MPI."""
     for number, name in enumerate(names):
         make = ways(dice, comm.size)[name]
         theirs = make(comm.mpi)
@@ -117,7 +117,7 @@ def on_a_grid(made, theirs):
 
 
 def case_random(comm):
-    """Communicators of communicators, made in every way, used at once in an order of each rank's own."""
+    """Communicators made from communicators in every way, used at once, by each rank in another order."""
     whole = comm.topology.island_of
 
     def grow(parent, names, depth):
@@ -151,10 +151,10 @@ def case_random(comm):
 
 
 def case_few_rounds(comm):
-    """Ranks that know each other meet beside a call of theirs for a file of several arrival boards, and make no team
-    before a call needs one."""
+    """Ranks that know each other need one call beside MPI's to make a communicator with a page for the arrival board,
+    and make a team only when a call needs one."""
     comm.Barrier()
-    comm._runner.members.job.drop_spare(comm._runner.timeout)  # of earlier cases
+    comm._runner.members.job.drop_spare(comm._runner.timeout)  # teams of earlier cases
     if not comm.topology.flat:
         return
     with (
@@ -174,7 +174,7 @@ def case_few_rounds(comm):
 
 
 def case_calls_of_the_last_one(comm):
-    """A duplicate's first calls, which an earlier one has made: nothing is prepared again; right, shown, compared."""
+    """A duplicate's first calls, which an earlier communicator has made, need no preparation; results are correct."""
     dice, shown = np.random.default_rng(), set()
     alike = random.Random(comm.bcast(random.random()))
     n = alike.randrange(2, 60)
@@ -205,7 +205,7 @@ def case_calls_of_the_last_one(comm):
     comm._runner.members.job.drop_spare(comm._runner.timeout)
     with mock.patch.object(board, "_anonymous", lambda _: -1):
         board.take_back()
-        with comm.Dup() as made:  # without a page that the ranks share
+        with comm.Dup() as made:  # without a shared page
             total[:] = np.nan
             made.Allreduce(mine, total)
             assert not made._runner.board.shared
@@ -237,7 +237,7 @@ def case_without_a_call(comm):
             comm.Barrier()
             made.Free()
             assert not made
-        for _ in range(2 * PAGES):  # of all ranks, some of them, and none, by turns
+        for _ in range(2 * PAGES):  # of all ranks, some, or none in turn
             made = comm.Dup()
             if comm.rank < 2:
                 made.Sendrecv(np.array([comm.rank]), 1 - comm.rank, 1, into := np.zeros(1, int), 1 - comm.rank, 1)
@@ -254,7 +254,7 @@ def case_without_a_call(comm):
 
 
 def case_colors_that_one_rank_mistakes(comm):
-    """The others learn of it at once: MPI would let them wait for ever."""
+    """The others get an error at once, where MPI would let them wait for ever."""
     for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
         other, mine = comm.Dup(), comm.rank == comm.size - 1
         kind = ValueError if mine else RefusedError
@@ -263,7 +263,7 @@ def case_colors_that_one_rank_mistakes(comm):
 
 
 def case_settings_of_the_parent(comm):
-    """What one rank has changed since makes no rank choose otherwise."""
+    """A setting that one rank has changed since does not make it choose another algorithm."""
     rule = {"UCCH_TUNE": "allreduce:@ring", "UCCH_STAGING": "staged"} if comm.rank == 0 else {}
     with mock.patch.dict(os.environ, rule), comm.Dup() as same:
         check(same, everyone(comm))
@@ -273,7 +273,7 @@ def case_settings_of_the_parent(comm):
 
 
 def case_parents(comm):
-    """What is no intracommunicator is refused; one of ours is a parent, too."""
+    """Intercommunicators and the like raise; a communicator of this package may be the parent too."""
     world = MPI.COMM_WORLD
     with Communicator(MPI.COMM_SELF) as alone, Communicator(comm) as same:
         check(alone, [world.rank])
@@ -331,11 +331,11 @@ def case_objects(comm):
     assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
     assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
     assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)
-    assert comm.scatter([str(r) for r in range(p)] if me == 0 else me, root=0) == str(me)  # the root's alone counts
+    assert comm.scatter([str(r) for r in range(p)] if me == 0 else me, root=0) == str(me)  # the root's counts
     assert comm.alltoall([(me, r) for r in range(p)]) == [(r, me) for r in range(p)]
     assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
     assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)
-    assert comm.allreduce(me, SUM) == comm.allreduce(me, op="sum") == sum(range(p))  # operations of ours, too
+    assert comm.allreduce(me, SUM) == comm.allreduce(me, op="sum") == sum(range(p))  # also this package's operations
     for_arrays = f"allreduce on rank {me}: op AVG is for arrays: Allreduce"
     refused(ValueError, lambda: comm.allreduce(me, op="avg"), for_arrays)
     refused(ValueError, lambda: comm.scan(me, "product"), "did you mean PROD?")
@@ -383,7 +383,7 @@ def case_after_free(comm):
 
 
 def case_unreceived_messages(comm):
-    """Messages that nobody received end with their communicator, and reach no later one."""
+    """Messages that were never received end with their communicator, and reach no later one."""
     for _ in range(3):
         other = comm.Dup()
         other.Send(np.ones(10), other.rank, 1)
@@ -397,7 +397,7 @@ def case_unreceived_messages(comm):
 
 
 def case_a_number_that_comes_again(comm):
-    """What came for its last communicator is thrown away before any rank can send for the new one."""
+    """Messages for a number's previous communicator are discarded before any rank can send for the new one."""
     notes = []
 
     def noted(of, name):
@@ -421,7 +421,7 @@ def case_a_number_that_comes_again(comm):
 
 
 def threads_with_communicators(comm):
-    """Threads create, use and free communicators of their own at the same time, in calls of all kinds and messages."""
+    """Threads make, use and free communicators of their own at the same time, with all kinds of calls and messages."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     parents = [comm.mpi.Dup() for _ in range(3)]
@@ -429,7 +429,7 @@ def threads_with_communicators(comm):
     usual, seed = sys.getswitchinterval(), comm.bcast(random.getrandbits(30))
 
     def work(parent, number):
-        rng = np.random.default_rng([seed, number])  # alike on all ranks
+        rng = np.random.default_rng([seed, number])  # equal on all ranks
         try:
             for _ in range(3):
                 with Communicator(parent) as mine:
@@ -457,7 +457,7 @@ def threads_with_communicators(comm):
 
 
 def case_groups_beside_duplicates(comm):
-    """A thread makes communicators of some ranks while another one duplicates: Open MPI alone may hang there."""
+    """A thread makes communicators of some ranks while another one duplicates: MPI alone may hang there."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     dice, whole = random.Random(comm.bcast(random.random())), everyone(comm)
@@ -494,7 +494,7 @@ def case_groups_beside_duplicates(comm):
 
 
 def case_threads_that_free_late(comm):
-    """Threads make, use and free them, while those of some ranks have not come to the end of Free and others go on."""
+    """Threads free communicators while ranks of others have not reached Free, and others go on."""
     close = Teams.close
 
     def late(teams, *args, **more):

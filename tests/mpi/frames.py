@@ -1,4 +1,4 @@
-"""Which of the package's Python functions a call runs, and of which files they are."""
+"""Which of the package's Python functions, in which files, run in a call."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ PACKAGE = str(Path(ucc_hetero.__file__).parent)
 def frames_of(call):
     """Names of the package's Python functions that run in a call.
 
-    But for those while it waits for other ranks, and those that end what earlier callers have dropped.
+    Functions that run while it waits for other ranks, or that end dropped requests, do not count.
     """
     return [code.co_qualname for code in codes_of(call)]
 
@@ -37,8 +37,8 @@ def codes_of(call):
                 found.append(frame.f_code)
 
     gc.collect()
-    gc.freeze()  # torch has a million objects, and a look at all of them would take longer than anything else here
-    gc.disable()  # requests of earlier calls end in frames of their own
+    gc.freeze()  # torch has a million objects: traversing them takes longer than anything else here
+    gc.disable()  # ends of earlier requests would add frames
     sys.setprofile(note)
     try:
         call()

@@ -1,7 +1,7 @@
-"""A job in which a rank hangs, or calls something else: FAULT SECONDS [FILE].
+"""A job in which a rank hangs or makes another call: FAULT SECONDS [FILE].
 
-The seconds are those that the others wait for; the file is there once all are where they stay, and beside it one with
-the number of the process that hangs.
+SECONDS is the timeout of the other ranks. FILE is created once all ranks are stuck, and beside it a file with the
+process id of the rank that hangs.
 """
 
 import os
@@ -19,7 +19,7 @@ from mpi4py import MPI  # isort: skip
 
 comm = u.Communicator()
 x, y = np.ones(1024, "f4"), np.empty(1024, "f4")
-met = MPI.COMM_WORLD.Barrier  # no rank's time begins before all are where they stay
+met = MPI.COMM_WORLD.Barrier  # no timeout starts before all ranks are there
 
 
 def load_batch():
@@ -34,8 +34,8 @@ def hold_the_interpreter():
     re.match("(a+)+$", "a" * 40 + "b")
 
 
-for _ in range(3000):  # more than are kept
-    comm.Bcast(x)  # in which ranks wait for few others
+for _ in range(3000):  # more than the recorder keeps
+    comm.Bcast(x)  # ranks hardly wait for each other in it
 fault = sys.argv[1]
 if fault == "mismatch" and comm.rank == 1:
     comm.Allgather(x[:4], np.empty(16, "f4"))

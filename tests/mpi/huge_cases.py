@@ -1,4 +1,4 @@
-"""More elements than a signed 32-bit integer counts, on two ranks; every element of the result is looked at."""
+"""More elements than a signed 32-bit integer can count, on two ranks; every element of the result is checked."""
 
 import numpy as np
 from mpi4py import MPI
@@ -9,12 +9,12 @@ COUNT = 2**31 + 4099
 
 
 def pattern(start, count, salt):
-    """Bytes that tell by their values where they belong."""
+    """Bytes whose values depend on their position."""
     return (np.arange(start, start + count, dtype=np.uint64) * 2654435761 + salt >> 13).astype(np.int8)
 
 
 def same(got, salt):
-    """In pieces: the reference needs eight times the memory."""
+    """Compare in pieces: the reference needs eight times the memory."""
     step = 1 << 24
     pieces = ((k, got[k : k + step]) for k in range(0, got.size, step))
     return all(np.array_equal(piece, pattern(k, piece.size, salt)) for k, piece in pieces)
@@ -27,7 +27,7 @@ def fill(array, salt):
 
 
 def uncounted(comm, data):
-    """A non-blocking call of uneven blocks, of which one is longer than libucc moves in one piece."""
+    """A non-blocking call of uneven blocks, one of which is longer than libucc's limit."""
     long, short = 3 << 29, 5
     me, size = comm.rank, comm.size
     sent = [0] * size

@@ -1,7 +1,7 @@
 """Messages under a real mpirun: ``mpirun -np N python message_cases.py`` with N of 2 or more runs every case below.
 
-On host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs: each vector then lies on the device or on the host, drawn.
-Each case is collective and leaves no message behind. The first wrong one ends the job with its traceback.
+In host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs: each vector is then randomly on the device or the host. Each
+case is collective and leaves no message behind. The first failure ends the job with a traceback.
 """
 
 import gc
@@ -25,7 +25,7 @@ from ucc_hetero.p2p.messages import Messages
 if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array
 
-#: More than libucp sends unasked.
+#: Too long for libucp's eager protocol.
 LONG = 150_000
 
 
@@ -46,13 +46,13 @@ def blank(size):
 
 
 def case_random(comm):
-    """In every form, received in any order, and ended in every way."""
+    """Messages in every form, received in any order, with every way to wait."""
     random_messages.by_rules_of_mpi(comm)
 
 
 def case_synchronous(comm):
-    """Such a send is over when it is received, and not before. Probes see it, however many there were, until it is
-    taken out: to be received, or thrown away."""
+    """A synchronous send completes when it is received, not before. Any number of probes see it, until it is taken out
+    to be received or dropped."""
     right, left = neighbours(comm)
     for size in (1, LONG):
         send = comm.Issend(vector(np.full(size, 5.0)), right, 12)
@@ -75,7 +75,7 @@ def case_synchronous(comm):
 
 
 def case_probes_of_either_kind(comm):
-    """Each spelling sees buffers and Python objects, with source and tag, by which a pool's rank receives them."""
+    """Both spellings of probes see buffers and Python objects, with source and tag, as a pool's rank receives them."""
     right, left = neighbours(comm)
     sends = {1: lambda: comm.send(["x"], right, 1), 2: lambda: comm.Send(vector(np.full(3, 4.0)), right, 2)}
     for probe, look in (comm.Probe, comm.Iprobe), (comm.probe, comm.iprobe):
@@ -99,7 +99,7 @@ def case_probes_of_either_kind(comm):
 
 
 def case_truncation(comm):
-    """The receiver is told how long the message was; sender and communicator go on."""
+    """The receiver's error has the message's length; the sender and the communicator are not affected."""
     for size, there in product((4, 2000, 100_000, 1 << 20), (False, True)):
         if comm.rank == 0:
             send = comm.Isend(vector(np.arange(float(size))), 1, 9)
@@ -107,7 +107,7 @@ def case_truncation(comm):
             send.Wait()
         elif comm.rank == 1:
             into, status, one = blank(min(size - 1, 1000)), MPI.Status(), np.empty(1)
-            if there:  # libucp then knows at once
+            if there:  # libucp then knows the length at once
                 comm.Probe(0, 9)
             with raises(TruncationError, "rank 1", "rank 0 sent", f"{8 * size} bytes", "tag 9"):
                 comm.Recv([into, 3, MPI.DOUBLE], 0, 9, status)
@@ -116,7 +116,7 @@ def case_truncation(comm):
             comm.Recv(one, 0, 10)
             assert one[0] == 5
     right, left, small = *neighbours(comm), np.zeros(1)
-    with raises(TruncationError, "more than the buffer holds"):  # the send is not lost
+    with raises(TruncationError, "more than the buffer holds"):  # the message is not lost
         comm.Isendrecv(np.ones(4), right, 8, small, left, 8).Wait()
     comm.Isendrecv(np.ones(1), right, 9, small, left, 9).Free()
     comm.Sendrecv(np.ones(1), right, 10, small, left, 10)
@@ -131,7 +131,7 @@ def case_truncation(comm):
 
 
 def case_null_process(comm):
-    """MPI.PROC_NULL: everything ends at once and nothing is written."""
+    """MPI.PROC_NULL: every call completes at once, and nothing is written."""
     into, status = np.full(3, -1.0), MPI.Status()
     comm.Recv(into, MPI.PROC_NULL, 5, status)
     assert (status.source, status.tag) == (MPI.PROC_NULL, MPI.ANY_TAG) and status.Get_count(MPI.DOUBLE) == 0
@@ -182,7 +182,7 @@ def case_mistakes(comm):
 
 
 def case_cancel(comm):
-    """A receive that nothing has matched is taken back; the message goes to the next one."""
+    """An unmatched receive is cancelled; the message goes to the next receive."""
     right, left = neighbours(comm)
     first, second, status = blank(2), blank(2), MPI.Status()
     request = comm.Irecv(first, left, 6)
@@ -202,15 +202,15 @@ def case_cancel(comm):
     comm.Send(vector(pattern(2, comm.rank)), right, 6)
     again.Wait(status)
     assert not status.Is_cancelled() and (seen(first) == pattern(2, left)).all()
-    again.Cancel()  # it has ended: nothing to do
+    again.Cancel()  # no effect, as it has ended
     sent = comm.Isend(first, comm.rank, 6)
-    sent.Cancel()  # MPI lets a send go on
+    sent.Cancel()  # MPI allows that sends go on
     comm.Recv(second, comm.rank, 6)
     sent.Wait()
 
 
 def case_interrupted_as_it_begins(comm):
-    """Ctrl-C between the start of a message and its request: a send goes on, a receive is taken back."""
+    """Ctrl-C between the start of a message and its request: a send goes on, a receive is cancelled."""
     right, left = neighbours(comm)
     data, first, second = vector(pattern(LONG, comm.rank)), blank(LONG), blank(LONG)
     ctrl_c = mock.patch.object(Messages, "request", side_effect=KeyboardInterrupt)
@@ -228,7 +228,7 @@ def case_interrupted_as_it_begins(comm):
 
 
 def case_idioms_of_mpi4py(comm):
-    """Ranks and tags that are numpy's; MPI's null requests and messages in lists and comparisons."""
+    """Ranks and tags as numpy integers; MPI's null requests and messages in lists and comparisons."""
     right, left = neighbours(comm)
     ranks, tags, data, into = np.array([left, right]), np.arange(3), pattern(5, comm.rank), np.empty(5)
     comm.Sendrecv(data, ranks[1], tags[2], into, ranks[0], tags[2])
@@ -289,11 +289,11 @@ def case_partitions(comm):
             assert status.Get_count(MPI.DOUBLE) in (0, mine * each)
         for request in (outgoing, incoming, other):
             request.Free()
-    assert headers() <= before + 1  # that of the last one
+    assert headers() <= before + 1  # only the last header is left
 
 
 def case_partitions_in_any_order(comm):
-    """Waiting for one of several comes back for a partition that is marked ready late; the order of making holds."""
+    """Waitany returns for a partition that is marked ready late; matching follows the order of creation."""
     right, left = neighbours(comm)
     outgoing, incoming = (
         comm.Psend_init(data := np.ones(6), 2, right, 3),
@@ -306,7 +306,7 @@ def case_partitions_in_any_order(comm):
     assert {Request.Waitany([incoming, outgoing]), Request.Waitany([incoming, outgoing])} == {0, 1}
     soon.join()
     assert (into == data).all()
-    # Two of one tag belong together in the order of their making; a count is that of one partition.
+    # Two with the same tag match in order of creation; a count is that of one partition.
     first, second = comm.Psend_init([np.ones(8), 2], 4, right, 1), comm.Psend_init([np.full(8, 2.0), 4], 2, right, 1)
     parts = [comm.Precv_init([np.empty(8), 8], 1, left, 1), comm.Precv_init([into := np.empty(8), 8], 1, left, 1)]
     for request in (first, second, *parts):
@@ -319,7 +319,7 @@ def case_partitions_in_any_order(comm):
 
 
 def case_partitions_in_threads(comm):
-    """Threads make, start and wait for partitioned messages at the same time; what comes first may be another one's."""
+    """Threads make, start and wait for partitioned messages at once; a thread may receive another one's header."""
     right, left = neighbours(comm)
     size, count, failures = 240, 5, []
     made, usual = threading.Barrier(count), sys.getswitchinterval()
@@ -383,7 +383,7 @@ def case_mistakes_with_partitions(comm):
     wrong("needs the rank of its source", lambda: comm.Precv_init(into, 2, MPI.ANY_SOURCE, 1))
     wrong("partitions", lambda: comm.Psend_init(into, 0, right))
     wrong("divided evenly", lambda: comm.Psend_init(into, 3, right))
-    wrong("only partitions of a send", lambda: part.Pready(0))
+    wrong("Pready is for sends", lambda: part.Pready(0))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import ucc_hetero
 
 
 def topologies(comm):
-    """Grids with borders, with both neighbours in one rank and with itself as neighbour; graphs with parallel edges."""
+    """Grids with borders, with both neighbours on one rank, with itself as neighbour; graphs with parallel edges."""
     p, me = comm.size, comm.rank
     for dims, periods in (
         ([p], [True]), ([p], [False]), ([p // 2, 2] if p % 2 == 0 else [p, 1], [True, True]), ([1, p], [True, False]),
     ):  # fmt: skip
         yield f"cart {dims} {periods}", comm.Create_cart(dims, periods=periods)
-    # Every rank has all others as neighbours, and rank 0 has each of them twice.
+    # Every rank has all others as neighbours; rank 0 has each of them twice.
     lists = [[q for q in range(p) if q != r] * (2 if r == 0 else 1) for r in range(p)]
     for r in range(1, p):
         lists[r] += [0]
@@ -28,12 +28,12 @@ def topologies(comm):
         )
     right, left = (me + 1) % p, (me - 1) % p
     yield "adjacent", comm.Create_dist_graph_adjacent([left, me, left, left], [right, right, me, right])
-    # Nobody sends to rank 0, and the last rank sends to nobody.
+    # No rank sends to rank 0, and the last rank sends to none.
     yield "chain", comm.Create_dist_graph([me], [int(me + 1 < p)], [me + 1] if me + 1 < p else [])
 
 
 def variants(comm, name, send, recv):
-    """A call in its three forms; the caller looks at what was received after each."""
+    """A call in its three forms; the caller checks the result after each."""
     getattr(comm, name)(send, recv)
     yield
     request = getattr(comm, f"I{name[0].lower()}{name[1:]}")(send, recv)
@@ -48,7 +48,7 @@ def variants(comm, name, send, recv):
 
 
 def received(comm, blocks):
-    """The block that comes along each edge, from what all ranks say that they send along theirs; None from nobody."""
+    """The block that arrives along each edge, computed from what all ranks send; None for no sender."""
     everyone = comm.mpi.allgather((comm.outedges, blocks))
     grid, seen, found = comm.mpi.Get_topology() == MPI.CART, Counter[int](), []
     for j, source in enumerate(comm.inedges):
@@ -56,14 +56,14 @@ def received(comm, blocks):
             found.append(None)
             continue
         destinations, theirs = everyone[source]
-        # On a grid what is sent down comes from above; in a graph parallel edges are in the order of both lists.
+        # On a grid data that is sent down arrives from above; parallel edges of graphs follow the order of both lists.
         found.append(theirs[j ^ 1 if grid else [i for i, d in enumerate(destinations) if d == comm.rank][seen[source]]])
         seen[source] += 1
     return found
 
 
 def compare(comm, name, send, recv, into, blocks, what):
-    """A call's result in every row of ``into``, of which the rest stays as it was."""
+    """Compare a call's result in every row of ``into``; the rest must stay unchanged."""
     right = np.frombuffer(b"\xa5" * into.nbytes, into.dtype).reshape(into.shape).copy()
     for row, block in zip(right, blocks, strict=True):
         if block is not None:
@@ -84,7 +84,7 @@ def case_all_topologies(comm):
         into, wide = np.empty((rows, n)), np.empty((rows, n + 3))
         for name, blocks in along.items():
             compare(topo, name, many if "to" in name else one, into, into, blocks, what)
-            # Counts of a row, rows further apart than that: the v form; and displacements in bytes, a type for each.
+            # Rows further apart than their counts: the v form; displacements in bytes and a type for each: the w form.
             takes = [wide, ([n] * rows, [i * (n + 3) for i in range(rows)]), MPI.DOUBLE]
             compare(topo, f"{name}v", [many, n] if "to" in name else one, takes, wide, blocks, what)
         size, types = MPI.DOUBLE.extent, [MPI.DOUBLE]
@@ -98,7 +98,7 @@ def case_all_topologies(comm):
 
 
 def case_columns(comm):
-    """The borders of a field on a grid, as datatypes with gaps, both ways at once."""
+    """Borders of a field on a grid, as datatypes with gaps, in both directions at once."""
     topo = comm.Create_cart([comm.size], periods=[True])
     field = np.random.default_rng(comm.rank).random((6, 5))
     other = field.copy()
@@ -113,7 +113,7 @@ def case_columns(comm):
 
 
 def case_callers_messages_are_apart(comm):
-    """A receive from anyone takes no message of a neighbourhood collective."""
+    """A receive from any source does not match messages of neighbourhood collectives."""
     topo = comm.Create_cart([comm.size], periods=[True])
     into = np.full(3, -1.0)
     request = topo.Irecv(into)
@@ -129,7 +129,7 @@ def case_callers_messages_are_apart(comm):
 
 
 def case_mistakes(comm):
-    """Refused by name and rank; sizes that differ fail, and so do later calls, but for those of other kinds."""
+    """Errors name call and rank. After different sizes later neighbourhood calls fail too, but no other calls."""
     me, one, rows = f"rank {comm.rank}", np.zeros(4), np.zeros((2, 4))
     with raises(ValueError, "no topology", me, "Create_cart"):
         comm.Neighbor_allgather(one, rows)
@@ -147,7 +147,7 @@ def case_mistakes(comm):
     topo.Barrier()
     topo.Free()
     alone = comm.Create_dist_graph_adjacent([], [])
-    for turn in range(2):  # the first rank comes when the others have done their part
+    for turn in range(2):  # the first rank comes after the others
         comm.Barrier()
         if comm.rank == 0 and turn:
             with raises(ucc_hetero.MismatchError, me, "neighbor_alltoall", "neighbor_allgather"):

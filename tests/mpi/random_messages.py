@@ -1,9 +1,9 @@
 """Random messages between all ranks, on host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs.
 
-Each vector is on the device or the host, there with gaps or not. They are sent and received in every form, in any order
-of tags, from anyone and by probes, and ended in every way; beside them go messages in a stream, and collectives. As a
-program (``mpirun -np N python random_messages.py``): all are parts of streams, several of each rank, and sent before
-their receives or behind them. ``DICE`` is a seed.
+Each vector is on the device or the host, there also with gaps. Messages are sent and received in every form, with tags
+in any order, from any source, by probes, and completed in every way, beside messages in a stream and collectives. As a
+program (``mpirun -np N python random_messages.py``): all messages are in streams, several on each rank, and sent before
+or after their receives. ``DICE`` is the seed.
 """
 
 import os
@@ -24,26 +24,26 @@ ON_DEVICES = "FAKEGPU_LAYOUT" in os.environ
 if ON_DEVICES:
     from arrays import Array, Gate, runtime
 
-#: float32: what one slot holds at most, and several pieces.
+#: Numbers of float32: the most for one slot, and several pieces.
 SLOT, LONG = 16384, 300_000
-#: Around the borders of UCX's protocols: nothing, inline, eager, rendezvous; and of slots.
+#: Lengths around the limits of UCX's protocols (nothing, inline, eager, rendezvous) and of slots.
 LENGTHS = [0, 1, 3, 24, 26, 2047, 2050, SLOT - 1, SLOT, SLOT + 1, 70_000, LONG, 3 * LONG] * 2
 LENGTHS += [6_000_000 if ON_DEVICES else 2_000_000]
 
 INITS = ("Send_init", "Ssend_init", "Bsend_init", "Rsend_init")
 SENDS = ("Isend", "Isend", "Issend", "Irsend", "Ibsend", "Bsend", *INITS)
 RECEIVES = ("Irecv", "Irecv", "Recv_init", "Recv", "Probe", "Iprobe", "Mprobe", "Improbe")
-#: Of which every rank makes one, to a rank and from one at a time.
+#: Forms in which every rank sends to one rank and receives from one.
 PAIRS = ("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace", "Send", "Ssend", "Rsend", *INITS)
 ENDS = ("Wait", "Test", "Get_status", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome",
         "Get_status_all", "Get_status_any", "Get_status_some")  # fmt: skip
 TAGS = (0, 1, 300, (1 << 31) - 1)
-#: A tag that no message has, and that of one to oneself.
+#: A tag that no message has, and the tag of messages to oneself.
 NONE, OWN = 77, 78
 
 
 class Sent(NamedTuple):
-    """A message: its length, its tag, and where in the pool its data begins."""
+    """A message: length, tag, and offset of its data in the pool."""
 
     count: int
     tag: int
@@ -51,18 +51,18 @@ class Sent(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """What is under way, and what looks at its status and its data once it has ended."""
+    """A request under way, and functions that check its status and data at the end."""
 
     request: Any
     judge: Callable[[MPI.Status], object]
 
 
 def anything(status):
-    """The judgement of what has nothing to look at."""
+    """Check for requests without a status to compare."""
 
 
 class Dice:
-    """Numbers that all ranks draw alike, and those of this rank."""
+    """Random numbers that are equal on all ranks, and those of this rank."""
 
     def __init__(self, comm):
         seed = WORLD.bcast(int(os.environ.get("DICE") or secrets.randbelow(1 << 30)))
@@ -93,7 +93,7 @@ class Dice:
         return self.pool[message.first :][: message.count]
 
     def memory(self, count, device=False):
-        """Memory on the device, or wherever, with gaps as well, or at the beginning of a longer array."""
+        """Memory on the device or the host, also with gaps, or at the start of a longer array."""
         if ON_DEVICES and (device or not self.rarely()):
             return Array(count)
         if device or not self.rarely():
@@ -106,14 +106,14 @@ class Dice:
         return made
 
     def room(self, *messages, device=False):
-        """Memory for any of some messages, or for a longer one."""
+        """Memory for any one of these messages, or for a longer one."""
         longest = max(message.count for message in messages)
         made = self.memory(longest + 7 * int(self.mine.integers(2)), device)
         seen(made)[:] = -1000
         return made
 
     def spelt(self, memory):
-        """One of mpi4py's ways to say where a message is."""
+        """A random one of mpi4py's forms for this memory."""
         n = seen(memory).size
         forms = [memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]]
         if isinstance(memory, np.ndarray):
@@ -125,7 +125,7 @@ class Dice:
         return self.pick(forms)
 
     def place(self, source, tag):
-        """Arguments that say whom a message is from; what may be anything is named, or left out."""
+        """Arguments for source and tag; wildcards are given explicitly, or left out."""
         said, wild = {"source": source, "tag": tag}, (MPI.ANY_SOURCE, MPI.ANY_TAG)
         return {name: each for name, each in said.items() if each not in wild or self.rarely()}
 
@@ -139,8 +139,8 @@ class Dice:
 
 
 class Inbox:
-    """What is still to be received of a plan: a receive takes the earliest message from its source that has its tag, of
-    those that no receive takes that was begun before. What a probe has taken out may be received late."""
+    """Messages of a plan that are still to be received. A receive matches the earliest message from its source with its
+    tag that no earlier receive matches. Messages taken out by probes may be received late."""
 
     def __init__(self, dice, plan, any_tag):
         self.dice, self.comm, self.any_tag = dice, dice.comm, any_tag
@@ -175,7 +175,7 @@ class Inbox:
         while not (found := getattr(comm, how)(**dice.place(asked, tag), status=status)):
             time.sleep(1e-4)  # others need the core
         if how in ("Probe", "Iprobe") and dice.rarely():
-            return []  # and the next receive may take another one
+            return []  # the next receive may match another one
         message = self.take(source := status.Get_source(), tag)
         assert (status.Get_tag(), status.Get_count(MPI.FLOAT)) == (message.tag, message.count), message
         if how in ("Probe", "Iprobe"):
@@ -186,7 +186,7 @@ class Inbox:
         return [] if dice.rarely() else self.late()
 
     def late(self):
-        """Receive what probes have taken out."""
+        """Receive the messages that probes have taken out."""
         begun, status, dice = [], MPI.Status(), self.dice
         for found, message, source in self.taken_out:
             judge = partial(dice.judge, into := dice.room(message), message, source)
@@ -205,7 +205,7 @@ def send(dice, message, dest):
     if how in INITS:
         request.Start()
     if "bsend" in how.lower():
-        seen(data)[:] = -5  # a copy was taken
+        seen(data)[:] = -5  # the data was copied before
     return [Begun(request, anything)] if request is not None else []
 
 
@@ -227,7 +227,7 @@ def calls(dice):
 
 
 def decoys(dice):
-    """What receives nothing, and what receives or sends alone of two that do both."""
+    """Receives without a message, and halves of combined calls."""
     comm, into, own = dice.comm, np.full(3, -1.0), np.full(3, -1.0)
 
     def sent(status):
@@ -247,7 +247,7 @@ def decoys(dice):
 
 
 def end(dice, under_way):
-    """Wait for all in one of all ways, and look at what each has done."""
+    """Wait for all requests in one of all ways, and check each."""
     way, requests = dice.pick(ENDS), [each.request for each in under_way]
     method, found = getattr(Request, way), {}
     while len(found) < len(requests):
@@ -286,14 +286,14 @@ def end(dice, under_way):
 
 
 def one_turn(dice, stream, crowd):
-    """Of one tag in the order of sending, else in any; few, or hundreds that are under way at a time."""
+    """Messages of one tag in order of sending, others in any; a few, or hundreds that are under way at once."""
     comm, status, r, p, plan = dice.comm, MPI.Status(), dice.rank, dice.size, dice.plan(0, crowd)
     sends = [begun for (s, d), messages in plan.items() if s == r for each in messages for begun in send(dice, each, d)]
     others = [d for d in range(p) if d != r] if stream else []
     ahead = {pair: messages[0]._replace(count=LONG, tag=9) for pair, messages in plan.items()}
     sends += [Begun(comm.Isend(dice.filled(ahead[r, d], True), d, 9, stream=stream), anything) for d in others]
     sends += calls(dice)
-    inbox, comes = Inbox(dice, plan, any_tag=not others), decoys(dice)  # none of a stream's
+    inbox, comes = Inbox(dice, plan, any_tag=not others), decoys(dice)  # none from streams
     while any(inbox.left.values()):
         comes += inbox.receive()
         if dice.rarely() and not crowd:  # hundreds are under way at a time
@@ -309,7 +309,8 @@ def one_turn(dice, stream, crowd):
 
 
 def in_pairs(dice):
-    """Every rank sends to one and receives from one, itself maybe, by one call; persistent ones go several times."""
+    """Every rank sends to one rank and receives from one, perhaps itself, in one call; persistent ones several
+    times."""
     comm, r, p, status, how = dice.comm, dice.rank, dice.size, MPI.Status(), str(dice.same.choice(PAIRS))
     shift, messages = int(dice.same.integers(p)), [dice.message() for _ in range(p)]
     if "replace" in how:
@@ -336,7 +337,7 @@ def in_pairs(dice):
 
 
 def several_times(dice, how, outgoing, incoming):
-    """With what the memory then holds."""
+    """Restart with the current content of the memory."""
     comm, (data, to, mine), (into, of, theirs) = dice.comm, outgoing, incoming
     requests = [comm.Recv_init(into, of, theirs.tag), getattr(comm, how)(data, to, mine.tag)]
     for turn in range(3):
@@ -355,18 +356,19 @@ def several_times(dice, how, outgoing, incoming):
 
 
 def own_queues():
-    """True if streams may be held, as each has a queue of its own."""
+    """True if streams may be held, as each has a hardware queue of its own."""
     return os.environ.get("FAKEGPU_CONNECTIONS") == "0"
 
 
 def in_streams(dice, streams, sends_first):
-    """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
-    fills its memory anew at once, as the receiver's does before. Some streams are held until all have been begun."""
+    """Messages in streams, in the same order on both sides, with the tag or any. The stream writes the data before its
+    send and overwrites it after, as the receiver's does before. Some streams are held until all messages were
+    posted."""
     comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, []
     plan = dice.plan(1)
     gates = [Gate(stream) for stream in streams if own_queues() and dice.mine.integers(2)]
     by_hosts = os.environ.get("UCCH_CHANNELS") == "n"
-    ways = [*streams, *[None] * by_hosts]  # these are matched with messages without a stream, too
+    ways = [*streams, *[None] * by_hosts]  # these match messages without a stream too
     sends, receives = [], []
 
     def send():
@@ -404,7 +406,7 @@ def in_streams(dice, streams, sends_first):
 
 
 def blocking_in_streams(dice, streams):
-    """With calls between messages, and a message by MPI's rules."""
+    """With collectives between messages, and a message by MPI's rules."""
     comm, r, p, status = dice.comm, dice.rank, dice.size, MPI.Status()
     right, left = (r + 1) % p, (r - 1) % p
     for n in (7, LONG):
@@ -421,7 +423,7 @@ def blocking_in_streams(dice, streams):
 
 
 def on_device(comm):
-    """Streams of this rank's device, which it works with from now on; none of a rank without one."""
+    """Make streams on this rank's device, which it uses from now on; none on a rank without one."""
     if not ON_DEVICES:
         return []
     runtime().use(comm._runner.members.place.device)
@@ -435,7 +437,7 @@ def by_rules_of_mpi(parent):
             one_turn(dice, streams[0] if streams and turn == 1 else None, crowd=turn == 2)
             for _ in range(5):
                 in_pairs(dice)
-        if streams and own_queues():  # else one may wait behind another one in a queue
+        if streams and own_queues():  # otherwise a stream may wait behind another in a queue
             in_streams(dice, streams, bool(dice.same.integers(2)))
             blocking_in_streams(dice, streams)
         comm.Isend(dice.memory(LONG), (comm.rank + 1) % comm.size, 8).Free()

@@ -1,8 +1,8 @@
 """Ranks that refuse collectives: ``mpirun -np N python refusal_cases.py TRIALS``, with N of 2 or more.
 
-Of random calls one rank makes some wrongly, or all ranks do; on host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs.
-Where all refuse a call they go on. Else the rank whose mistake it is raises that, and the communicator has ended on all
-others, wherever they are: that call and every later one say who has refused what. What is made anew is right.
+In random calls one rank passes wrong arguments, or all ranks do; in host memory, or with ``FAKEGPU_LAYOUT`` on fake
+GPUs. If all ranks do, they go on. Otherwise the rank raises its error, and the communicator ends on all others,
+wherever they are: that call and every later one names the rank and the mistake. New communicators work.
 """
 
 import os
@@ -29,12 +29,12 @@ WORLD = MPI.COMM_WORLD
 STREAM = None
 if "FAKEGPU_LAYOUT" in os.environ:
     import arrays  # before a communicator is made
-#: Calls in which a rank may have done its part, rightly, before another one refuses its own.
+#: Calls in which a rank may have completed its part before another one refuses.
 LOOSE = {"bcast", "reduce", "gather", "gatherv", "scatter", "scatterv", "scan", "exscan"}
 
 
 class Trial(NamedTuple):
-    """A call, what some ranks do wrong in it, and how many right calls come before it."""
+    """A call, the mistake of some ranks in it, and the number of correct calls before it."""
 
     case: Case
     mistake: str
@@ -53,8 +53,8 @@ def draw_trial(rng):
     mistakes = (
         ["object"] + ["op"] * bool(case.op) + ["root"] * (case.root >= 0) + ["freed"] * (case.form == "persistent")
     )
-    listed = case.name != "reduce_scatter" or len(set(case.counts)) > 1  # else all ranks see that blocks do not fit
-    # A rank that has one side alone sees none of these.
+    listed = case.name != "reduce_scatter" or len(set(case.counts)) > 1  # else all see that blocks do not fit
+    # A rank with one side only cannot see these mistakes.
     if case.root < 0 and not case.in_place and min(case.counts):
         mistakes += ["short"] * listed + ["type"] * (case.name not in UNEVEN)
     culprits = tuple(range(size)) if rng.random() < 0.3 else (int(rng.integers(size)),)
@@ -124,17 +124,17 @@ def attempt(trial, comm):
 
 
 def named(error, culprits):
-    """True if an error says which of some ranks refused the call, why, and what to do."""
+    """True if an error names one of these ranks as the one that refused, the reason, and the way out."""
     text = str(error)
     who = any(f"rank {culprit} refused " in text for culprit in culprits)
     return who and ("Error: " in text or "NotSupported: " in text) and "make a new one" in text
 
 
 def ended(comm, culprits):
-    """All ranks learn of it, wherever they are, and every later call of any kind says so at once."""
+    """All ranks get the error, wherever they are, and every later call of any kind raises it at once."""
     a, out = np.ones(2), np.zeros(2)
     with pytest.raises(CollectiveError) as caught:
-        while True:  # one that has done its part, or refused it, may not know yet; others have ended
+        while True:  # a rank that has completed its part may not know yet; others have ended
             comm.Barrier()
     assert named(caught.value, culprits), caught.value
     later = [
@@ -149,7 +149,7 @@ def ended(comm, culprits):
 
 
 def several_under_way(comm):
-    """Calls that were begun before a refused one end well, those behind it do not."""
+    """Calls started before a refused one succeed, those after it do not."""
     p, last, count = comm.size, comm.size - 1, 1 << 15
     sums = [np.full(count, -1.0) for _ in range(5)]
     requests = [comm.Iallreduce(np.ones(count), into) for into in sums[:2]]
@@ -169,7 +169,7 @@ def several_under_way(comm):
 
 
 def before_others_come(comm):
-    """A rank refuses calls and makes others, long before the others come to the first one."""
+    """A rank refuses calls and makes others, long before the others reach the first one."""
     last, freed, out = comm.size - 1, comm.Barrier_init(), np.zeros(1)
     freed.Free()
     if comm.rank == last:
@@ -189,7 +189,7 @@ def before_others_come(comm):
 
 
 def behind(comm):
-    """Rank 0 makes calls late, when it is known that a rank has refused a later one: they end well on all ranks."""
+    """Rank 0 makes calls late, when a refusal of a later call is known: they succeed on all ranks."""
     p, last, board, how = comm.size, comm.size - 1, comm._runner.board, {"stream": STREAM} if STREAM else {}
     memory = collective_call.device_memory or np.empty
     counts = [1, 3000, 1 << 17] * 5
@@ -208,7 +208,7 @@ def behind(comm):
     elif comm.rank:
         with pytest.raises(RefusedError, match=f"rank {last} refused its part"):
             comm.Iallreduce(x, y, **how).Wait()
-    while p > 2 and board.refusal() is None:  # with two ranks nobody but rank 0 makes it
+    while p > 2 and board.refusal() is None:  # with two ranks only rank 0 makes it
         time.sleep(0.001)
     requests += [comm.Iallreduce(*both, **how) for both in calls] if comm.rank == 0 else []
     for request in requests:

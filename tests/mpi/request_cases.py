@@ -1,4 +1,4 @@
-"""Requests of collectives and messages that are given up, dropped, freed, or repeated; cases for two ranks and more."""
+"""Requests of collectives and messages that are cancelled, dropped, freed or repeated. For two or more ranks."""
 
 import gc
 import importlib.util
@@ -17,13 +17,13 @@ from ucc_hetero.calls.request import under_way
 
 
 def case_long_before_persistent(comm):
-    """Teams number collectives when they are made: those that a long call has still to make come first on all ranks."""
+    """Teams number collectives at creation: those that a long call still has to create come first on all ranks."""
     count, sums = 1 << 20, [np.full(1 << 20, -1.0, np.float32) for _ in range(3)]
     requests = [comm.Iallreduce(np.full(count, float(i), np.float32), into) for i, into in enumerate(sums)]
     kept, again = [], [np.full(5, -1.0), np.full(count, -1.0, np.float32)]
     for into in again:
         kept.append(comm.Allreduce_init(np.full(into.size, 2.0, into.dtype), into))
-        if comm.rank % 2:  # others have got further by then
+        if comm.rank % 2:  # others are further by then
             requests[0].Wait()
     PersistentRequest.Startall(kept)
     scattered = np.full(count // 4, -1.0, np.float32)
@@ -34,7 +34,7 @@ def case_long_before_persistent(comm):
 
 
 def case_mpi_moves_while_a_rank_tests(comm):
-    """A rank that asks for the end of a call takes meanwhile what another one sends it by MPI before it comes to it."""
+    """A rank that tests a request also lets MPI make progress for another rank's message."""
     data, total = np.random.default_rng(5).random(1 << 19), np.full(3, np.nan)
     into = np.full(data.size, np.nan)
     if comm.rank == 0:
@@ -52,7 +52,7 @@ def case_mpi_moves_while_a_rank_tests(comm):
 
 
 def case_strangers(comm):
-    """MPI's own requests are refused by name."""
+    """mpi4py's own requests raise, by name."""
     ours = comm.Isend(np.zeros(1), comm.rank, 3)
     theirs = comm.isend("x", comm.rank, 3)
     for method in (Request.Waitall, Request.Waitany, Request.Waitsome, Request.Testall, Request.Testany):
@@ -65,7 +65,7 @@ def case_strangers(comm):
 
 
 def case_free(comm):
-    """A request given up goes on; so does one whose last name is dropped, at any moment, in any number."""
+    """A freed request goes on; so does one that is dropped, at any moment, in any number."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for turn in range(30):
         big = np.full(30_000, float(turn))
@@ -86,8 +86,8 @@ def case_free(comm):
 
 
 def case_interrupted_as_its_end_is_taken(comm):
-    """Wherever Ctrl-C comes in the wait for what has ended, the next wait completes it, and others have programs of
-    their own."""
+    """Wherever Ctrl-C comes in the wait for a call that has ended, the next wait completes it, and programs of other
+    calls are not affected."""
     for at in range(40):
         into, others = np.full(3000, -1.0), [np.full(3000, -1.0) for _ in range(3)]
         request = comm.Iallreduce(np.full(3000, float(at)), into)
@@ -102,7 +102,7 @@ def case_interrupted_as_its_end_is_taken(comm):
 
 
 def case_persistent_that_is_dropped(comm):
-    """It is released as by Free, and its memory with it."""
+    """It is released as by Free, with its memory."""
     data, into = np.ones(1000), np.zeros(1000)
     kept, again = weakref.ref(data), comm.Allreduce_init(data, into)
     again.Start()
@@ -132,7 +132,7 @@ def case_persistent_that_is_dropped_under_way(comm):
 
 
 def case_dropped_in_cycles(comm):
-    """A cycle of objects is collected in no order: what is under way in one must not go before its end."""
+    """A cycle of objects is collected in any order: a call under way in one must not lose its memory before its end."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     big, total = np.full(60_000, float(comm.rank)), np.full(50_000, -1.0)
     gone = weakref.ref(alone := big.copy())
@@ -155,7 +155,7 @@ def case_dropped_in_cycles(comm):
         assert (into == left).all()
     comm.Barrier()
     del filler
-    while under_way:  # the rest is seen to at the next calls
+    while under_way:  # later calls collect the rest
         comm.Iprobe(left, 44)
     assert (early == left).all() and (total == comm.size).all() and (again == comm.size).all()
     gc.collect()
@@ -163,12 +163,12 @@ def case_dropped_in_cycles(comm):
 
 
 def case_freed_with_dropped_requests(comm):
-    """Free brings dropped collectives and sends to their end and takes dropped receives back."""
+    """Free completes dropped collectives and sends, and cancels dropped receives."""
     other = comm.Dup()
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     other.Irecv(np.zeros(4), left, 1)
     other.Irecv(received := np.zeros(50_000), left, 2)
-    time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive has most likely been taken back
+    time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive was most likely cancelled
     other.Isend(np.ones(50_000), right, 2)
     other.Iallreduce(np.ones(9000), total := np.zeros(9000))
     other.Iallreduce(np.ones(9000), own := np.zeros(9000), op=ADD)
@@ -179,7 +179,7 @@ def case_freed_with_dropped_requests(comm):
 
 
 def case_free_as_a_dropped_call_ends(comm):
-    """A dropped call that ends between two looks at it is none that somebody holds."""
+    """A dropped call that ends between two checks is not counted as an active request."""
     other, looks = comm.Dup(), []
     peek, until_free = request_module._peek, True
 
@@ -202,10 +202,10 @@ def case_free_as_a_dropped_call_ends(comm):
 
 
 def case_free_while_a_long_message_comes(comm):
-    """Nothing else is under way at its receiver, which has only the others' Free to wait for."""
+    """Nothing else is under way at its receiver, which only waits in Free."""
     other = comm.Dup()
     if comm.rank == 0:
-        time.sleep(0.2)  # its receiver is most likely in Free by then; it is right if it is not
+        time.sleep(0.2)  # its receiver is most likely in Free by then; either case is correct
         other.Isend(np.ones(50_000), 1, 2)
         gc.collect()
     elif comm.rank == 1:
@@ -215,7 +215,7 @@ def case_free_while_a_long_message_comes(comm):
 
 
 def case_freed_with_dropped_partitions(comm):
-    """They are given up where they are dropped, and not when Python looks for garbage."""
+    """They are released when dropped, not by a garbage collection."""
     other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     gc.disable()
     try:
@@ -231,7 +231,7 @@ def case_freed_with_dropped_partitions(comm):
 
 
 def case_free_is_refused(comm):
-    """While a request is held that has not been waited for; what was dropped goes on as if nothing had happened."""
+    """Free raises while an active request is held; calls that were dropped go on unaffected."""
     other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     held = other.Irecv(into := np.zeros(50_000), left, 1)
     other.Irecv(late := np.zeros(50_000), left, 2)
@@ -242,13 +242,13 @@ def case_free_is_refused(comm):
     other.Isend(np.full(50_000, 2.0), right, 2)
     held.Wait()
     assert (into == 1).all()
-    while not (late == 2).all():  # for ever if the refused Free has taken the receive back
+    while not (late == 2).all():  # for ever if the failed Free has cancelled the receive
         other.Iprobe(left, 3)
     other.Free()
 
 
 def tensors(comm):
-    """From an array to the same memory as torch's, where torch is; on two ranks, as each takes seconds to import it."""
+    """From an array to the same memory as a torch tensor; on two ranks only, as importing torch takes seconds."""
     if comm.size > 2 or importlib.util.find_spec("torch") is None:
         return lambda array: array
     import torch
@@ -257,7 +257,7 @@ def tensors(comm):
 
 
 def case_again_and_again(comm):
-    """Calls that look like earlier ones take a short way: several under way, in place, other arrays, and misfits."""
+    """Calls that look like earlier ones take the fast path: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank
     rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, tensors(comm))
     for n in (1, 3000):

@@ -1,4 +1,4 @@
-"""A job of one-sided transfers between ranks on host memory; as rank numbers go, everybody with everybody."""
+"""A job of one-sided transfers in host memory between all pairs of ranks."""
 
 import asyncio
 import sys
@@ -39,7 +39,7 @@ def refused(kind, words, call, *args, **options):
 
 
 def everybody(worker, peers):
-    """Rows to and from all ranks, one's own among them, with a notification each."""
+    """Rows to and from all ranks, this one included, with a notification each."""
     source, room = rng.integers(0, 256, N, np.uint8), np.zeros((p, N), np.uint8)
     mine, theirs = worker.register(source), worker.register(room)
     told = mpi.allgather((mine.descriptor, theirs.descriptor, source))
@@ -79,7 +79,7 @@ async def awaited(worker, peers):
 
 
 def one_by_one(worker, peers):
-    """Single pieces of all lengths, many of which end as they begin."""
+    """Single pieces of all lengths, many of which complete immediately."""
     n = 3 << 20
     source, room, back = rng.integers(0, 256, n, np.uint8), np.zeros((p, n), np.uint8), np.zeros(n, np.uint8)
     mine, theirs, home = (worker.register(each) for each in (source, room, back))
@@ -113,7 +113,7 @@ def one_by_one(worker, peers):
 
 
 def bad_input(worker, peers):
-    """Mistakes are errors on the side that makes them."""
+    """Wrong arguments raise on their side."""
     right = peers[(r + 1) % p]
     room = np.full(4096, 7, np.uint8)
     mine = worker.register(room)
@@ -132,7 +132,7 @@ def bad_input(worker, peers):
     refused(rma.FormatError, "damaged", right.open, descriptor[:-1] + bytes([descriptor[-1] ^ 1]))
     if p > 2:
         refused(ValueError, "another process", right.open, told[(r + 2) % p][0])
-    # An engine that does not look: the owner does, and refuses.
+    # Without this side's checks the owner still checks, and refuses.
     forged = lib.ucch_target_new(right.native, int.from_bytes(descriptor[18:26], "little"), 0, 1 << 40, 1)
     outside = tuple(np.array([number], np.uint64) for number in (0, 4000, 97))
     places = [ffi.cast("uint64_t *", each.ctypes.data) for each in outside]
@@ -164,7 +164,7 @@ def bad_input(worker, peers):
 
 
 def main():
-    """All of it, and some once more with a worker that is made anew."""
+    """Run all cases, and some again with a new worker."""
     for anew in (False, True):
         with rma.Worker() as worker:
             peers = rma.connect_all(worker, mpi)

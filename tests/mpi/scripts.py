@@ -1,10 +1,10 @@
-"""Jobs whose ranks run a text, and how they have to end."""
+"""Jobs whose ranks run a script, and their expected end."""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-#: A communicator of all ranks, arrays, and what has to fail; ``world`` has MPI's own.
+#: Start of scripts: a communicator of all ranks, arrays, and a check for errors; ``world`` is MPI's communicator.
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -26,25 +26,25 @@ def caught(kind, call):
     raise SystemExit(f"rank {rank}: no {kind.__name__}")
 """
 
-#: A job that waits for its calls' deadline is killed before that.
+#: A job that waits for its calls' timeout is killed before that.
 NEVER = {"UCCH_TIMEOUT": "1000"}
 
 
 class Job(NamedTuple):
-    """A script, or what draws one; its ranks, and how they end."""
+    """A script, or a function that makes one; its ranks, and their expected end."""
 
     script: str | Callable[[], str]
     ranks: int = 2
-    #: Regular expressions -> how often standard output has them; None, 0: if anything written has them, or must not.
+    #: Regular expression -> number of matches in standard output. None: any in all output; 0: none in all output.
     said: Mapping[str, int | None] = {}
-    #: mpirun's exit status; None: any but 0.
+    #: mpirun's exit status; None: any except 0.
     status: int | None = 0
     env: Mapping[str, str] = {"UCCH_TIMEOUT": "200"}
     head: str = HEAD
     more: Mapping[str, Any] = {}
 
     def run(self, start, **more):
-        """Run it by ``mpirun`` or ``crew``, whose ranks end well, and see how it ends."""
+        """Run it with ``mpirun``, or with ``crew``, whose ranks must succeed, and check its end."""
         script = self.script if isinstance(self.script, str) else self.script()
         done = start(self.head + script, self.ranks, env=self.env, **self.more, **more)
         assert (done.returncode == self.status) if self.status is not None else done.returncode, done.output

@@ -1,4 +1,4 @@
-"""Short calls on host memory, made again and again, and what looks like them."""
+"""Repeated short calls on host memory, and calls that look like them."""
 
 import gc
 import threading
@@ -17,16 +17,16 @@ world = MPI.COMM_WORLD
 
 
 def few_files():
-    """A call that was never made before passes the files of docs/design.md, and no layers beside them."""
+    """A first call passes the files of docs/design.md, and no other layers."""
     with Communicator(world) as comm:
-        total = np.empty(4)
-        found = files_of(lambda: comm.Allreduce(np.full(4, 2.0), total))
+        total = np.empty(world.bcast(np.random.default_rng().integers(5, 62)))  # of which few tests have a plan
+        found = files_of(lambda: comm.Allreduce(np.full(total.size, 2.0), total))
     assert (total == 2 * comm.size).all()
     assert len(found) <= 15, sorted(found)
 
 
 def few_frames():
-    """A call that was made before runs at most four of the package's Python functions, of any length."""
+    """A repeated call runs at most four of the package's Python functions, for any length."""
     with Communicator(world) as comm:
         for n in (4, 1 << 16):
             count_frames(comm, n)
@@ -55,7 +55,7 @@ def count_frames(comm, n):
         for _ in range(4):
             call()
         part[:] = np.nan
-        found = world.allgather(min((frames_of(call) for _ in range(8)), key=len))  # of one that needs not wait
+        found = world.allgather(min((frames_of(call) for _ in range(8)), key=len))  # of a call that need not wait
         assert max(map(len, found)) <= 4, (name, n, found)
         if name in ("Allreduce", "Start, Wait") or (name.startswith("Reduce to") and comm.rank == 1):
             np.testing.assert_allclose(part, total)
@@ -65,7 +65,7 @@ def count_frames(comm, n):
 
 
 def own_operations():
-    """A short reduction by an operation of the user's own is prepared once for all that look like it."""
+    """A short reduction by a user-defined operation is prepared once for all similar calls."""
 
     def made(combine):
         def apply(a, b, _):
@@ -95,12 +95,12 @@ def own_operations():
 
 
 def ahead():
-    """A root that waits for nobody, calls that outnumber the parcels, and one among them that a rank refuses."""
+    """A root that never waits, more calls than parcels, and one among them that a rank refuses."""
     comm = Communicator(world)
     rank, size = comm.rank, comm.size
     data = np.zeros(3, np.int64)
     for call in range(400):
-        root = call // 150 % size  # far ahead, in turn
+        root = call // 150 % size  # each rank in turn is far ahead
         if rank == root:
             data[:] = call
         elif call % 50 == 0:
@@ -141,7 +141,7 @@ def ahead():
 
 
 def known():
-    """A call that differs in anything but addresses is another one, or a mistake; a long one goes on in Python."""
+    """A call that differs in more than addresses is another one, or an error; a long one continues in Python."""
     comm = Communicator(world)
     rank, size = comm.rank, comm.size
 
@@ -149,7 +149,7 @@ def known():
         comm.Allreduce(send, recv, *more)
         return recv.tolist()
 
-    for _ in range(5):  # known from the third time on
+    for _ in range(5):  # repeated calls are recognised from the third on
         a, b = np.full(4, rank + 1, np.float32), np.empty(4, np.float32)
         gc.collect()
         assert sums(a, b) == [size * (size + 1) / 2] * 4

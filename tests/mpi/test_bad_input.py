@@ -1,4 +1,4 @@
-"""Bad input of every kind ends in a clear exception and never in a hang; where one rank can know, nothing is sent."""
+"""Bad input of every kind raises a clear exception and never hangs; if one rank can know, nothing is sent."""
 
 import os
 import random
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Prints what a communicator said instead of coming to be.
+#: Prints the error of making a communicator.
 OPEN = """
 import os, sys
 if len(sys.argv) > 1 and os.environ["OMPI_COMM_WORLD_RANK"] != "1":
@@ -25,7 +25,7 @@ except UCCHError as error:
 
 
 def fake_library(compiled, library, version, *, without=""):
-    """A library with libucc's functions, which do nothing, and a version of its own."""
+    """A library with libucc's functions, which do nothing, and a chosen version."""
     table = (ROOT / "cffi_build" / "abi" / "symbols.h").read_text()
     names = set(re.findall(r"^UCC_(?:VOID_)?SYMBOL\([\w *]+?,? ?\*?(ucc_\w+),", table, re.M))
     names |= set(re.findall(r"(?<![\w])(ucc_[a-z_]+), \(", table))
@@ -45,7 +45,7 @@ def fake_library(compiled, library, version, *, without=""):
     ("1.0", "", "is UCC 1.0; 1.1 or newer is needed"), ("1.4", "ucc_team_create_post", "ucc_team_create_post"),
 ], ids=["no file", "no library", "too old", "lacks a function"])  # fmt: skip
 def test_a_library_that_will_not_do(compiled, tmp_path, version, without, said):
-    """Of one rank, whom no mpirun has started; of several, below."""
+    """With one rank, started without mpirun; several ranks are tested below."""
     library = tmp_path / "libucc.so.1"
     if version:
         fake_library(compiled, library, version, without=without)
@@ -57,14 +57,14 @@ def test_a_library_that_will_not_do(compiled, tmp_path, version, without, said):
 
 
 def test_library_missing_on_one_rank(mpirun, tmp_path):
-    """Nobody waits for the rank that cannot take part."""
+    """No rank waits for the one without the library."""
     job = mpirun(OPEN, 3, args=["one"], env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
     assert job.stdout.count("AgreementError: some ranks of this job cannot take part") == 3, job.output
     assert "rank 1: LibraryNotFound" in job.stdout
 
 
 def test_a_wrong_setting_is_said_once(mpirun):
-    """By the first rank, for all of them, below the line that asked for a communicator and one of this package's."""
+    """The first rank prints it for all, below the user's line and this package's frame."""
     wrong, who = random.choice([("012", "all 3 ranks"), ("1", "rank 1")])
     script = f"""
 import os

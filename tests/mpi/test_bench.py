@@ -1,4 +1,4 @@
-"""Benchmarks under a real mpirun: what they print can be parsed, what they measure is right, and nothing hangs."""
+"""Benchmarks under a real mpirun: output can be parsed, results are correct, and nothing hangs."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def of_each(words, names=COLLECTIVES):
 
 
 _FEW, _PAIRS = "-m 8:8 -i 3 -x 1", ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
-#: Ranks, and command lines with the numbers of columns that their rows have; those with -c compare what they receive.
+#: Number of ranks, and command lines with the number of columns of their rows; with -c received data is compared.
 FAMILIES = {
     "blocking": (3, {
         3: [each for peer in ("mpi4py", "ucc") for each in of_each(f"osu_{{}} --backend {peer} {_FEW} -c -u 1")],
@@ -77,7 +77,7 @@ def test_every_benchmark(bench, family):
     )
     assert [len(row) for row in table] == [columns for columns, some in lines.items() for _ in some]
     assert [row[-1] == "Pass" for row in table] == [" -c" in each for each in commands], table
-    assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # a rate of few bytes, beside other work, is 0.00
+    assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # of few bytes 0.00, if cores are busy
 
 
 def test_limits_and_peers_of_every_family(bench, tmp_path):
@@ -105,13 +105,13 @@ def test_limits_and_peers_of_every_family(bench, tmp_path):
 
 
 def test_what_one_sided_benchmarks_do(crew):
-    """Once, with the other rank's memory as MPI says that it is then."""
+    """Each once; the other rank's memory is checked through an MPI window."""
     for what in ("put", "get"):
         crew("bench_cases:once", args=[what])
 
 
 def test_kv_transfer(bench, tmp_path):
-    """A row for each case, whose values were compared on the way."""
+    """A row for each case, whose values are compared during the measurement."""
     ways = "buffer,plain,layout,half,float8"
     few = f"--way {ways} --pages 3,5 --block-size 4 --concurrency 1,2 --layers 2 --heads 2 --dim 8 -r 2"
     result = bench(f"kv_transfer {few} --json {tmp_path}/k.json")

@@ -1,6 +1,6 @@
-"""Modules and functions of cases, on the ranks and layouts of vendors that they are about, on one host.
+"""Modules and functions of cases, with their numbers of ranks and layouts of vendors, on one host.
 
-Random calls are in test_collectives.py; between hosts the same cases are those of tests/cluster.
+Random calls are in test_collectives.py; tests/cluster runs the same cases between hosts.
 """
 
 import random
@@ -15,13 +15,13 @@ from ucc_hetero.native.libraries import lib
 from ucc_hetero.planner.algorithms import ranking
 
 HERE = Path(__file__).parent
-#: What waits for a deadline is killed before that.
+#: A job that waits for a deadline is killed before that.
 NEVER, SOON = {"UCCH_TIMEOUT": "1000"}, {"UCCH_TIMEOUT": "0.5"}
 MIXED, IN_TURN = (4, "nvidia:2,amd:2"), (4, "nvidia:1,amd:1,nvidia:1,host:1")
 
 
 class Cases(NamedTuple):
-    """A function of a module, or a program, and layouts of ranks, of which one is drawn."""
+    """A function of a module, or a program, and layouts of ranks, one of which is drawn."""
 
     case: str | Path
     layouts: Sequence[tuple[int, str]]
@@ -38,14 +38,14 @@ CASES = {
     "communicators": of("communicator", (3, ""), IN_TURN), "neighbourhoods": of("neighbour", (3, ""), MIXED),
     "requests": of("request", (2, ""), IN_TURN), "messages, by shared memory": of("message", (2, "")),
     "messages, mixed": of("message", MIXED),
-    # Other protocols, other borders between them.
+    # Other protocols with other thresholds.
     "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),
     "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]), "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
-    # Where the kernel does not copy between processes.
+    # Without copies between processes by the kernel.
     "one-sided, without cma": Cases(HERE / "rma_cases.py", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
     **{f"thin bindings, {case}": Cases(f"bindings_cases:{case}", [(3, "")])
        for case in ("calls", "number_of_teams", "messages")},
-    # Made again in one crossing into C, and carried by the arrival board within a host.
+    # Repeated with a single call into C, and carried by the arrival board within a host.
     **{f"short calls, {case}": Cases(f"short_cases:{case}", [(2, "")])
        for case in ("known", "few_files", "few_frames", "own_operations")},
     "short calls, few_frames, mixed": Cases("short_cases:few_frames", [MIXED]),
@@ -53,7 +53,7 @@ CASES = {
     **{f"mistakes, {what}": Cases(f"bad_input_cases:{what}", [(4, ""), MIXED])
        for what in ("arguments", "order", "mismatches", "given_up", "absent")},
     "a call that failed is no call that a rank is in": Cases("bad_input_cases:in_no_other_call", [(2, "")], env=SOON),
-    # A mistake that one rank makes ends the communicator on all, one that all make ends nothing.
+    # A mistake of one rank ends the communicator on all; a mistake of all ranks ends nothing.
     **{f"random mistakes, {layout or 'one vendor'}": Cases(HERE / "refusal_cases.py", [(ranks, layout)], ["25"])
        for ranks, layout in ((2, ""), (3, "nvidia:2,amd:1"))},
 }  # fmt: skip
@@ -61,7 +61,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_cases(crew, name):
-    """Nor does UCX complain."""
+    """The case succeeds, and UCX logs no complaint."""
     cases = CASES[name]
     ranks, layout = random.choice(cases.layouts)
     done = crew(cases.case, ranks, args=cases.args, layout=layout, env=cases.env, job=cases.job, timeout=150)

@@ -1,8 +1,9 @@
 """Every collective, datatype, operation, calling form and layout of ranks, against numpy on gathered inputs.
 
-Each job draws random cases (``collective_cases.py``); the seed is printed, and ``UCCH_TEST_SEED`` repeats it. With
-``UCCH_TEST_FULL=1`` (``make exhaustive``) every layout runs every kind of call under every algorithm. That takes hours:
-``UCCH_TEST_SHARD=3/8`` (``make exhaustive SHARD=3/8``) runs the third of eight parts, each of which has all layouts.
+Each job draws random cases (``collective_cases.py``). It prints the seed, and ``UCCH_TEST_SEED`` repeats it. With
+``UCCH_TEST_FULL=1`` (``make exhaustive``) every layout runs every kind of call under every algorithm, which takes
+hours: ``UCCH_TEST_SHARD=3/8`` (``make exhaustive SHARD=3/8``) runs the third of eight parts, each of which has all
+layouts.
 """
 
 import os
@@ -13,7 +14,7 @@ import pytest
 FULL = bool(os.environ.get("UCCH_TEST_FULL"))
 SHARD = os.environ.get("UCCH_TEST_SHARD", "1/1")
 
-#: Ranks and their vendors: alone, native teams, even, uneven, interleaved, single-rank islands, three vendors.
+#: Ranks and their vendors: one rank, native teams, even, uneven, interleaved, single-rank islands, three vendors.
 LAYOUTS = [
     *((ranks, "") for ranks in (1, 2, 3)), (4, "nvidia:2,amd:2"), (4, "nvidia:3,amd:1"),
     (5, "nvidia:1,amd:1,nvidia:1,amd:1,host:1"),
@@ -47,16 +48,17 @@ def test_cases(crew, ranks, vendors):
     [(3, ""), (6, TURNS)] + ([(n, "") for n in (2, 4, 5, 6, 7, 8)] + MORE_LAYOUTS[10:] if FULL else []),
 )
 def test_replicas(crew, ranks, vendors):
-    """All ranks hold the same bits after an allreduce, by every algorithm, where that depends on the order of sums."""
+    """All ranks have the same bits after an allreduce, by every algorithm, on data that shows the order of
+    additions."""
     args = [seed(), "40" if FULL else "2", "--all-algorithms", "allreduce", "float16", "float32", "complex64"]
     print(crew("collective_cases:main", ranks, args=args, layout=vendors, timeout=250 if FULL else 170).stdout)
 
 
 @pytest.mark.parametrize(("ranks", "vendors"), [(1, ""), (3, ""), (4, "nvidia:2,amd:2")])
 def test_as_mpi_does(crew, ranks, vendors):
-    """Buffers in the ways of programs on mpi4py, pairs, the user's operations, datatypes with gaps or one per rank: the
-    same calls by MPI and by this package."""
-    # Open MPI's tuned algorithms stand still where ranks describe the same elements by different datatypes.
+    """Calls as in programs on mpi4py (pair types, user-defined operations, datatypes with gaps or one per rank) give
+    the same results by MPI and by this package."""
+    # Open MPI's tuned algorithms hang if ranks describe the same elements by different datatypes.
     job, env = {"OMPI_MCA_coll": "basic,libnbc,self,inter"} if ranks > 1 else {}, {"UCCH_TIMEOUT": "100"}
     crew("cases:run_module", ranks, args=["as_mpi_cases"], env=env, job=job, layout=vendors, of=4 * (ranks > 1))
 

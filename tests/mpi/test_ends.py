@@ -1,4 +1,4 @@
-"""Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
+"""Ends of calls and jobs after failures: an error that names rank and cause, within the deadline, and no hang."""
 
 import random
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 from .scripts import HEAD, NEVER, Job
 
-#: On ranks that have run other scripts before.
+#: Cases on ranks that have run other scripts before.
 ON_A_CREW = {
-    # The libraries are left alone at the end: they used to be closed with the failed call in them.
+    # The libraries are not unloaded at the end: they used to be closed during the failed call.
     f"freed after a failure, {layout or 'one vendor'}": Job("""
 x, y = np.ones(1000, "f4"), np.empty(1000, "f4")
 other = u.Communicator(world)
@@ -28,7 +28,7 @@ except u.MismatchError:
 """, 3, {"^right$": 3}, more={"layout": layout})
     for layout in ("", "nvidia:2,amd:1")
 } | {
-    # Memory of a call that failed is kept, whatever its caller has raised meanwhile.
+    # Memory of a failed call is kept, whatever exception its caller handles meanwhile.
     f"interrupted as it fails, {known} calls before": Job(f"known = {known}" + """
 import gc
 from ucc_hetero.bindings import quarantine
@@ -63,7 +63,7 @@ except u.CollectiveError as error:
 }  # fmt: skip
 
 CALLS = "Recv(one)", "Probe()", "recv()", "Allreduce(x, y)"
-#: One that no rank comes to in time -> what the others say.
+#: A call that one rank does not make in time -> the other ranks' errors.
 ALONE = {
     "comm.Split(0)": r"Split \(call 1 .*",
     "comm.bcast(1, root=1)": r"bcast of objects root=1 \(call 1 .*",
@@ -72,7 +72,7 @@ ALONE = {
 
 
 def does_not_come(call):
-    """The others name a rank in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
+    """The others name the rank in time, and the job ends even if they go on: MPI_Finalize would wait for the rank."""
     return f"""
 world.Barrier()  # no rank's time begins before all are there
 if rank == 1:
@@ -84,8 +84,37 @@ except u.CollectiveTimeout as error:
 """
 
 
+#: A head of scripts in which ``comm`` is MPI's.
+NO_COMM = HEAD.replace("comm = u.Communicator(world)", "comm = world")
+
+
+def looks_for_messages(call):
+    """A rank that does not come to a call of the others' receives what they send it, and nothing else."""
+    return f"""
+turn, early = world.Dup(), comm.irecv() if rank == 1 else None
+turn.Barrier()
+if rank == 1:
+    said = [turn.recv(source=other) for other in (0, 2)]  # once they have waited in vain
+    assert all("rank(s) [1] did not come" in text for text in said), said
+    looks = [comm.Iprobe(), comm.iprobe(), comm.improbe(), getattr(comm, "mpi", comm).Iprobe(), world.Iprobe()]
+    assert not (any(looks) or early.test()[0]), looks
+    turn.Barrier()
+    assert (early.wait(), comm.recv(), comm.mprobe().recv()) == (7, 7, 7)
+else:
+    try:
+        {call}
+    except u.CollectiveTimeout as error:
+        turn.send(str(error), 1)
+    turn.Barrier()
+    for _ in range(3 * (rank == 0)):
+        comm.send(7, 1)
+turn.Barrier()
+print("right", flush=True)
+"""
+
+
 def makes_none(how):
-    """A rank's first communicator fails before the others have met it: they do not wait for the deadline."""
+    """If a rank's first communicator fails before the others have met it, they do not wait for the deadline."""
     script = f"""
 from mpi4py import MPI
 import ucc_hetero as u
@@ -103,7 +132,7 @@ u.Communicator()
 
 
 def fails(how):
-    """Also while the others wait, in our calls or in MPI's; plain mpi4py would wait for ever after most of them."""
+    """The rank fails while the others wait, in this package's calls or MPI's; plain mpi4py mostly waits for ever."""
     return f"""
 if rank == 1:
     {how}
@@ -115,7 +144,7 @@ except u.PeerError:
 
 
 BOTH = "rank 1 has failed {} and ends the job".format(r"\(status 3\)")
-#: How a rank fails, the job's status, and what is said.
+#: How a rank fails, the job's status, and the output.
 FAILS = [
     ("sys.exit(3)", 3, BOTH), ("sys.stderr.close(); sys.exit(3)", 3, ""), ("sys.exit('out of flour')", 1, "of flour"),
     ("raise RuntimeError('this rank is out of its mind')", 1, "out of its mind"), ("os._exit(3)", 3, ""),
@@ -123,13 +152,13 @@ FAILS = [
 ]  # fmt: skip
 
 JOBS = {
-    # The others learn of it at once, long before the deadline.
+    # The others raise at once, long before the deadline.
     "a rank leaves": Job("""
 if rank == 1:
     sys.exit(0)
 caught(u.PeerError, lambda: comm.Allreduce(x, y))
 """, 3, {"rank 1 has left the job or died": 2}, env=NEVER),
-    # Its call has failed, and its process comes to its end without an error; one that is in the call learns of it.
+    # The rank's call fails and its process exits without an error; a rank in the call raises.
     "a rank fails and ends well": Job("""
 if rank == 2:
     world.recv(source=0)
@@ -142,7 +171,7 @@ else:
         world.send(None, 2)
 """, 3, {"have not called it": 1, "rank 1 has given up, as call 1 has failed there": 1}, env=NEVER),
     **{f"a rank makes no communicator: {how}": makes_none(how) for how in ("argument", "interrupt")},
-    # It has an end of its own, as where its parent had not imported the package.
+    # The child has an exit of its own, as if its parent had not imported the package.
     "a rank that was forked before MPI was begun": Job("""
 import os, sys
 import ucc_hetero as u
@@ -168,7 +197,7 @@ elif rank == 1:
     other.bcast(1, root=1)
 comm.Allreduce(x, y)
 """, 3, {"caught .*no memory is left": 2}),
-    # The program does not wait for a daemon, a listener say: what it waits for used to be released under it.
+    # The program does not wait for a daemon thread such as a listener: its objects used to be released while in use.
     "a thread goes with the interpreter": Job(f"""
 import contextlib, traceback
 comm.Allreduce(x, y)
@@ -194,33 +223,17 @@ print("fine", flush=True)
         head=HEAD.replace("comm = u", "if world.rank == 1:\n    sys.exit(3)\ncomm = u")),
     "a rank does not come to the first communicator": Job(does_not_come("u.Communicator()"), 3,
         {r"the making of a communicator[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
-        env={"UCCH_TIMEOUT": "2"}, head=HEAD.replace("comm = u.Communicator(world)", "comm = world")),
+        env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
     "a rank does not come": Job(lambda: does_not_come(random.choice([*ALONE])), 3,
         {rf"({'|'.join(ALONE.values())})[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
         env={"UCCH_TIMEOUT": "2"}),
-    # What they ask each other then is of no concern to the rank that was not there, whatever it receives.
-    "a rank does not come, and looks for messages": Job(lambda: f"""
-turn, early = world.Dup(), comm.irecv() if rank == 1 else None
-turn.Barrier()
-if rank == 1:
-    said = [turn.recv(source=other) for other in (0, 2)]  # once they have waited in vain
-    assert all("rank(s) [1] did not come" in text for text in said), said
-    looks = [comm.Iprobe(), comm.iprobe(), comm.improbe(), comm.mpi.Iprobe(), world.Iprobe()]
-    assert not (any(looks) or early.test()[0]), looks
-    turn.Barrier()
-    assert (early.wait(), comm.recv(), comm.mprobe().recv()) == (7, 7, 7)
-else:
-    try:
-        {random.choice(["u.Communicator(world)", "u.Communicator(comm)"])}
-    except u.CollectiveTimeout as error:
-        turn.send(str(error), 1)
-    turn.Barrier()
-    for _ in range(3 * (rank == 0)):
-        comm.send(7, 1)
-turn.Barrier()
-print("right", flush=True)
-""", 3, {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}),
-    # Where the others cannot leave that, the job ends at the deadline, and says why.
+    # How they find out must not affect the rank that was away, whatever it receives.
+    "a rank does not come, and looks for messages": Job(
+        lambda: looks_for_messages(random.choice(["u.Communicator(world)", "u.Communicator(comm)"])), 3,
+        {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}),
+    "a rank looks for messages before its first communicator": Job(looks_for_messages("u.Communicator()"), 3,
+        {"^right$": 3}, status=None, env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
+    # If the others cannot leave MPI's call, the job ends at the deadline and prints why.
     "a rank is stopped within a call of MPI's": Job("""
 from ucc_hetero.bootstrap.timely import Timely
 
@@ -228,7 +241,7 @@ if rank == 1:
     Timely.at_once = lambda *_, **more: os.kill(os.getpid(), signal.SIGSTOP)
 comm.Dup()
 """, 3, {"rank [02]: Dup: not all ranks got through in time": None}, status=None, env={"UCCH_TIMEOUT": "2"}),
-    # Requests in any state, messages too, held and given up; exits that are caught, or of another thread, end nothing.
+    # Requests in any state, messages too, held and dropped; exits that are caught, or of another thread, end nothing.
     "a script frees nothing": Job("""
 def leave():
     sys.exit(3)
@@ -262,7 +275,7 @@ caught(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
 print("end", flush=True)
 sys.exit(0)
 """, 4, {"^end$": 4, "WARN|ERROR|failed|Traceback": 0}),
-    # Requests that are not waited for, in another thread, too.
+    # Requests without a wait, in another thread too.
     "the interpreter ends with calls under way": Job("""
 x, y = np.ones(300_000), np.empty(300_000)
 kept = [comm.Iallreduce(x, y) for _ in range(5)] + [comm.Irecv(np.empty(5), 1 - rank, 9)]
@@ -273,7 +286,7 @@ thread.join()
 print("at the end", flush=True)
 comm.Iallreduce(x, y)
 """, 2, {"^at the end": 2, "Traceback": 0}),
-    # MPI calls it, and mpi4py ends the job with its traceback: no rank takes garbage for a sum, or waits.
+    # MPI calls the operation, and mpi4py ends the job with its traceback: no rank gets a wrong sum, or waits.
     "an exception in an operation of the user's": Job(lambda: f"""
 def add(a, b, datatype):
     raise KeyError("mine alone")
@@ -298,7 +311,7 @@ def test_jobs(mpirun, name):
 
 @pytest.mark.parametrize("more", [(), ("--with-ft", "ulfm")], ids=["plain", "ulfm"])
 def test_a_rank_that_is_interrupted_at_its_end(mpirun, flavour, more):
-    """The others do not wait for it; the job has failed where they cannot go on without it."""
+    """The others do not wait for it; the job fails if they cannot go on without it."""
     if more and (flavour[0] != "openmpi" or flavour[1] < 5):
         pytest.skip("needs Open MPI 5")
     script = """
@@ -318,7 +331,7 @@ together, at_exit._together = at_exit._together, interrupted if rank == 1 else w
     Job(script, 3, {"KeyboardInterrupt": None}, status=int(not more)).run(mpirun, mpi_args=more, check=False)
 
 
-#: Calls that daemons are in as their ranks end: some that other ranks do not make, and some that never stop.
+#: Calls of daemon threads at process exit: some that other ranks do not make, and some that never end.
 DAEMONS = (
     *("comm.Recv(one)", "comm.Probe()", "comm.recv()", "comm.Ssend(long, left)", "comm.Allreduce(x, y)"),
     *("comm.bcast(1, root=right)", "first.Allreduce(long, long * 0)", "comm.Dup()", "comm.Split(0)", "unused.Free()"),
@@ -338,7 +351,7 @@ ENDS = {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise KeyError(3)": 1}
 
 @pytest.mark.parametrize("turn", range(3))
 def test_daemons_within_calls(mpirun, flavour, compiled, tmp_path, turn):
-    """No thread is in MPI as that ends, and none is waited for."""
+    """No thread is in MPI during its finalization, and none is waited for."""
     if flavour[0] != "openmpi":
         pytest.skip("needs Open MPI")
     end, ranks = random.choice([*ENDS]), random.choice([1, 2, 3])

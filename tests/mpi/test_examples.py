@@ -1,4 +1,4 @@
-"""Commands that the documentation and examples/ give a newcomer, on one vendor and on two."""
+"""Commands of the documentation and examples/, on one vendor and on two."""
 
 import os
 import re
@@ -22,8 +22,8 @@ def test_training(crew):
 
 
 def test_training_grows_back(mpirun, ulfm, tmp_path):
-    """A vendor's whole island dies, the others go on, and those that are started in its place are let in: four ranks
-    end alike, with weights and losses of a single process's run, in which nobody dies.
+    """A vendor's whole island dies, the others go on, and replacements are let in: four ranks end with equal weights,
+    and with the losses of a single process without failures.
     """
     secret = tmp_path / "secret"
     secret.write_bytes(os.urandom(32))
@@ -47,7 +47,7 @@ def test_own_algorithm(mpirun):
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/index.md", "docs/rma.md"])
 def test_code_of_the_documentation(crew, page):
     codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    codes = [code for code in codes if " Communicator() " in code]  # torch's are test_torch_examples.py's
+    codes = [code for code in codes if " Communicator() " in code]  # torch's are in test_torch_examples.py
     assert codes
     for code in codes:
         job = crew(code, 4, layout=MIXED)

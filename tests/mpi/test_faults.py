@@ -19,12 +19,12 @@ def right(comm):
 
 
 def going_on(script, ranks, right, layout="", **said):
-    """A job whose ranks say so often that they are right, and what it has to say beside that."""
+    """A job in which this many ranks print that their results are correct, and its other output."""
     return Job(script, ranks, {"^right$": right, **said}, 0, {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": layout}, HEAD)
 
 
 JOBS = {
-    # Blocking, non-blocking and persistent calls and messages; those that begin later are refused.
+    # Blocking, non-blocking and persistent calls and messages; later ones raise.
     "revocation ends what others wait for": going_on("""
 other = comm.Dup()
 if rank == 0:
@@ -61,7 +61,7 @@ membership.Board = board
 with again.Dup() as part:
     right(part)
 """, 4, 8, "nvidia:2,amd:2"),
-    # ``Agree`` raises on all until all have acknowledged; communicators without the dead are as they were.
+    # ``Agree`` raises on all until all have acknowledged; communicators without dead ranks are not affected.
     "deaths are acknowledged": going_on("""
 part = comm.Split(rank == 1)
 if rank == 1:
@@ -75,7 +75,7 @@ assert comm.Ack_failed() == 1
 assert comm.Agree(3) == 3
 right(part)
 """, 3, 2),
-    # An exception ends its process, and no more: the others go on without it. Who shrinks ends what others wait for.
+    # An exception ends its process only: the others go on. A rank in Shrink interrupts the others' calls.
     "a rank that fails does not end the others": going_on("""
 if rank == 1:
     raise RuntimeError("of no use any more")
@@ -97,7 +97,7 @@ else:
     MPI.COMM_WORLD.recv(source=0)
 os._exit(0)
 """, 2, 1),
-    # With an error that says who died; MPI's own does not.
+    # The error names the dead rank; MPI's own does not.
     "deaths end the making of communicators": going_on("""
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -109,7 +109,7 @@ comm = comm.Shrink()
 with comm.Dup() as part:
     right(part)
 """.replace("MAKE", random.choice(["Dup", "Split"])), 3, 2),
-    # In libucc, which exchanges addresses by calls of MPI's whose errors name nobody.
+    # In libucc, which exchanges addresses by MPI calls whose errors name no rank.
     "a death while contexts are made": going_on("""
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import process
@@ -125,7 +125,7 @@ right(comm := comm.Shrink())
 }  # fmt: skip
 
 
-#: Jobs in which one of three ranks dies, and the others end well: one job of theirs all.
+#: Jobs of three ranks in which one dies and the others succeed; run as one job.
 DEATHS = [name for name, job in JOBS.items() if "death" in name]
 
 
@@ -144,9 +144,9 @@ def test_survivors_of_deaths(mpirun, ulfm):
 
 
 def test_a_rank_without_memory_for_its_peers_segments(mpirun, ulfm):
-    """libucc gives a collective up by a status that is no error's: an exception, or the right data.
+    """libucc gives a collective up with a status that is not an error: the call must raise, or have correct data.
 
-    Of the rank without memory libucs may end the process: by its log, which has none for what it prints, or on purpose.
+    libucs may abort the rank without memory, in its logging, which cannot allocate, or on purpose.
     """
     more = random.choice([1 << 16, 1 << 20])
     script = """
@@ -178,9 +178,9 @@ os._exit(0)
 
 
 def test_what_was_not_received_is_not_passed_on(mpirun, ulfm, tmp_path, compiled):
-    """libucc's ring sends on what it could not read of a peer that died; the next rank's part then ends well.
+    """After a failed read from a dead peer libucc's ring passes on garbage, and the next rank's part succeeds.
 
-    No rank dies here: survivors make the connections that came to nothing anew all the same.
+    No rank dies here, but survivors make the failed connections again.
     """
     library = compiled(tmp_path / "broken.so", "-O1", "-shared", "-fPIC", CLUSTER / "broken_read.c", "-ldl")
     env = {"UCCH_EMULATE": "nvidia:2,amd:2", "LD_PRELOAD": str(library), "UCCH_TIMEOUT": "100"}
@@ -191,7 +191,7 @@ def test_what_was_not_received_is_not_passed_on(mpirun, ulfm, tmp_path, compiled
 
 @pytest.mark.parametrize(("prefix", "when"), [("UCCHN", "at first"), ("UCCHB", "shrink")])
 def test_a_rank_without_connections_is_refused(mpirun, ulfm, prefix, when):
-    """libucc makes its context all the same, and the others' next team reads the address that it has not."""
+    """libucc makes its context anyway, and the others' next team reads the address that the rank lacks."""
     script = """
 import os, sys
 from mpi4py import MPI
@@ -218,7 +218,7 @@ os._exit(0)
 
 
 def test_a_rank_that_dies_at_its_very_end_keeps_nobody(mpirun, ulfm):
-    """Others are in ``MPI_Finalize`` by then, where Open MPI waits for the dead."""
+    """Others are in ``MPI_Finalize`` then, where Open MPI waits for dead ranks."""
     first = """
 import atexit, os
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
@@ -229,7 +229,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 
 
 def test_refused_where_mpirun_ends_the_job(crew, ulfm):
-    """With the cure; nothing else has changed."""
+    """The error has the way out; nothing else has changed."""
     script = """
 for call in (comm.Revoke, comm.Shrink, lambda: comm.Agree(1)):
     assert "mpirun --with-ft ulfm" in caught(u.NotSupported, call)

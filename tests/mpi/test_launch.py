@@ -90,7 +90,7 @@ def test_statuses(ucch_run):
 
 @pytest.mark.parametrize(("words", "said"), [
     (["-np", "0", "true"], "-np 0: must be at least 1"), (["-np", "2"], "no program: give it at the end"),
-    (["-np", "2", "-x", "UCCH_NOT_SET", "true"], "-x UCCH_NOT_SET: is not set here"),
+    (["-np", "2", "-x", "UCCH_NOT_SET", "true"], "-x UCCH_NOT_SET: the variable is not set here"),
     (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument, after an equals sign"),
     (["-np", "2", "--bind-to", "core", "true"], "those of mpirun or srun go into --mpi-args='--x y'"),
 ])  # fmt: skip

@@ -53,7 +53,7 @@ print("went on", flush=True)
 
 @pytest.mark.parametrize("asked, emulated, said", [
     ("nccl", "", "unknown variable UCCH_TORCH_REPLAC: did you mean UCCH_TORCH_REPLACE?"),
-    ("nccl", "nvidia:1,amd:1", "and this job has nvidia on rank 0 and amd on rank 1: UCCH_TORCH_REPLACE=nccl gives"),
+    ("nccl", "nvidia:1,amd:1", "but this job has nvidia on rank 0 and amd on rank 1: set UCCH_TORCH_REPLACE=nccl"),
     ("nccl", "", "(rank 1; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it"),
     ("uchh", "", "Unknown backend type uchh (rank 1; the backend of ucc_hetero is 'ucch'"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""UCCH_CHECK=data: a bit that flips on the wire, or in a ring, is found, and so are its call and element."""
+"""UCCH_CHECK=data finds a bit that flips on the network or in a ring, with the call and the element."""
 
 import importlib.util
 import random
@@ -11,7 +11,7 @@ from ucc_hetero.trace.flight_files import CAUSES, parse
 
 HERE = Path(__file__).parent
 TORCH_NEEDED = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-#: How data goes between ranks: by sockets, or read from each other's memory.
+#: How data moves between ranks: by sockets, or by reading the peer's memory.
 TLS = random.choice(["tcp,self", "all"])
 
 
@@ -24,14 +24,14 @@ def flipping(tmp_path_factory, compiled):
 
 @pytest.fixture
 def flip():
-    """Environment of a case: a bit, in eight bytes that no other data has, flips on its way to rank 0."""
+    """Environment of a case: a bit flips on its way to rank 0, in eight bytes that no other data has."""
     bit, magic = random.randrange(60), random.getrandbits(62) | 1 << 61
     return {"FLIP": f"{magic:x}", "FLIP_RANK": "0", "FLIP_BIT": str(bit)}
 
 
 @pytest.fixture
 def calls(crew, flipping, flip):
-    """Call as ``calls(case, form, ranks=3, **env)``: all calls of a crew on whose wire a bit flips are verified."""
+    """Call as ``calls(case, form, ranks=3, **env)``: verifies all calls of a crew on whose network a bit flips."""
     job = {"LD_PRELOAD": flipping, "UCX_TLS": TLS}
     return lambda case, form, ranks=3, **env: crew(
         f"verification_cases:{case}", ranks, of=3, args=[form], job=job,
@@ -48,12 +48,12 @@ FORMS = ("allreduce", "in place", "bcast", "allgather", "alltoall", "gatherv", "
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bit_flips(calls, form):
-    """All ranks say who, which element, and which call."""
+    """All ranks name the rank, the element and the call."""
     job = calls("flipped", form)
     assert "flipped on rank 0" in job.stderr, job.output
     said = dict(re.findall(r"rank (\d) says: (.*)", job.stdout))
     assert len(said) == 3
-    if form == "dropped":  # nobody is there to hear it but whoever comes by: by a warning, and that a rank has left
+    if form == "dropped":  # nobody waits for the call: a warning, and the rank that left
         assert re.search(r"dropped failed: .*element 12345 |says: .*element 12345 ", job.output), job.output
         return
     for rank, text in said.items():
@@ -63,14 +63,14 @@ def test_a_bit_flips(calls, form):
 
 @pytest.mark.parametrize("form", ["allgather", "started", "dropped", "persistent"])
 def test_a_rank_that_is_ahead_takes_part(calls, form):
-    """A rank that waits in a later call, or in Free, before the others judge: all find the element together."""
+    """A rank that waits in a later call, or in Free, before the others check: all find the element together."""
     job = calls("ahead", form)
     told = re.findall(r"(?:dropped failed|says): rank (\d): .*element 12345 ", job.output)
     assert set(told) == set("012"), job.output
 
 
 def test_the_last_calls_are_written(calls, tmp_path):
-    """All ranks leave their records where the error says, with the call that went wrong."""
+    """All ranks write records of the wrong call to the file that the error names."""
     job = calls("flipped", "allgather", UCCH_FLIGHT=str(tmp_path / "flight"))
     named = re.findall(r"rank (\d) says: .*the last calls are in (\S+\.flight) ", job.stdout)
     assert len(named) == 3, job.output
@@ -82,7 +82,7 @@ def test_the_last_calls_are_written(calls, tmp_path):
 
 @pytest.mark.parametrize("check", ["n", "data:1000000"])
 def test_nobody_knows_without(calls, check):
-    """The bit really flips in the result; and with one call in many verified only those are."""
+    """The bit does flip in the result; with one call in N verified only those raise."""
     job = calls("flipped", "unseen", 2, UCCH_CHECK=check)
     assert [job.said(word) for word in ("flipped", "right")] == [1, 2], job.output
     assert job.stdout.count("says: \n") == 2, job.output
@@ -98,7 +98,7 @@ def test_through_torch(calls):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_in_a_ring_of_devices(crew, fake_environment, flip, streamed):
-    """The bit flips in a copy that a device does, of a call that is queued in streams."""
+    """The bit flips in a device's copy, in a call that is queued in streams."""
     job, env = fake_environment("nvidia:1,amd:1"), flip | {"UCCH_CHECK": "data:1", "FAKEGPU_DELAY_US": "20"}
     job = crew("verification_cases:on_devices", 2, args=[streamed], job=job, env=env)
     assert "flipped on rank 0" in job.stderr
@@ -106,11 +106,11 @@ def test_in_a_ring_of_devices(crew, fake_environment, flip, streamed):
 
 
 def test_right_data_passes(crew):
-    """Random calls of all kinds, all of them verified: none is taken for wrong."""
+    """Random calls of all kinds, all verified: none is reported as wrong."""
     (ranks, layout), seed = random.choice([(3, ""), (4, "nvidia:2,amd:2")]), random.randrange(10**6)
     env = {"UCCH_CHECK": "data:1", "UCCH_LOG_LEVEL": "info", "UCCH_LOG_SUBSYS": "coll"}
     job = crew("verification_cases:right", ranks, args=[seed], layout=layout, env=env, timeout=170)
     assert f"calls right on {ranks} ranks (seed {seed})" in job.stdout
     counts = re.findall(r"(\d+) calls of (\d+) were verified", job.stderr)
     one, all_ = (sum(map(int, column)) for column in zip(*counts, strict=True))
-    assert one > 0.8 * all_ > 0, counts  # which calls are drawn decides how many cannot be verified
+    assert one > 0.8 * all_ > 0, counts  # the random calls decide how many cannot be verified

@@ -29,7 +29,7 @@ def futures():
     assert work.is_completed() and work.is_success() and work.exception() is None and future.done()
     same(work.result()[0], want)
 
-    # Callbacks that communicate themselves, several calls under way at once, each with its own delay on each rank.
+    # Callbacks that communicate, several calls under way at once, with a different delay on each rank.
     def nested(f):
         time.sleep(0.002 * ((R * 7 + int(f.value()[0][0])) % 3))
         return dist.all_reduce(f.value()[0].clone(), async_op=True).get_future().wait()[0]
@@ -43,7 +43,7 @@ def futures():
         value = float(N * sum(r + k for r in range(N)))
         same(chain.wait(), torch.full((1000 * (4 - k),), value))
 
-    # Of a call that was waited for, callbacks run before then() returns (torchft's manager counts on it).
+    # Callbacks of a call that was waited for run before then() returns; torchft's manager relies on that.
     each = torch.full((1000,), float(R))
     for first in (True, False):
         work = dist.all_reduce(each, async_op=True)
@@ -161,7 +161,7 @@ def functional():
     for o in fc.reduce_scatter_tensor_coalesced([torch.ones(N), torch.ones(2 * N)], "sum", [0, 0], dist.group.WORLD):
         assert (o + 0).max() == N
     same(fc.broadcast(torch.full((2,), float(R)), 1, dist.group.WORLD) + 0, torch.ones(2))
-    fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # never waited for
+    fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # without a wait
 
 
 @case
@@ -232,7 +232,7 @@ def monitored_barrier():
     if R > 1:
         dist.send(torch.ones(1), 0)
     elif R == 0:
-        [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit holds once they are about to come
+        [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit applies once these are posted
     if R != 1:
         try:
             group.monitored_barrier(timedelta(seconds=200 if R else 2), wait_all_ranks=True)
@@ -246,7 +246,7 @@ def monitored_barrier():
 
 @case
 def methods_that_look_for_a_backend_in_cpp():
-    """One of torch's ended the process."""
+    """One of torch's own versions ends the process."""
     group = dist.new_group()
     store = group.get_group_store()
     store.set(f"of {R}", "x")
@@ -273,7 +273,7 @@ def failures():
             try:
                 each.wait()
             except RuntimeError as error:
-                # Scripts, and torch's own tests, look for the words with the spaces.
+                # Scripts and torch's own tests look for these words, spaces included.
                 assert " Timed out " in str(error) and "allreduce" in str(error), error
             else:
                 raise AssertionError("nobody else was there")
@@ -286,7 +286,7 @@ def failures():
 
 @case
 def groups_that_are_over():
-    """Nothing keeps them but the last one, until the next is made."""
+    """Only the last destroyed group is kept, until the next is made."""
     refs = []
     for _ in range(3):
         group = dist.new_group()
@@ -300,7 +300,7 @@ def groups_that_are_over():
 
 @case
 def mismatches():
-    """Lengths, types and operations that differ between ranks: every rank learns who called what."""
+    """Lengths, types or operations differ between ranks: every rank's error names the ranks and their calls."""
     for mine in (
         lambda group: dist.all_reduce(torch.ones(2 + (R == 0)), group=group),
         lambda group: dist.all_reduce(torch.ones(2, dtype=torch.int32 if R == 0 else torch.float32), group=group),

@@ -1,4 +1,4 @@
-"""Shared by the torch jobs: run every case of a job on all ranks, say which failed, and end with the right status."""
+"""Shared by the torch jobs: runs every case of a job on all ranks, prints failures, and sets the exit status."""
 
 import faulthandler
 import os
@@ -9,9 +9,9 @@ import warnings
 import torch
 import torch.distributed as dist
 
-#: Where the tensors of all cases are. Jobs on GPUs are started by tests/gpu.
+#: Device of the tensors of all cases; jobs on GPUs are started by tests/gpu.
 DEVICE = os.environ.get("CASES_DEVICE", "cpu")
-if hip := os.environ.get("CASES_HIP"):  # the last half of the ranks takes its GPUs through this one (tests/hipcuda)
+if hip := os.environ.get("CASES_HIP"):  # the second half of the ranks uses this runtime (tests/hipcuda)
     last = 2 * int(os.environ["OMPI_COMM_WORLD_RANK"]) >= int(os.environ["OMPI_COMM_WORLD_SIZE"])
     os.environ |= (
         {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": hip, "HIP_ENABLE_DEFERRED_LOADING": "0", "UCCH_HOLD": "y"}
@@ -56,7 +56,7 @@ def close(got, want, tolerance, what):
 
 
 def main(job=None):
-    """Run the cases named on the command line, or all; rank 0 prints a line for each."""
+    """Run the cases named on the command line, or all. Rank 0 prints a line for each."""
     faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "560")), exit=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def main(job=None):
             each()
         except Exception:
             failure = traceback.format_exc()
-            # At once: the other ranks may be waiting for this one, and the summary may never come.
+            # At once: other ranks may wait for this one, so there may be no summary.
             print(f"rank {dist.get_rank()}, {each.__name__}: {failure}", file=sys.stderr, flush=True)
         failures = [None] * dist.get_world_size()
         dist.all_gather_object(failures, failure)
@@ -77,7 +77,7 @@ def main(job=None):
         if dist.get_rank() == 0:
             print("FAILED" if found else "ok", each.__name__, *found[:1], flush=True)
         if found:
-            break  # what a failed case left under way would disturb the next ones
+            break  # unfinished calls of a failed case would disturb later ones
     dist.destroy_process_group()
     if bad:
         sys.exit(1)

@@ -197,7 +197,7 @@ def messages():
         for r in range(1, N):
             one = torch.empty(2)
             if TWO_VENDORS:
-                with pytest.raises(dist.DistBackendError, match="names its source"):
+                with pytest.raises(dist.DistBackendError, match="name its source"):
                     dist.recv(one, tag=7)
             found.append(dist.recv(one, r if TWO_VENDORS else None, tag=7))
             same(one, data(found[-1], (2,)))
@@ -209,7 +209,7 @@ def messages():
     dist.isend(data(R, (6, 2))[::2][:, 1].contiguous().repeat(2)[:4], right, tag=3).wait()
     work.wait()
     assert strided[:, 0].min() > 0 and not strided[:, 1].any()
-    assert work.is_completed()  # of a device's tensor only behind what has waited for its stream
+    assert work.is_completed()  # a device's tensor only after its stream was waited for
     for size in (0, 1 << 20):
         big = torch.empty(size)
         works = [dist.isend(torch.full((size,), float(R)), right), dist.irecv(big, left)]

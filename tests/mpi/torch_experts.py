@@ -1,4 +1,4 @@
-"""A job for test_torch_api.py: tokens to experts of other ranks and back, against loops over all tokens."""
+"""A job for test_torch_api.py: tokens go to experts on other ranks and back, compared with loops over all tokens."""
 
 import re
 from contextlib import nullcontext
@@ -14,12 +14,12 @@ from ucc_hetero.torch import experts as module
 from ucc_hetero.torch.experts import Experts
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: Relative to the largest element: what a rounding of each rank's part, and of the sum, may do.
+#: Tolerance relative to the largest element, for the rounding of each rank's part and of the sum.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def seeded():
-    """Fresh random numbers, the same on every rank."""
+    """New random numbers, equal on every rank."""
     seed = [torch.seed() % 2**32]
     dist.broadcast_object_list(seed)
     if R == 0:
@@ -28,7 +28,7 @@ def seeded():
 
 
 def on_host(function):
-    """Decorator: tensors are made on the host, whatever the job's device."""
+    """Decorator: make tensors on the host, whatever the job's device is."""
 
     def run(*arguments, **named):
         with torch.device("cpu"):
@@ -38,7 +38,7 @@ def on_host(function):
 
 
 class Routing(NamedTuple):
-    """Tokens, choices and weights of all ranks, a tensor of each one's, on the host."""
+    """Tokens, choices and weights of all ranks, a host tensor per rank."""
 
     x: list[torch.Tensor]
     idx: list[torch.Tensor]
@@ -53,7 +53,7 @@ class Routing(NamedTuple):
         return self.x[R].to(DEVICE), self.idx[R].to(DEVICE), self.weights[R].to(DEVICE)
 
     def to(self, rank):
-        """(sender, token) of those that choose an expert of a rank, in order."""
+        """(sender, token) of the tokens that choose an expert of a rank, in order."""
         return [
             (s, t)
             for s in range(N)
@@ -64,7 +64,7 @@ class Routing(NamedTuple):
 
 @on_host
 def routing(generator, dtype, each=3, k=2, hidden=24):
-    """Random choices, some none and some twice the same; one rank has no tokens, and one expert nobody's."""
+    """Random choices, some none and some repeated; one rank has no tokens, and one expert is never chosen."""
     counts = torch.randint(3, 20, (N,), generator=generator).tolist()
     counts[counts[0] % N] = 0
     x = [torch.randn(n, hidden, generator=generator).to(dtype) for n in counts]
@@ -87,7 +87,7 @@ def close(got, want, what):
 
 @on_host
 def one_process(given, scales):
-    """Outputs of a MoE, ``tanh(x * scale of the expert)``, and gradients of their weighted sum: token by token."""
+    """Outputs of a MoE, ``tanh(x * scale of the expert)``, and gradients of their weighted sum, token by token."""
     x = [each.double().requires_grad_() for each in given.x]
     weights = [each.double().requires_grad_() for each in given.weights]
     scales = scales.double().requires_grad_()
@@ -140,7 +140,7 @@ def tokens_go_and_come_back():
         back, back_weights, _ = experts.combine(got, handle, scale)
         close(back, given.x[R].double() * torch.tensor(visits, device="cpu").view(-1, 1), "combined_x")
         same(back_weights, given.weights[R] * (given.idx[R] >= 0), "combined_topk_weights")
-        again, *nothing, same_way, _ = experts.dispatch(x * 2, handle)  # another message the same way
+        again, *nothing, same_way, _ = experts.dispatch(x * 2, handle)  # other tokens on the same route
         assert nothing == [None] * 3 and same_way is handle
         same(again, got.cpu() * 2, "by a handle")
 
@@ -182,7 +182,7 @@ def fixed(given, x, idx, weights, scales):
     event.current_stream_wait(), hook()
     made = torch.tanh(rows.float() * scales.view(-1, 1, 1)).to(x.dtype)
     valid = torch.arange(rows.size(1), device=DEVICE) < counts.unsqueeze(1)
-    made = torch.where(valid.unsqueeze(2), made, torch.nan)  # what comes of other rows is of no consequence
+    made = torch.where(valid.unsqueeze(2), made, torch.nan)  # the values of other rows do not matter
     return experts.low_latency_combine(made, idx, weights, handle)[0]
 
 
@@ -203,7 +203,7 @@ def rows_of_fixed_size():
 
 @case
 def mistakes_are_told_to_all():
-    """Each on the last rank; its group ends, and others go on. Where all see it, by what they compare, it goes on."""
+    """Each mistake on the last rank: its group ends, other groups go on. If all ranks see it, the group goes on."""
     generator, experts = seeded(), Experts()
     given = routing(generator, torch.float32)
     last = R == N - 1
@@ -260,7 +260,7 @@ def mistakes_that_every_rank_makes():
 
 @case
 def wrong_indices_that_nobody_sees():
-    """On a device the host does not wait: such tokens are NaN, on their rank alone, and no others."""
+    """On a device the host cannot see them: such tokens become NaN, on their rank only."""
     visible, module._visible = module._visible, lambda _: False
     try:
         experts = Experts()
@@ -278,8 +278,8 @@ def wrong_indices_that_nobody_sees():
 
 @case
 def nobody_waits_for_a_mistaken_rank():
-    """In calls of which the host exchanges nothing; their group ends, and others go on."""
-    if DEVICE != "cpu":  # the others' streams have the call already: their group ends with words at its next call
+    """In calls without an exchange of the hosts: their group ends, other groups go on."""
+    if DEVICE != "cpu":  # the others have queued the call: their group raises at its next call
         return
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
     weights, wrong = torch.ones(4, 2, device=DEVICE), R == N - 1

@@ -1,4 +1,4 @@
-"""Calls in which a bit flips on its way to rank 0 (flip.c), and what every rank says of it."""
+"""Calls in which a bit flips on its way to rank 0 (flip.c), and the errors of every rank."""
 
 import os
 import time
@@ -15,7 +15,7 @@ N = 50_000
 
 
 class Sent:
-    """What ranks send: on rank 1 the eight bytes that no other data has, of which a bit flips."""
+    """Data of the ranks: rank 1's has eight bytes that no other data has, in which a bit flips."""
 
     def __init__(self, comm):
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
@@ -36,7 +36,7 @@ def persistent(s):
 
 
 def first_used_by_one_rank():
-    """A message is no call of all ranks: who sends one first waits for none of them to use the communicator, too."""
+    """Sending a message is not collective: the first use of a communicator by one rank does not wait for the others."""
     comm = u.Communicator()
     comm.Dup().Free()
     with comm.Dup() as made:
@@ -68,7 +68,7 @@ FORMS = {
 
 
 def until_told(rank, call, end):
-    """Make a call until its error comes out, at the latest at the end, and say it."""
+    """Repeat a call until it raises, at the latest at the end, and print the error."""
     said = ""
     try:
         for _ in range(3):
@@ -85,7 +85,7 @@ def flipped(form):
 
 
 def ahead(form, rank=2):
-    """As `flipped`; one rank waits in a later call, or in Free, before the others judge."""
+    """As `flipped`, but one rank waits in a later call, or in Free, before the others check."""
     finish = verification._Sample.finish
 
     def late(*given):
@@ -133,8 +133,8 @@ def on_devices(streamed):
 
 
 def right(seed):
-    """Random calls, of which the log says how many were verified."""
-    log.configure()  # by this case's variables
+    """Random calls; the log tells how many were verified."""
+    log.configure()  # with this case's variables
     collective_cases.main(seed, "7")
     for name in ("UCCH_LOG_LEVEL", "UCCH_LOG_SUBSYS"):
         del os.environ[name]

@@ -190,7 +190,7 @@ def test_interface_details():
 
     gaps = {"strides": X[:, ::2].strides}
     for call, error, match in [
-        (lambda: send(interface(X)), BufferError, "does not say whose memory 0x.*no GPU runtime is loaded"),
+        (lambda: send(interface(X)), BufferError, "does not tell the vendor of pointer 0x.*no GPU runtime is loaded"),
         (lambda: recv(interface(X, data=(X.ctypes.data, True)), pointer_vendor=gpu), BufferError, "read-only"),
         (lambda: send(SimpleNamespace(__cuda_array_interface__=[1])), TypeError, "is a list, not a dict"),
         (lambda: send(interface(X, mask=interface(X)), pointer_vendor=gpu), BufferError, "mask"),

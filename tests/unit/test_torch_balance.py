@@ -99,11 +99,11 @@ def test_weights_make_the_average_that_of_all_samples():
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
-    (lambda: Profile(0, (0.0, 0.0), (1.0, 1.0)).split(1), "1 samples cannot be dealt to 2 ranks"),
+    (lambda: Profile(0, (0.0, 0.0), (1.0, 1.0)).split(1), "1 samples cannot be divided among 2 ranks"),
     (lambda: Profile(0, (0.0, 0.0), (1.0, 1.0)).split(9, most=[4, 4]), "9 samples"),
     (lambda: Share((2, 3), 1).take([0] * 4), "batch on rank 1 has 4 samples; the shares add up to 5"),
     (lambda: split_layers([[1.0], [1.0]]), "each needs one"),
-    (lambda: BalancedSampler(4, Share((2, 3), 0)), "no batch of 5"),
+    (lambda: BalancedSampler(4, Share((2, 3), 0)), "shorter than one global batch of 5"),
 ])  # fmt: skip
 def test_mistakes_are_named(wrong, said):
     with pytest.raises(ValueError, match=said):

@@ -1,1 +1,1 @@
-"""The communicator: mpi4py's methods over one private call."""
+"""The communicator: mpi4py's methods, each a short call of the layers below."""

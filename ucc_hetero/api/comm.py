@@ -1,4 +1,4 @@
-"""The communicator: mpi4py's buffer methods over UCC and UCX, on homogeneous and on mixed jobs."""
+"""The communicator: mpi4py's buffer collectives over UCC and UCX, on GPUs of one or several vendors and on CPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .comm_objects import ObjectMethods
 SUM = OPS["SUM"]
 
 
-#: Methods of mpi4py that move no buffers, and are passed on to MPI's communicator: by prefix, and by name.
+#: Methods of mpi4py without buffers that are forwarded to MPI's communicator: by prefix, and by name.
 _PASSED_ON_PREFIXES = ("Get_", "Is_", "Set_")
 _PASSED_ON = (
     "Abort", "Call_errhandler", "Cart_map", "Create_keyval", "Delete_attr", "Free_keyval", "Graph_map", "Shift",
@@ -44,54 +44,55 @@ _PASSED_ON = (
 _FREED = "this communicator has been freed: make a new one"
 
 
-#: Takes the place of the runner after ``Free``.
+#: Replaces the runner after ``Free``.
 _freed = process.Unusable(ValueError, _FREED)
-#: And at the end of the process, for daemon threads.
+#: Replaces the runner at process exit, for daemon threads.
 _ended = process.Unusable(SystemExit, "the program has come to its end")
-#: Held while a communicator that has made no call is made ready for one, or freed.
+#: Held while a communicator gets its runner in its first call, or is freed without one.
 _first_call = RLock()
 
 
 @forms
 @described(
-    raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
-    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, one's name as text in any "
-    "case (``'sum'``), or one of MPI's.",
-    stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
+    raises="TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
+    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses.",
+    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like; its name in any case "
+    "(``'sum'``); or ``MPI.SUM`` and the like.",
+    stream="GPU stream that the call becomes part of: torch's, CuPy's, a handle. None: the data is ready now.",
 )
 class Communicator(ObjectMethods, GroupMethods, FaultMethods):
-    """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
+    """A communicator over an mpi4py communicator. Construction is collective.
 
     Methods, defaults and buffer forms are mpi4py's. Methods with a capital letter take buffers: arrays of numpy, torch,
     CuPy, JAX (to send) and others with the buffer protocol, DLPack or ``__cuda_array_interface__``, in host memory or
-    on this rank's GPU, or mpi4py's lists such as ``[array, count, MPI.FLOAT]``. Methods in lower case take Python
-    objects. What else MPI knows of these ranks (``Get_group``, say) is asked of its communicator.
+    on this rank's GPU, or lists as in mpi4py, such as ``[array, count, MPI.FLOAT]``. Methods in lower case take Python
+    objects. Other methods of mpi4py (``Get_group``, say) are forwarded to MPI's communicator.
 
-    ``stream`` (torch's, CuPy's, numba's, an integer handle) makes a collective part of that stream's work: it starts
-    when the stream reaches it, and what is behind it in the stream sees the result. Methods with ``I`` do not block the
-    host meanwhile.
+    With ``stream`` (a stream of torch, CuPy or numba, or an integer handle) a collective becomes part of that stream:
+    it starts when the stream gets to it, and later work in the stream sees the result. Methods with ``I`` do not block
+    the host meanwhile.
 
-    ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
+    ``with Communicator() as comm:`` frees the communicator at the end; otherwise it is freed before MPI is finalised.
 
     Args:
         comm: Intracommunicator of mpi4py, or a ``Communicator``; ``MPI.COMM_WORLD`` if None.
 
     Raises:
-        TypeError, ValueError, BufferError: An argument is wrong. Nothing was sent. The communicator stays usable where
-            all ranks make the mistake, or where it is in a message.
-        NotSupported: Nothing here can run this combination of call, type, operation and memory. Likewise.
-        RefusedError: Another rank's argument is wrong, in this call or one before it; the message says whose.
-        CollectiveTimeout: A rank did not make the call within ``UCCH_TIMEOUT`` seconds; the message says which.
-        MismatchError: Ranks made different calls.
+        TypeError, ValueError, BufferError: An argument is wrong, and nothing was sent. The communicator stays usable if
+            all ranks make the mistake, or if the call was a message.
+        NotSupported: The combination of call, type, operation and memory is not available. Otherwise as above.
+        RefusedError: Another rank found its arguments wrong, in this call or an earlier one; the message names the
+        rank. CollectiveTimeout: A rank did not make the call within ``UCCH_TIMEOUT`` seconds; the message names the
+        rank. MismatchError: Ranks made different calls.
         PeerError: A rank died or cannot be reached.
-        RevokedError: A rank gave the communicator up.
-        CollectiveError: The base of the last five, and any other failure. A new communicator has to be made.
-        AgreementError, LibraryNotFound: When it is made: installations differ, or lack UCC or UCX.
+        RevokedError: A rank revoked the communicator.
+        CollectiveError: Base class of the last five, and any other failure. Make a new communicator.
+        AgreementError, LibraryNotFound: At construction: installations differ, or UCC or UCX is missing.
     """
 
     def __init__(self, comm: Any = None) -> None:
-        # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
-        # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
+        # Load libucp before MPI, which brings its own: a process uses the first one. If that fails, the exchange below
+        # raises on all ranks: raising here would leave the other ranks waiting.
         with suppress(LibraryNotFound):
             load()
         from mpi4py import MPI
@@ -107,25 +108,25 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
-        mpi = Timely(parent, settings.timeout(), MAKING).Dup()
+        mpi = Timely(parent, settings.timeout(), MAKING, caller=True).Dup()
         try:
             self._join(mpi)
         except CollectiveError:
             raise
-        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # on all ranks
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # raised on all ranks
             mpi.Free()
-            raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
+            raise mistake.with_traceback(None) from None  # without twenty internal frames
 
     @classmethod
     def _adopt(cls, mpi: Any, seat: Seat | None = None, *, queues: bool = True) -> Communicator:
-        """A communicator that owns ``mpi``, without a duplicate of it."""
+        """Make a communicator that owns ``mpi``, without a duplicate."""
         comm = cls.__new__(cls)
         comm._join(mpi, seat, queues)
         return comm
 
     def _join(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         self._mpi = mpi
-        if seat is not None and seat.ready and not sampled():  # whose first exchange is made by all ranks
+        if seat is not None and seat.ready and not sampled():  # sampled calls need an exchange of all ranks first
             self._seat = seat
             self.rank: int = seat.known.rank
             self.size: int = seat.known.size
@@ -135,14 +136,14 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         exit.living[self] = _ways
 
     def _begin(self, seat: Seat | None, queues: bool = True) -> None:
-        """Make what calls need; collective, unless the seat is ready."""
+        """Make the runner. Collective, unless the seat is ready."""
         self._runner = Runner(self._mpi, seat, queues)
         self._fault_watch = FaultWatch(self._runner)
 
     def _begin_late(self) -> None:
-        """Make what calls need, with the first call."""
+        """Make the runner, in the first call."""
         with _first_call:
-            if "_runner" in vars(self):  # another thread was here, or has freed it
+            if "_runner" in vars(self):  # another thread has made it, or has freed the communicator
                 return
             try:
                 self._begin(self._seat)
@@ -153,7 +154,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
                 raise
 
     def _orphan(self) -> None:
-        """Make the communicator unusable in a child that was forked: it is the parent's."""
+        """Make the communicator unusable in a forked child: it belongs to the parent."""
         if "_runner" in vars(self):
             self._runner.orphan()
         else:
@@ -161,13 +162,12 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
-        """Release the communicator; collective.
+        """Free the communicator. Collective.
 
         Raises:
-            ValueError: Requests of it are still active.
-            CollectiveTimeout: A call whose request was dropped does not end, such as the send of a message that no rank
-                receives.
-            DataError: UCCH_CHECK=data has found what no call could raise.
+            ValueError: Requests of the communicator are active.
+            CollectiveTimeout: A call whose request was dropped does not end, such as a send that no rank receives.
+            DataError: UCCH_CHECK=data found wrong data, which no call could report before.
         """
         if "_runner" not in vars(self) and self._free_unused():
             return
@@ -179,24 +179,25 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._release(runner, mpi, together)
 
     def _release(self, runner: Runner, mpi: Any, together: bool) -> None:
-        """Release what is left of it once its runner is closed, on all ranks ``together`` or on this one."""
+        """Free what remains after the runner was closed. ``together``: all ranks do so."""
         self._fault_watch.close()
         exit.forget(runner)
-        if together:  # else it is needed for those that come later (calls/runner.py)
+        if together:  # otherwise late ranks still need it (calls/runner.py)
             mpi.Free()
         if runner.unfit is not None:
             raise runner.unfit
 
     def _retire(self) -> Callable[[], None]:
-        """Let no thread begin a call any more, as the process ends: each that does ends; what releases it then."""
+        """At process exit: make calls of daemon threads end the thread, and return a function that frees the
+        communicator."""
         runner, mpi = self._runner, self._mpi
-        if isinstance(runner, process.Unusable):  # a daemon has freed it meanwhile
+        if isinstance(runner, process.Unusable):  # a daemon thread has freed it
             return lambda: None
         self._forget(_ended)
         return lambda: self._release(runner, mpi, runner.close())
 
     def _free_unused(self) -> bool:
-        """Release a communicator in which this rank has made no call; False where another thread has just made one."""
+        """Free a communicator in which this rank has made no call. False if another thread has just made one."""
         with _first_call:
             if "_runner" in vars(self):
                 return False
@@ -206,13 +207,13 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
             return True
 
     def _forget(self, instead: process.Unusable = _freed) -> None:
-        """From now on every use raises."""
+        """Make every later use raise."""
         exit.living.pop(self, None)
         self._runner, self._messages, self._mpi = cast(Runner, instead), cast(Messages, instead), instead
         for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
 
-    Disconnect = Free  # which waits for all that is under way
+    Disconnect = Free  # waits for all calls and messages, as MPI_Comm_disconnect does
 
     def __bool__(self) -> bool:
         return vars(self).get("_runner") is not _freed
@@ -221,22 +222,22 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        # After an exception the other ranks may be elsewhere: a collective release could wait for them for ever.
+        # After an exception the other ranks may not come: a collective free could wait for ever.
         if kind is None:
             self.Free()
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     def Get_rank(self) -> int:
-        """Give this process's rank.
+        """Return this process's rank.
 
         Returns:
-            A number from 0 on.
+            A number from 0 to ``Get_size() - 1``.
         """
         return self.rank
 
     def Get_size(self) -> int:
-        """Give the number of ranks.
+        """Return the number of ranks.
 
         Returns:
             1 or more.
@@ -245,14 +246,14 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
 
     @property
     def mpi(self) -> Any:
-        """The private MPI communicator of the same ranks. ``ValueError`` once the communicator has been freed."""
+        """The private MPI communicator of the same ranks. ``ValueError`` after ``Free``."""
         if not self:
             raise ValueError(_FREED)
         return self._mpi
 
     @property
     def name(self) -> str:
-        """The communicator's name, as MPI knows it; may be set."""
+        """The communicator's name in MPI; may be set."""
         return str(self._mpi.Get_name())
 
     @name.setter
@@ -261,35 +262,35 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
 
     @property
     def topology(self) -> Topology:
-        """The islands of this communicator."""
+        """The communicator's islands."""
         return self._runner.topology
 
     def plan_summary(self) -> str:
-        """Describe the islands and the plans used so far.
+        """Describe the islands, and the plans of the calls so far.
 
-        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones or a ``default``; and ``queued`` where
-        devices do such calls without the host, or ``by way of the host`` where they go through its memory
-        (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
-        between devices of several islands the rings that this rank has for that, or why there are none.
+        After each plan stands its source: ``user`` (UCCH_TUNE), ``measured`` (UCCH_TUNE_FILE) or ``default``; then
+        ``queued`` if devices execute such calls without the host, or ``by way of the host`` if the data is copied to
+        host memory (docs/gpu.md). Further lines tell, where ranks of a vendor are on several hosts, which fabric joins
+        them or why none does; and between devices of several islands, which rings this rank has or why it has none.
 
         Returns:
-            Text of a line per island and kind of call.
+            One line per island and kind of call.
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
         members = self._runner.members
         lines = [self._runner.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
         lines += [f"rings: {text}" for text in members.rings()]
-        used = [each.copy().items() for each in (self._runner.used, *self._runner.beside)]  # other threads make calls
+        used = [each.copy().items() for each in (self._runner.used, *self._runner.beside)]  # other threads add to them
         for label, (choice, why, execution) in chain(*used):
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:
-        """Return what collectives have done so far.
+        """Return statistics of this rank's collectives.
 
         Returns:
-            ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers).
+            ``calls``, ``seconds`` (from start to completion) and ``bytes`` (of the callers' buffers).
         """
         return self._runner.stats()
 
@@ -299,9 +300,9 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def __getattr__(self, name: str) -> Any:
         if name in ("_runner", "_fault_watch") and "_seat" in vars(self):
             self._begin_late()
-            return vars(self).get(name, self._runner)  # of one that was freed unused there is nothing else
-        # Methods for pickled objects, and those that ask MPI something about these ranks. Its other buffer methods are
-        # not passed on: they know nothing of devices and islands.
+            return vars(self).get(name, self._runner)  # of a freed communicator nothing else is left
+        # Forward methods for pickled objects and queries. MPI's other buffer methods are not forwarded: they know
+        # neither devices nor islands.
         passed_on = not name[:1].isupper() or name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON
         if name.startswith("_") or not passed_on:
             raise AttributeError(self._missing(name))
@@ -320,7 +321,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
     def Barrier(self, *, stream: Any = None) -> None:
-        """Wait until all ranks have called."""
+        """Wait until all ranks have called it."""
         self._runner.blocking("barrier", None, None, None, -1, None, stream)
 
     barrier = Barrier
@@ -329,151 +330,151 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         """Send the root's buffer to all ranks.
 
         Args:
-            buf: The data at the root, where it goes elsewhere; as many elements on every rank.
-            root: Rank that has the data.
+            buf: n elements on every rank: the data on the root, overwritten on the other ranks.
+            root: Rank of the data.
         """
         self._runner.blocking("bcast", None, buf, None, root, None, stream)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
-        """Reduce all vectors to the root.
+        """Reduce the ranks' vectors element by element; the root gets the result.
 
         Args:
-            sendbuf: This rank's vector; ``IN_PLACE`` at the root where it is in ``recvbuf``.
-            recvbuf: Where the result goes at the root, as many elements; None elsewhere.
+            sendbuf: This rank's n elements; ``IN_PLACE`` on the root if they are in ``recvbuf``.
+            recvbuf: Room for n elements of the same type on the root; None on other ranks.
             root: Rank that gets the result.
         """
         self._runner.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce all vectors and give every rank the result.
+        """Reduce the ranks' vectors element by element; every rank gets the result.
 
         Args:
-            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
-            recvbuf: Where the result goes: as many elements of the same type.
+            sendbuf: This rank's n elements, equal n on all ranks; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for n elements of the same type.
         """
         self._runner.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce all vectors and give rank r the r-th of equal blocks.
+        """Reduce the ranks' vectors of ``size`` equal blocks; rank r gets block r of the result.
 
         Args:
-            sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
-            recvbuf: Where this rank's block of the result goes.
+            sendbuf: ``size`` blocks of n elements; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for n elements. With ``IN_PLACE`` it has all blocks, and the result is put into the first.
         """
         self._runner.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> None:
-        """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements.
+        """Reduce the ranks' vectors; rank r gets block r of the result, with ``recvcounts[r]`` elements.
 
         Args:
-            sendbuf: The blocks of all ranks; ``IN_PLACE`` where they are in ``recvbuf``.
-            recvbuf: Where this rank's block of the result goes.
+            sendbuf: ``sum(recvcounts)`` elements; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for this rank's ``recvcounts[rank]`` elements.
             recvcounts: Elements of each rank's block; equal blocks if None.
         """
         self._runner.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Collect equal blocks at the root.
+        """Collect a block of each rank on the root.
 
         Args:
-            sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
-            recvbuf: Where the blocks of all ranks go at the root; None elsewhere.
+            sendbuf: This rank's n elements; ``IN_PLACE`` on the root if its block is in place in ``recvbuf``.
+            recvbuf: Room for ``size`` blocks of n elements on the root, in rank order; None on other ranks.
             root: Rank that gets the blocks.
         """
         self._runner.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Collect blocks of any size at the root.
+        """Collect a block of any length of each rank on the root.
 
         Args:
-            sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
-            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
-            root: Rank that gets the blocks.
+            sendbuf: This rank's block; ``IN_PLACE`` on the root if its block is in place in ``recvbuf``.
+            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` on the root, in elements; None
+            elsewhere. root: Rank that gets the blocks.
         """
         self._runner.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Give each rank one of the root's equal blocks.
+        """Send each rank one of the root's equal blocks.
 
         Args:
-            sendbuf: The blocks of all ranks at the root; None elsewhere.
-            recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
-            root: Rank that has the blocks.
+            sendbuf: ``size`` blocks of n elements on the root, in rank order; None on other ranks.
+            recvbuf: Room for n elements; ``IN_PLACE`` on the root leaves its block where it is.
+            root: Rank of the blocks.
         """
         self._runner.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Give each rank one of the root's blocks of any size.
+        """Send each rank one of the root's blocks, of any length.
 
         Args:
-            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
-            recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
-            root: Rank that has the blocks.
+            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` on the root, in elements; None
+            elsewhere. recvbuf: Room for this rank's block; ``IN_PLACE`` on the root leaves its block where it is.
+            root: Rank of the blocks.
         """
         self._runner.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Collect equal blocks at every rank.
+        """Collect a block of each rank on every rank.
 
         Args:
-            sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
-            recvbuf: Where the blocks of all ranks go.
+            sendbuf: This rank's n elements; ``IN_PLACE`` if its block is in place in ``recvbuf``.
+            recvbuf: Room for ``size`` blocks of n elements, in rank order.
         """
         self._runner.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Collect blocks of any size at every rank.
+        """Collect a block of any length of each rank on every rank.
 
         Args:
-            sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
-            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``.
+            sendbuf: This rank's block; ``IN_PLACE`` if its block is in place in ``recvbuf``.
+            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, in elements.
         """
         self._runner.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Send an equal block from every rank to every rank.
+        """Send a block of every rank to every rank.
 
         Args:
-            sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
-            recvbuf: Where a block of each rank goes.
+            sendbuf: ``size`` blocks of n elements, block r for rank r; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for ``size`` blocks of n elements, block r from rank r.
         """
         self._runner.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Send a block of any size from every rank to every rank.
+        """Send a block of any length of every rank to every rank.
 
         Args:
-            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, by rank; or ``IN_PLACE``.
-            recvbuf: Likewise, for what comes.
+            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` by receiver, in elements; or
+            ``IN_PLACE``. recvbuf: The same by sender.
         """
         self._runner.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size and datatype from every rank to every rank; host memory.
+        """Send a block of any length and datatype of every rank to every rank. Host memory only.
 
         Args:
-            sendbuf: ``[array, (counts, displacements in bytes), datatypes]``, by rank; or ``IN_PLACE``.
-            recvbuf: Likewise, for what comes.
+            sendbuf: ``[array, (counts, displacements in bytes), datatypes]`` by receiver; or ``IN_PLACE``.
+            recvbuf: The same by sender.
         """
         self._runner.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce the vectors of the ranks up to this one.
+        """Reduce the vectors of ranks 0 to this one, element by element.
 
         Args:
-            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
-            recvbuf: Where the result goes: as many elements of the same type.
+            sendbuf: This rank's n elements; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for n elements of the same type.
         """
         self._runner.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce the vectors of the ranks before this one; rank 0's result is left alone.
+        """Reduce the vectors of the ranks before this one. Rank 0's ``recvbuf`` stays unchanged.
 
         Args:
-            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
-            recvbuf: Where the result goes; as it was on rank 0.
+            sendbuf: This rank's n elements; ``IN_PLACE`` if they are in ``recvbuf``.
+            recvbuf: Room for n elements of the same type.
         """
         self._runner.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -626,16 +627,16 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         return self._runner.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
 
 
-#: What the end of the process does with one that was not freed.
+#: What process exit does with communicators that were not freed.
 _ways = exit.Living(attrgetter("_runner"), methodcaller("_retire"), methodcaller("_orphan"))
 
 
-# --- for the package's own layers above -------------------------------------------------------------------------------
+# --- for the layers above in this package -----------------------------------------------------------------------------
 
 
 def adopted(mpi: Any, *, queues: bool = True) -> Communicator:
-    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it; without
-    channels for calls on devices, unless it ``queues`` some."""
+    """Make a communicator that owns ``mpi`` (an MPI communicator or a substitute), without a duplicate. ``queues``:
+    make channels for calls that are queued in streams."""
     return Communicator._adopt(mpi, queues=queues)
 
 

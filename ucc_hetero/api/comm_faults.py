@@ -1,7 +1,7 @@
-"""Going on after the death of ranks, with mpi4py's names.
+"""Methods to go on after the death of ranks, with mpi4py's names.
 
-The exchange among the ranks, MPI's with fault tolerance or torch's store, says which ranks live and agrees on it.
-Operations under way in libucc and libucp are left to them, and no rank waits for one that is gone.
+The exchange between ranks (MPI with fault tolerance, or torch's store) tells which ranks are alive, and agrees on that.
+Calls under way in libucc and libucp are abandoned, so that no rank waits for a dead one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..native.libraries import lib
 _Self = TypeVar("_Self", bound="FaultMethods")
 _R = TypeVar("_R")
 
-#: Seconds between looks for a revocation by ranks of other hosts.
+#: Seconds between checks for a revocation by ranks of other hosts.
 _LOOK_S = 0.01
 
 
 class FaultWatch:
-    """A poll hook that looks for revocations of a communicator, and for deaths on other hosts."""
+    """A poll hook that checks for a revoked communicator, and for deaths on other hosts."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._mpi = runner, runner.mpi
-        #: The board's native object, until the communicator is shrunk or freed.
+        #: The board's native object; NULL once the communicator was shrunk or freed.
         self.board: Any = runner.board.native
         #: Why ranks cannot go on after a death; empty if they can.
         self.unsupported = faults.lacking(runner.mpi)
@@ -41,29 +41,30 @@ class FaultWatch:
             poll_hooks.append(self.look)
 
     def look(self) -> None:
-        """End the calls that are under way, if the communicator was revoked or a rank of another host has died."""
+        """End the calls under way if the communicator was revoked, or if a rank of another host has died."""
         now = time.monotonic()
         if now - self._looked > self._pause and self.board is not None:
             self._looked = now
             if lib.ucch_board_revoked(self.board):
                 return
-            with suppress(*faults.EXCHANGE_ERRORS):  # every wait runs this hook: boards and links say who died
+            with suppress(*faults.EXCHANGE_ERRORS):  # boards and links name the dead ranks; every wait runs this hook
                 if faults.revoked(self._mpi):
                     lib.ucch_board_revoke(self.board)
                 if (links := self._runner.members.links) is not None:
                     links.note_deaths(faults.dead_ranks(self._mpi))
 
     def close(self) -> None:
-        """Remove the hook, and forget the board."""
+        """Remove the hook, and drop the board."""
         self.board = None
         if self.look in poll_hooks:
             poll_hooks.remove(self.look)
 
 
 class FaultMethods(ABC):
-    """Methods for the ranks that live when others have died (docs/faults.md).
+    """Methods for the survivors after ranks have died (docs/faults.md).
 
-    They need an exchange that goes on itself: ``mpirun --with-ft ulfm``, or torch's store. ``NotSupported`` otherwise.
+    They need an exchange that survives: ``mpirun --with-ft ulfm``, or torch's store. Otherwise they raise
+    ``NotSupported``.
     """
 
     _mpi: Any
@@ -73,10 +74,10 @@ class FaultMethods(ABC):
     @classmethod
     @abstractmethod
     def _adopt(cls: type[_Self], mpi: Any) -> _Self:
-        """A communicator of this class over MPI's."""
+        """Make a communicator of this class over MPI's."""
 
     def Revoke(self) -> None:
-        """Give the communicator up for all ranks, without waiting: their calls end with a ``RevokedError``."""
+        """Revoke the communicator on all ranks, without waiting: their calls fail with ``RevokedError``."""
         self._need_survivors("Revoke")
         self._runner.broken = self._runner.broken or "it was revoked"
         if self._fault_watch.board is not None:
@@ -84,47 +85,47 @@ class FaultMethods(ABC):
         self._mpi.Revoke()
 
     def Is_revoked(self) -> bool:
-        """Tell if the communicator has been revoked.
+        """Test whether the communicator has been revoked.
 
         Returns:
-            True if this rank has heard so.
+            True if this rank knows of it.
         """
         if self._fault_watch.board is None or lib.ucch_board_revoked(self._fault_watch.board):
             return True
         return not self._fault_watch.unsupported and faults.revoked(self._mpi)
 
     def Get_failed(self) -> Any:
-        """Tell which ranks have died.
+        """Return the ranks that have died.
 
         Returns:
-            ``MPI.Group`` of those that this rank knows of.
+            ``MPI.Group`` of the ranks whose death this rank knows of.
         """
-        self.Is_revoked()  # MPI hears of deaths in calls that make progress
+        self.Is_revoked()  # MPI learns of deaths in calls that make progress
         return self._mpi.Get_failed()
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
-        """Acknowledge deaths, for which ``Agree`` then does not fail.
+        """Acknowledge deaths. ``Agree`` does not fail for acknowledged ones.
 
         Args:
-            num_to_ack: The first so many; all if None.
+            num_to_ack: Number of deaths to acknowledge, oldest first; all if None.
 
         Returns:
-            How many deaths are acknowledged.
+            Number of acknowledged deaths.
         """
         self.Is_revoked()
         return int(self._mpi.Ack_failed(num_to_ack))
 
     def Agree(self, flag: int) -> int:
-        """Agree on a number; collective among the living ranks, also when revoked.
+        """Agree on bits. Collective among the survivors; works on a revoked communicator.
 
         Args:
             flag: This rank's bits.
 
         Returns:
-            The bits that all living ranks have set.
+            The bitwise AND of all survivors' flags.
 
         Raises:
-            PeerError: On all of them, while a rank is dead that not all have acknowledged.
+            PeerError: On all survivors, if a death is known that not all have acknowledged.
         """
         self._need_survivors("Agree")
         try:
@@ -138,22 +139,22 @@ class FaultMethods(ABC):
             ) from error
 
     def Shrink(self: _Self) -> _Self:
-        """Go on with the ranks that live; collective among them.
+        """Make a communicator of the survivors. Collective among them.
 
-        Revokes this one, so that ranks which wait in a call of it come as well. Free it at any time: that does not wait
-        for other ranks.
+        Revokes this communicator, so that ranks which wait in its calls come too. It can be freed at any time, without
+        the other ranks.
 
         Returns:
-            A new communicator of them, in the same order.
+            The new communicator, with the ranks in the same order.
         """
         self._need_survivors("Shrink")
         began, known, mpi = time.monotonic(), self._runner.size, self._mpi
         self.Revoke()
         self._fault_watch.close()
-        while True:  # ranks that die meanwhile are left behind as well
+        while True:  # ranks may die meanwhile; then try again without them
             faults.settle(mpi)
             mpi = self._in_time("Shrink", mpi.Shrink)
-            if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
+            if mpi.Get_size() < known:  # unfinished messages of the dead must not match those of a new team
                 self._runner.members.job.stale = True
             made, failure = self._attempt(mpi)
             if self._all_well(mpi, failure is None):
@@ -163,23 +164,23 @@ class FaultMethods(ABC):
                     self._runner.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
                 )  # fmt: skip
                 return made
-            if mpi.Get_size() == known:  # no rank has died since: it would fail again
-                raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank could not go on, and says why")
+            if mpi.Get_size() == known:  # no rank has died since: another attempt would fail too
+                raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank failed in Shrink")
             known = mpi.Get_size()
 
     def Grow(self: _Self, store: Any, least: int = 1) -> _Self | None:
-        """Let in the processes that wait in :meth:`Enter`; collective among these ranks, of which the first asks.
+        """Let processes join that wait in :meth:`Enter`. Collective; rank 0 asks the store.
 
         Args:
-            store: Where they wait: torch's store, or :class:`ucc_hetero.Store`.
-            least: Let in so many or none.
+            store: Store in which they wait: torch's, or :class:`ucc_hetero.Store`.
+            least: Let nobody in unless this many wait.
 
         Returns:
-            A new communicator of these ranks and, behind them, of the newcomers; None, at once, if fewer than ``least``
-            wait. This communicator goes on, and is to be freed on its own.
+            A communicator of these ranks followed by the new ones; None at once if fewer than ``least`` wait. This
+            communicator stays usable, and has to be freed separately.
         """
         if least < 1:
-            raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
+            raise ValueError(f"least: {least}; it must be 1 or more")
         if self.Is_revoked():
             raise RevokedError(f"rank {self._runner.rank}: Grow: this communicator was revoked: Shrink() first")
         mpi = self._in_time("Grow", lambda: storecomm.let_in(self._mpi, store, least, self._runner.timeout))
@@ -189,21 +190,21 @@ class FaultMethods(ABC):
         if all(self._in_time("Grow", lambda: self._mpi.allgather(failure is None))):
             return made
         mpi.Revoke()
-        raise failure or CollectiveError(f"rank {self._runner.rank}: Grow: another rank could not, and says why")
+        raise failure or CollectiveError(f"rank {self._runner.rank}: another rank failed in Grow")
 
     @classmethod
     def Enter(cls: type[_Self], store: Any, timeout: float | None = None) -> _Self:
-        """Join the ranks that call :meth:`Grow`, as a process that has come later.
+        """Join the ranks that call :meth:`Grow`, from a process that was started later.
 
         Args:
-            store: The same as theirs.
+            store: The store that these ranks use.
             timeout: Seconds to wait; ``UCCH_TIMEOUT`` if None.
 
         Returns:
-            A communicator of all of them.
+            A communicator of all ranks, the new ones included.
 
         Raises:
-            CollectiveTimeout: They have not called :meth:`Grow` within that time.
+            CollectiveTimeout: The ranks did not call :meth:`Grow` in time.
         """
         begin_without_mpi()
         return cls._adopt(storecomm.arrive(store, settings.timeout() if timeout is None else timeout))
@@ -213,7 +214,8 @@ class FaultMethods(ABC):
             raise NotSupported(f"{what} on rank {self._runner.rank}: {self._fault_watch.unsupported}")
 
     def _attempt(self: _Self, mpi: Any) -> tuple[_Self | None, Exception | None]:
-        """(a communicator over ``mpi``, why there is none); then the other ranks' part of it ends as well."""
+        """Try once: (communicator over ``mpi``, None) or (None, error). On failure the other ranks' attempts fail
+        too."""
         try:
             return self._adopt(mpi), None
         except (UCCHError, *faults.EXCHANGE_ERRORS) as error:
@@ -222,12 +224,12 @@ class FaultMethods(ABC):
             return None, error
 
     def _all_well(self, mpi: Any, well: bool) -> bool:
-        """True if the communicator was made on all ranks, and none has died since."""
+        """True if all ranks made the communicator, and none has died since."""
         try:
             return bool(self._in_time("Shrink", lambda: mpi.Agree(int(well))))
         except CollectiveTimeout:
             raise
-        except faults.EXCHANGE_ERRORS as error:  # the same on all of them
+        except faults.EXCHANGE_ERRORS as error:  # raised on all ranks
             log.log("live").info("rank %d: a rank died meanwhile: %s", mpi.Get_rank(), error)
             mpi.Revoke()
             return False

@@ -1,4 +1,4 @@
-"""Communicators made from a communicator, and what tells them apart, with mpi4py's names."""
+"""Methods that make communicators from a communicator or compare two, with mpi4py's names."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from ..native.libraries import ffi
 
 _Self = TypeVar("_Self", bound="GroupMethods")
 
-#: The least number that is no C int.
+#: One more than the largest C int.
 _MOST = 1 << 31
 
-#: Methods whose arguments MPI takes on every rank.
+#: Methods whose arguments MPI accepts on every rank.
 _SURE = ("Dup", "Split")
 
 
 @forms
-@described(
-    raises="MismatchError, CollectiveTimeout, PeerError: Ranks made different calls, or one did not come or died."
-)
+@described(raises="MismatchError, CollectiveTimeout, PeerError: A rank made a different call, came too late, or died.")
 class GroupMethods(ABC):
-    """Duplicates, parts and arrangements of a communicator's ranks.
+    """Duplicates, subsets and topologies of a communicator.
 
-    Every method is collective as its namesake in mpi4py, and returns a communicator of this package, or
-    ``MPI.COMM_NULL`` on a rank that is in none. The results are to be freed one by one. All but ``Create_group`` go by
-    what the ranks know of each other: settings that were changed since count for ``Communicator(comm.mpi)``.
+    Every method is collective like its namesake in mpi4py. It returns a communicator of this package, or
+    ``MPI.COMM_NULL`` on a rank that is not a member; free each one. Except for ``Create_group``, the new communicator
+    uses the facts that the ranks exchanged for this one: to use settings that have changed since, make
+    ``Communicator(comm.mpi)``.
     """
 
     _mpi: Any
@@ -43,10 +42,10 @@ class GroupMethods(ABC):
     @classmethod
     @abstractmethod
     def _adopt(cls: type[_Self], mpi: Any, seat: Seat | None = None) -> _Self:
-        """A communicator of this class over MPI's, of ranks that know each other."""
+        """Make a communicator of this class over MPI's, whose ranks know each other's facts."""
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
-        """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
+        """Call MPI's method ``what`` once all ranks have come, and make a communicator of the result."""
         runner, again, make = self._runner, self._again, partial(getattr(self._mpi, what), *args, **more)
         mpi, sure = timely(self._mpi, runner.timeout, what), what in _SURE
         if not isinstance(mpi, Timely):
@@ -64,14 +63,14 @@ class GroupMethods(ABC):
             return self._adopt(made, seat)
 
     def _ranks_in(self, made: Any) -> list[int]:
-        """The ranks of a communicator of MPI's, as they are numbered here."""
+        """This communicator's ranks of the members of an MPI communicator."""
         theirs = made.Get_group()
         ranks = self._ranks_of(theirs)
         theirs.Free()
         return ranks
 
     def _ranks_of(self, group: Any) -> list[int]:
-        """The ranks of a group of MPI's, as they are numbered here."""
+        """This communicator's ranks of the members of an MPI group."""
         ours = self._mpi.Get_group()
         ranks = type(ours).Translate_ranks(group, list(range(type(ours).Get_size(group))), ours)
         ours.Free()
@@ -79,7 +78,7 @@ class GroupMethods(ABC):
 
     @cached_property
     def _again(self) -> Again:
-        """What ranks say as they come to make a communicator: one call brings it to all, with memory of its own."""
+        """The exchange that precedes the creation of a communicator: one allgather with buffers of its own."""
 
         def exchange(what: str, bids: Bids) -> None:
             runner.run_labelled(what, call, bids.mine, bids.all)
@@ -90,7 +89,7 @@ class GroupMethods(ABC):
         return again
 
     def Dup(self: _Self, info: Any = None) -> _Self:
-        """A communicator of the same ranks, whose calls and messages meet none of this one's.
+        """Make a communicator of the same ranks, with calls and messages separate from this one's.
 
         Args:
             info: ``MPI.Info`` with hints for the MPI library, or None.
@@ -114,33 +113,31 @@ class GroupMethods(ABC):
         return self._made("Dup_with_info", info)
 
     def Split(self: _Self, color: int = 0, key: int = 0) -> _Self | Any:
-        """A communicator of the ranks that give the same color.
+        """Make one communicator for each color.
 
         Args:
-            color: From 0 on, or ``MPI.UNDEFINED`` for a rank that is to be in none.
-            key: Ranks are numbered by it, and among equal keys as they are here.
+            color: 0 or more, or ``MPI.UNDEFINED`` to be in no communicator.
+            key: Ranks are ordered by key, and by their rank here if keys are equal.
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
         """
         from mpi4py import MPI
 
-        with self._runner.refusing:  # MPI would refuse it on this rank alone
+        with self._runner.refusing:  # MPI would raise on this rank only
             if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
-                raise ValueError(
-                    f"Split on rank {self._runner.rank}: color {color} is no number from 0 on that C's int has"
-                )
+                raise ValueError(f"Split on rank {self._runner.rank}: color {color} must be from 0 to 2**31 - 1")
             if not -_MOST <= index(key) < _MOST:
-                raise ValueError(f"Split on rank {self._runner.rank}: key {key} is more than C's int has")
+                raise ValueError(f"Split on rank {self._runner.rank}: key {key} does not fit into a C int")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
-        """A communicator of the ranks that share something.
+        """Make one communicator for each group of ranks that share a resource.
 
         Args:
-            split_type: ``MPI.COMM_TYPE_SHARED``: the memory of a host; or another of MPI's.
-            key: Ranks are numbered by it, and among equal keys as they are here.
-            info: ``MPI.Info`` that says more of the type, or None.
+            split_type: ``MPI.COMM_TYPE_SHARED`` (memory of a host), or another type of MPI's.
+            key: Ranks are ordered by key, and by their rank here if keys are equal.
+            info: ``MPI.Info`` with details of the type, or None.
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
@@ -149,10 +146,10 @@ class GroupMethods(ABC):
         return self._made("Split_type", split_type, key, *more)
 
     def Create(self: _Self, group: Any) -> _Self | Any:
-        """A communicator of the ranks of a group; all ranks of this communicator call it.
+        """Make a communicator of a group's ranks. All ranks of this communicator call it.
 
         Args:
-            group: ``MPI.Group`` of some of the ranks of ``Get_group()``.
+            group: ``MPI.Group``, a subset of ``Get_group()``.
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
@@ -160,11 +157,11 @@ class GroupMethods(ABC):
         return self._made("Create", group)
 
     def Create_group(self: _Self, group: Any, tag: int = 0) -> _Self | Any:
-        """A communicator of the ranks of a group; only these call it.
+        """Make a communicator of a group's ranks. Only these call it.
 
         Args:
-            group: ``MPI.Group`` of some of the ranks of ``Get_group()``.
-            tag: Tells calls of several threads apart.
+            group: ``MPI.Group``, a subset of ``Get_group()``.
+            tag: Distinguishes concurrent calls of several threads.
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
@@ -176,44 +173,44 @@ class GroupMethods(ABC):
         if members.rank not in ranks:
             return MPI.COMM_NULL
         if MPI.UNDEFINED in ranks:
-            raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
+            raise ValueError(f"Create_group on rank {members.rank}: the group is not a subset of this communicator")
         with Turn(partial(all_ready, members.known, members.id, ranks, tag, mpi)):
             return self._adopt(mpi.apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
-        """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.
+        """Make a communicator with a grid topology, with the methods of mpi4py's ``Cartcomm`` such as ``Shift``.
 
         Args:
             dims: Length of each dimension of the grid.
-            periods: True for each dimension that is a ring; none is if None.
-            reorder: Lets MPI number the ranks anew.
+            periods: True for each dimension that is periodic; all False if None.
+            reorder: True if MPI may renumber the ranks.
 
         Returns:
-            The communicator; ``MPI.COMM_NULL`` on ranks that the grid has no place for.
+            The communicator; ``MPI.COMM_NULL`` on ranks outside the grid.
         """
         more = () if periods is None else (periods,)
         return self._made("Create_cart", dims, *more, reorder=reorder)
 
     def Create_graph(self: _Self, index: Any, edges: Any, reorder: bool = False) -> _Self | Any:
-        """A communicator of the ranks as nodes of a graph that every rank gives whole.
+        """Make a communicator with a graph topology. Every rank gives the whole graph.
 
         Args:
-            index: Neighbours of the first nodes up to each, summed up.
+            index: Cumulative number of neighbours, node by node.
             edges: The neighbours of all nodes, node by node.
-            reorder: Lets MPI number the ranks anew.
+            reorder: True if MPI may renumber the ranks.
 
         Returns:
-            The communicator; ``MPI.COMM_NULL`` on ranks that the graph has no node for.
+            The communicator; ``MPI.COMM_NULL`` on ranks outside the graph.
         """
         return self._made("Create_graph", index, edges, reorder)
 
     def Create_dist_graph(self: _Self, sources: Any, degrees: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
-        """A communicator of the ranks as nodes of a graph, of which every rank may give any edges.
+        """Make a communicator with a graph topology. Each rank gives some of the edges.
 
         Args:
             sources: Ranks whose edges this rank gives.
-            degrees: How many edges of each.
-            destinations: Ranks that these edges lead to, source by source.
+            degrees: Number of edges of each of them.
+            destinations: Ends of these edges, source by source.
             args, more: ``weights``, ``info`` and ``reorder``, as in mpi4py.
 
         Returns:
@@ -222,11 +219,11 @@ class GroupMethods(ABC):
         return self._made("Create_dist_graph", sources, degrees, destinations, *args, **more)
 
     def Create_dist_graph_adjacent(self: _Self, sources: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
-        """A communicator of the ranks as nodes of a graph, each of which gives its own edges.
+        """Make a communicator with a graph topology. Each rank gives its own edges.
 
         Args:
-            sources: Ranks with an edge to this one.
-            destinations: Ranks to which an edge leads from this one.
+            sources: Ranks with an edge to this rank.
+            destinations: Ranks with an edge from this rank.
             args, more: ``sourceweights``, ``destweights``, ``info`` and ``reorder``, as in mpi4py.
 
         Returns:
@@ -235,10 +232,10 @@ class GroupMethods(ABC):
         return self._made("Create_dist_graph_adjacent", sources, destinations, *args, **more)
 
     def Sub(self: _Self, remain_dims: Any) -> _Self | Any:
-        """A communicator of the part of a grid (:meth:`Create_cart`) that this rank is in.
+        """Make a communicator of this rank's part of a grid (:meth:`Create_cart`).
 
         Args:
-            remain_dims: True for each dimension that the part keeps.
+            remain_dims: True for each dimension to keep.
 
         Returns:
             The communicator.
@@ -247,7 +244,7 @@ class GroupMethods(ABC):
 
     @classmethod
     def Compare(cls, comm1: Any, comm2: Any) -> int:
-        """``MPI.IDENT`` for one communicator, else as MPI: ``CONGRUENT``, ``SIMILAR`` or ``UNEQUAL``.
+        """Compare two communicators.
 
         A communicator is congruent to the one it was made from.
 
@@ -255,7 +252,7 @@ class GroupMethods(ABC):
             comm1, comm2: Communicators of this package or of mpi4py.
 
         Returns:
-            One of these four.
+            ``MPI.IDENT`` (the same communicator), ``CONGRUENT``, ``SIMILAR`` or ``UNEQUAL``.
         """
         from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""The neighbourhood collectives of a communicator with a topology, with mpi4py's names and buffer forms."""
+"""Neighbourhood collectives of a communicator with a topology, with mpi4py's names and buffer forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..p2p.messages import Messages, part_of
 from ..p2p.transfer import AnyTransfer
 from .comm_p2p import MessageMethods
 
-#: The least tag of messages along edges; what is below belongs to partitioned messages.
+#: Lowest tag of messages along edges; partitioned messages use the tags below.
 _FIRST_TAG = 1
 
 #: The blocks of a buffer, one per edge.
@@ -43,7 +43,7 @@ def _uneven(spec: Any, edges: int, **about: Any) -> _Blocks:
     return [part_of(found.buffer, *where) for where in zip(found.displs, found.counts, strict=True)]
 
 
-#: call -> how its send and its receive buffer are divided among edges.
+#: Name of a call -> functions that divide its send and its receive buffer among the edges.
 _DIVIDED: dict[str, tuple[Callable[..., _Blocks], Callable[..., _Blocks]]] = {
     "neighbor_allgather": (_same, _even),
     "neighbor_allgatherv": (_same, _uneven),
@@ -56,9 +56,8 @@ _DIVIDED: dict[str, tuple[Callable[..., _Blocks], Callable[..., _Blocks]]] = {
 class Neighbourhood:
     """The edges of one rank of a communicator with a topology, and the calls along them.
 
-    Calls are made in one order on all ranks, so that messages of an edge match by their order. Two edges between the
-    same two ranks are told apart as in MPI: on a grid by their direction, in a graph by the order in which both ends
-    list them.
+    All ranks make the calls in the same order, so that messages of an edge match in order. Two edges between the same
+    two ranks are distinguished as in MPI: on a grid by direction, in a graph by the order in which both ends list them.
     """
 
     def __init__(self, mpi: Any, messages: Messages) -> None:
@@ -73,11 +72,11 @@ class Neighbourhood:
         sources, destinations = mpi.inoutedges
         self._messages = messages
         grid = kind == MPI.CART
-        #: The ranks from and to which edges lead, with their tags.
-        # Data sent to a dimension's first neighbour arrives there as from that rank's second.
+        #: (rank, tag) of the edges to this rank, and from it.
+        # On a grid data for a dimension's first neighbour arrives there as data from its second neighbour.
         self.sources = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
         self.destinations = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
-        #: Why the edges can no longer be used: messages of a call that failed may be under way.
+        #: Why the edges are unusable: messages of a failed call may be under way. Empty while they are usable.
         self._broken = ""
 
     def run(self, name: str, send: Any, recv: Any) -> None:
@@ -102,19 +101,19 @@ class Neighbourhood:
         return MessageGroup(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
-        """A call that can be started many times, with what the buffers then hold."""
-        self._understood(name, send, recv)  # mistakes are found here
+        """A call that can be started repeatedly, each time with the current content of the buffers."""
+        self._understood(name, send, recv)  # raises for wrong arguments now
         return PersistentMessages(lambda: self.start(name, send, recv), self._messages.state)
 
     def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
-        """The messages of a call; a mistake is a refused call, as that of any collective."""
+        """The messages of a call. Wrong arguments refuse the call, as in any collective."""
         with self._messages.state.refusing:
             return self._transfers(name, send, recv)
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         if self._broken:
             raise CollectiveError(
-                f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "
+                f"rank {self._messages.rank}: neighbourhood calls of this communicator are no longer possible, because "
                 f"{self._broken}; make a new one"
             )
         divide_send, divide_recv = _DIVIDED[name]
@@ -132,7 +131,7 @@ class Neighbourhood:
         return divide(spec, edges, writable=writable, **about) if edges else ()
 
     def _check(self, name: str, incoming: list[AnyTransfer]) -> None:
-        """Compare what came with what was expected; more than that has failed already."""
+        """Compare the lengths of received messages with recvbuf; messages that were too long have failed before."""
         messages = self._messages
         for i, transfer in enumerate(incoming):
             if transfer.peer == messages.null:
@@ -147,7 +146,7 @@ class Neighbourhood:
     def _fail(self, watch: Watch, error: BaseException) -> NoReturn:
         name = watch.label
         self._broken = self._broken or f"{name} failed ({error or type(error).__name__})"
-        lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # its messages have records of their own
+        lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # the messages have records of their own
         why = refusal_text(watch.board, watch.seq)
         if why and not isinstance(error, RefusedError):
             raise RefusedError(f"rank {self._messages.rank}: {name}: {why}; {ANEW}") from error
@@ -155,13 +154,13 @@ class Neighbourhood:
 
 
 @forms
-@described(raises="MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.")
+@described(raises="MismatchError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.")
 class NeighbourMethods(MessageMethods):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 
-    A block per neighbour, in the order in which the topology lists them; of ``MPI.PROC_NULL`` nothing is received and
-    its block stays as it is. Host and device memory. Blocks are messages: a rank that does not call makes its
-    neighbours' calls end in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
+    Buffers have one block per neighbour, in the topology's order; a block of ``MPI.PROC_NULL`` stays unchanged. Host
+    and device memory. Blocks are messages: if a rank does not make the call, its neighbours' calls fail after
+    ``UCCH_TIMEOUT`` seconds, and the edges are unusable afterwards.
     """
 
     @cached_property
@@ -172,17 +171,17 @@ class NeighbourMethods(MessageMethods):
         """Send one buffer to all neighbours, and receive an equal block from each.
 
         Args:
-            sendbuf: Array that goes to all neighbours.
-            recvbuf: Where a block of each neighbour goes.
+            sendbuf: Elements for all neighbours.
+            recvbuf: Room for one block per neighbour.
         """
         self._neighbourhood.run("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send one buffer to all neighbours, and receive a block of any size from each.
+        """Send one buffer to all neighbours, and receive a block of any length from each.
 
         Args:
-            sendbuf: Array that goes to all neighbours.
-            recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
+            sendbuf: Elements for all neighbours.
+            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` by neighbour, in elements.
         """
         self._neighbourhood.run("neighbor_allgatherv", sendbuf, recvbuf)
 
@@ -190,26 +189,26 @@ class NeighbourMethods(MessageMethods):
         """Send an equal block to each neighbour, and receive one from each.
 
         Args:
-            sendbuf: A block for each neighbour.
-            recvbuf: Where a block of each neighbour goes.
+            sendbuf: One block per neighbour.
+            recvbuf: Room for one block per neighbour.
         """
         self._neighbourhood.run("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size to each neighbour, and receive one from each.
+        """Send a block of any length to each neighbour, and receive one from each.
 
         Args:
-            sendbuf: A block for each neighbour, ``[array, counts]`` or ``[array, (counts, displacements)]``.
-            recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
+            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` by neighbour, in elements.
+            recvbuf: The same, for the blocks to receive.
         """
         self._neighbourhood.run("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size and datatype to each neighbour, and receive one from each.
+        """Send a block of any length and datatype to each neighbour, and receive one from each.
 
         Args:
-            sendbuf: A block for each neighbour, ``[array, (counts, displacements in bytes), datatypes]``.
-            recvbuf: Where a block of each neighbour goes, ``[array, (counts, displacements in bytes), datatypes]``.
+            sendbuf: ``[array, (counts, displacements in bytes), datatypes]`` by neighbour.
+            recvbuf: The same, for the blocks to receive.
         """
         self._neighbourhood.run("neighbor_alltoallw", sendbuf, recvbuf)
 

@@ -16,15 +16,15 @@ from ..native.libraries import ffi, lib
 from ..types import OPS, op_of
 from .comm_neighbours import NeighbourMethods
 
-#: Bytes of all slots of a rank, one for each rank that gets a pickle; and of the header before a pickle: its length,
-#: and a bit that is set if this rank has any pickle that is longer than a slot.
+#: Bytes of all slots of a rank, one slot per receiver; bytes of the header before a pickle, which has the pickle's
+#: length and a bit that is set if any pickle of this rank is longer than a slot.
 _BYTES, _HEAD = int(lib.UCCH_PARCEL_BYTES), 8
-#: The least room for a pickle; and for one that goes to all of more ranks than the arrival board carries data for.
+#: Minimum bytes of a slot; bytes of a slot of an allgather with more ranks than the arrival board carries data for.
 _LEAST, _FEW = 24, 64
 
 
 class _Slots(NamedTuple):
-    """Memory of an exchange: what is sent, what is received, and their addresses."""
+    """Buffers of an exchange and their addresses."""
 
     send: Any
     recv: Any
@@ -39,7 +39,7 @@ class _Slots(NamedTuple):
 
 
 class Objects:
-    """Exchanges of objects: pickles move by one call if all are short, else by a second one, once lengths are known."""
+    """Exchanges of Python objects: one call if all pickles fit into slots, else a second one with the known lengths."""
 
     def __init__(self, runner: Runner) -> None:
         from mpi4py import MPI
@@ -53,11 +53,11 @@ class Objects:
         }
 
     def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any]:
-        """Exchange objects by the collective ``name``, for a call that the ranks know as ``what``.
+        """Exchange objects by the collective ``name``; ``what`` is the call's name in errors and records.
 
-        ``name`` is ``bcast``, ``allgather``, ``alltoall`` or ``scatter``, and ``things`` are what this rank gives: one
-        object, or one for each rank. ``root`` alone gives, or needs what comes; -1 for none. Returns the objects that
-        have come, in the order of the ranks; nothing where only the root needs them.
+        ``name`` is ``bcast``, ``allgather``, ``alltoall`` or ``scatter``. ``things``: this rank's object, or one for
+        each rank. ``root``: the rank that alone sends, or alone needs the result; -1 for none. Returns the received
+        objects in rank order, or nothing if only the root needs them.
         """
         runner, room = self._runner, self._room[name]
         with runner.refusing:
@@ -89,7 +89,7 @@ class Objects:
                 memory.data[at + _HEAD : at + _HEAD + length] = pickled
 
     def _taken(self, data: bytes, room: int) -> list[bytes] | tuple[int, ...]:
-        """The pickles that have come; or their lengths, on all ranks, if one rank has a longer one for any rank."""
+        """The received pickles; or, on all ranks, their lengths if any rank has a pickle longer than a slot."""
         heads = [int.from_bytes(data[at : at + _HEAD], "little") for at in range(0, len(data), room)]
         if any(head & 1 for head in heads):
             return tuple([head >> 1 for head in heads])
@@ -97,9 +97,9 @@ class Objects:
         return [data[at : at + (head >> 1)] for at, head in zip(starts, heads, strict=True)]
 
     def _long(self, name: str, given: list[bytes], lengths: tuple[int, ...], root: int) -> list[memoryview]:
-        """The pickles of ``lengths``, one behind the other in one call."""
+        """Exchange pickles of known lengths in one call."""
         runner = self._runner
-        with runner.refusing:  # the memory may be missing
+        with runner.refusing:  # allocation may fail on one rank
             send = np.frombuffer(b"".join(given), np.uint8)
             needs = name != "allgather" or root in (-1, runner.rank)
             recv = np.empty(sum(lengths) if needs else 0, np.uint8)
@@ -123,77 +123,78 @@ SUM = OPS["SUM"]
 
 
 @described(
-    raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
-    op="``SUM`` and the like, one's name as text, or one of MPI's: also one of the user's own, which gets two objects.",
-    root="Rank that has the object, or gets what comes.",
-    sendobj="An object that can be pickled.",
+    raises="TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
+    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses.",
+    op="``SUM`` and the like, its name, ``MPI.SUM`` and the like, or an ``MPI.Op`` of a function of two objects.",
+    root="Rank that has the object, or gets the result.",
+    sendobj="A picklable object.",
 )
 class ObjectMethods(NeighbourMethods):
-    """Collectives of Python objects that can be pickled: they move as the data of any call does."""
+    """Collectives of picklable Python objects, sent as the data of buffer collectives."""
 
     @cached_property
     def _objects(self) -> Objects:
         return Objects(self._runner)
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
-        """Give all ranks the root's object.
+        """Send the root's object to all ranks.
 
         Args:
-            obj: The object, at the root.
+            obj: The object on the root; ignored elsewhere.
 
         Returns:
-            A copy of it.
+            A copy of the root's object.
         """
         return self._objects.exchange("bcast", "bcast", [obj], root)[0]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Collect an object of each rank at the root.
+        """Collect an object of each rank on the root.
 
         Returns:
-            The objects at the root, None elsewhere.
+            The objects in rank order on the root; None elsewhere.
         """
         return self._objects.exchange("gather", "allgather", [sendobj], root) or None
 
     def scatter(self, sendobj: Iterable[Any] | None = None, root: int = 0) -> Any:
-        """Give each rank an object of the root's.
+        """Send each rank one of the root's objects.
 
         Args:
-            sendobj: An object for each rank, at the root.
+            sendobj: One object per rank on the root; ignored elsewhere.
 
         Returns:
-            This rank's.
+            This rank's object.
         """
         return self._objects.exchange("scatter", "scatter", () if sendobj is None else sendobj, root)[0]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Collect an object of each rank at every rank.
+        """Collect an object of each rank on every rank.
 
         Returns:
-            The objects, in the order of the ranks.
+            The objects in rank order.
         """
         return self._objects.exchange("allgather", "allgather", [sendobj])
 
     def alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
-        """Send an object from every rank to every rank.
+        """Send an object of every rank to every rank.
 
         Args:
-            sendobj: An object for each rank.
+            sendobj: One object per receiver.
 
         Returns:
-            An object of each rank.
+            One object per sender.
         """
         return self._objects.exchange("alltoall", "alltoall", sendobj)
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
-        """Reduce an object of each rank to one at the root.
+        """Reduce the ranks' objects; the root gets the result.
 
         Returns:
-            The result at the root, None elsewhere.
+            The result on the root; None elsewhere.
         """
         return self._reduced("reduce", sendobj, op, slice(None), root)
 
     def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Reduce an object of each rank to one, for every rank.
+        """Reduce the ranks' objects; every rank gets the result.
 
         Returns:
             The result.
@@ -201,7 +202,7 @@ class ObjectMethods(NeighbourMethods):
         return self._reduced("allreduce", sendobj, op, slice(None))
 
     def scan(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Reduce the objects of the ranks up to this one.
+        """Reduce the objects of ranks 0 to this one.
 
         Returns:
             The result.
@@ -217,23 +218,23 @@ class ObjectMethods(NeighbourMethods):
         return self._reduced("exscan", sendobj, op, slice(self._runner.rank))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
-        """Send an object to all neighbours.
+        """Send an object to all neighbours, and receive one from each.
 
         Returns:
-            An object of each neighbour.
+            One object per neighbour.
         """
         sources = self._neighbourhood.sources
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
         return [found[source] if source >= 0 else None for source, _ in sources]
 
     def neighbor_alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
-        """Send an object to each neighbour.
+        """Send an object to each neighbour, and receive one from each.
 
         Args:
-            sendobj: An object for each.
+            sendobj: One object per neighbour.
 
         Returns:
-            An object of each.
+            One object per neighbour.
         """
         name, destinations = "neighbor_alltoall", self._neighbourhood.destinations
         sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
@@ -256,7 +257,7 @@ class ObjectMethods(NeighbourMethods):
         return reduce(operation, found[among]) if found[among] else None
 
     def _operation(self, name: str, op: Any) -> Any:
-        """The operation of MPI's on two objects."""
+        """The function of two objects for ``op``."""
         from mpi4py import MPI
 
         if isinstance(op, MPI.Op):

@@ -1,4 +1,4 @@
-"""The message methods of a communicator, with mpi4py's names, signatures and defaults."""
+"""Message methods of a communicator, with mpi4py's names, signatures and defaults."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..p2p.probe import Message, mprobe, object_message, probe, wait_for_any, wa
 
 @forms
 class MessageMethods:
-    """Sends, receives and probes. A receive takes any ``source`` and ``tag`` unless they are given.
+    """Sends, receives and probes. By default a receive matches any source and any tag.
 
-    A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
-    that does not come within ``UCCH_TIMEOUT`` seconds of waiting raises ``CollectiveTimeout``, and ``PeerError`` when
-    its peer is known to be dead. The communicator stays usable after each of them.
+    If a message is longer than the buffer, the receiver gets a :class:`~ucc_hetero.errors.TruncationError`. A message
+    that does not arrive within ``UCCH_TIMEOUT`` seconds of waiting raises ``CollectiveTimeout``; a peer that is known
+    to be dead raises ``PeerError``. The communicator stays usable after each of these.
 
-    With ``stream`` a message starts when that stream gets there: it takes what is in the buffer by then, or writes to
-    it from then on. The host does not wait for that; it waits for the message's end, as without. Among devices of
-    several vendors the stream may fill a buffer anew behind its send, which goes on with what was there.
+    With ``stream`` a message starts when the stream gets to it: the buffer is read, or may be written, from then on.
+    The host waits for the end of the message as without a stream. Among devices of several vendors later work in the
+    stream may overwrite the buffer of a send.
     """
 
     _mpi: Any
@@ -38,7 +38,7 @@ class MessageMethods:
 
     @cached_property
     def _own_messages(self) -> Messages:
-        """Messages of the package's own calls, which no receive of the caller's matches."""
+        """Messages of this package's own calls, which match none of the user's."""
         return Messages(self._runner, own=True)
 
     @cached_property
@@ -52,65 +52,65 @@ class MessageMethods:
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message; returns when the buffer may be reused.
+        """Send a message. Returns when the buffer may be reused.
 
         Args:
             buf: Array in host or GPU memory, or mpi4py's ``[array, count, datatype]``.
-            dest: Rank, or ``MPI.PROC_NULL``.
-            tag: From 0 to 2**31 - 1.
-            stream: GPU stream that the message is to start in; None: now.
+            dest: Rank of the receiver, or ``MPI.PROC_NULL``.
+            tag: 0 to 2**31 - 1.
+            stream: GPU stream in which the message starts; None: it starts now.
 
         Raises:
-            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+            ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
         self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """:meth:`Send`, with its arguments, that returns when the receiver has begun to receive the message."""
+        """:meth:`Send`, with its arguments, but return only when the receive has started."""
         self._messages.run(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """:meth:`Send`, with its arguments, of a message whose receive has been posted. It gains nothing here."""
+        """:meth:`Send`, with its arguments, for a receive that is posted already. It is not faster here."""
         self.Send(buf, dest, tag, stream=stream)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """:meth:`Send`, with its arguments, of a copy of the message; returns at once.
+        """:meth:`Send`, with its arguments, of a copy of the buffer; returns at once.
 
-        The memory is this package's own: no ``MPI.Attach_buffer`` is needed.
+        The copy is in this package's memory: no ``MPI.Attach_buffer`` is needed.
         """
         self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True)).Free()
 
     def Recv(
         self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None, *, stream: Any = None
     ) -> None:
-        """Receive a message; from any source and with any tag by default.
+        """Receive a message; by default from any source and with any tag.
 
         Args:
-            buf: Array that has room for the message.
-            source: Rank; any if None.
-            tag: Any if None.
-            status: ``MPI.Status`` to be filled.
-            stream: GPU stream that the message is to start in; None: now.
+            buf: Array with room for the message.
+            source: Rank of the sender; any if None.
+            tag: Tag of the message; any if None.
+            status: ``MPI.Status`` to fill.
+            stream: GPU stream in which the message starts; None: it starts now.
 
         Raises:
-            TruncationError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+            TruncationError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
         self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
 
     def recv(self, buf: Any = None, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
-        """Receive a Python object that ``send`` and its like have sent; from any source and with any tag by default.
+        """Receive a Python object of ``send`` and its variants; by default from any source and with any tag.
 
         Args:
-            buf: Memory for its pickle, as in mpi4py.
-            source: Rank; any if None.
-            tag: Any if None.
-            status: ``MPI.Status`` to be filled.
+            buf: Memory for the pickle, as in mpi4py.
+            source: Rank of the sender; any if None.
+            tag: Tag of the message; any if None.
+            status: ``MPI.Status`` to fill.
 
         Returns:
             The object.
 
         Raises:
-            CollectiveTimeout, PeerError: None came within ``UCCH_TIMEOUT`` seconds, or its sender died.
+            CollectiveTimeout, PeerError: No object came within ``UCCH_TIMEOUT`` seconds, or its sender died.
         """
         place = self._wild(source, tag)
         if buf is not None:
@@ -129,15 +129,15 @@ class MessageMethods:
         *,
         stream: Any = None,
     ) -> None:
-        """Send one message and receive another, whatever the order on the other side.
+        """Send one message and receive another; neither waits for the other.
 
         Args:
             sendbuf, dest, sendtag: As in :meth:`Send`.
             recvbuf, source, recvtag, status: As in :meth:`Recv`.
-            stream: GPU stream that both messages are to start in; None: now.
+            stream: GPU stream in which both messages start; None: they start now.
 
         Raises:
-            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+            ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
@@ -152,15 +152,15 @@ class MessageMethods:
         recvtag: int | None = None,
         status: Any = None,
     ) -> None:
-        """Send what the buffer holds and receive another message into it.
+        """Send the content of a buffer, and receive another message into it.
 
         Args:
-            buf: Array in host memory, with room for what comes.
+            buf: Array in host memory, with room for the received message.
             dest, sendtag: As in :meth:`Send`.
             source, recvtag, status: As in :meth:`Recv`.
 
         Raises:
-            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+            ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
@@ -172,7 +172,7 @@ class MessageMethods:
         """Start :meth:`Send`, with its arguments.
 
         Returns:
-            A request; the buffer may be reused when it has finished.
+            A request; once it is complete the buffer may be reused.
         """
         return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
@@ -192,7 +192,7 @@ class MessageMethods:
         """Start :meth:`Recv`, with its arguments.
 
         Returns:
-            A request; the message is in the buffer when it has finished.
+            A request; once it is complete the message is in the buffer.
         """
         return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag), stream=stream))
 
@@ -210,7 +210,7 @@ class MessageMethods:
         """Start :meth:`Sendrecv`, with its arguments.
 
         Returns:
-            A request that finishes when both messages have; its status is the receive's.
+            A request that completes when both messages have; its status is the receive's.
         """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
@@ -223,7 +223,7 @@ class MessageMethods:
         """Start :meth:`Sendrecv_replace`, with its arguments.
 
         Returns:
-            A request that finishes when both messages have; its status is the receive's.
+            A request that completes when both messages have; its status is the receive's.
         """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
@@ -247,7 +247,7 @@ class MessageMethods:
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
         """Set up :meth:`Bsend`, with its arguments; return a request that can be started many times.
 
-        Each start copies what the buffer then holds.
+        Each start copies the current content of the buffer.
         """
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
@@ -258,13 +258,13 @@ class MessageMethods:
     # --- partitioned --------------------------------------------------------------------------------------------------
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> PartitionedRequest:
-        """Set up a send of equal partitions, each of which goes when ``Pready`` of the request says so.
+        """Set up a send of equal partitions; ``Pready`` of the request sends a partition.
 
         Args:
-            buf: Array with all partitions; a count in ``[array, count, datatype]`` is that of one.
-            partitions: How many.
+            buf: Array with all partitions; a count in ``[array, count, datatype]`` is that of one partition.
+            partitions: Number of partitions.
             dest, tag: As in :meth:`Send`.
-            info: Ignored, as in mpi4py a hint.
+            info: A hint, ignored.
 
         Returns:
             A request that can be started many times.
@@ -272,23 +272,23 @@ class MessageMethods:
         return self._partitions.send(buf, partitions, dest, tag)
 
     def Precv_init(self, buf: Any, partitions: int, source: int, tag: int, info: Any = None) -> PartitionedRequest:
-        """Set up the receive of a :meth:`Psend_init`; ``Parrived`` of the request asks for a partition.
+        """Set up the receive of a :meth:`Psend_init`; ``Parrived`` of the request tests a partition.
 
         Args:
-            buf: Array with room for all partitions; a count in ``[array, count, datatype]`` is that of one.
-            partitions: How many; the sender may have divided the message differently.
-            source, tag: Those of the send.
-            info: Ignored, as in mpi4py a hint.
+            buf: Array with room for all partitions; a count in ``[array, count, datatype]`` is that of one partition.
+            partitions: Number of partitions. It may differ from the sender's.
+            source, tag: As in the send.
+            info: A hint, ignored.
 
         Returns:
             A request that can be started many times.
         """
         return self._partitions.receive(buf, partitions, source, tag)
 
-    # --- memory for buffered sends, which need none -------------------------------------------------------------------
+    # --- buffers for Bsend, which does not need them ------------------------------------------------------------------
 
     def Attach_buffer(self, buf: Any) -> None:
-        """Keep a buffer until :meth:`Detach_buffer` returns it; buffered sends have memory of their own.
+        """Keep a buffer until :meth:`Detach_buffer`. It is not used: buffered sends have memory of their own.
 
         Args:
             buf: Any object.
@@ -301,7 +301,7 @@ class MessageMethods:
         self._attached = buf
 
     def Detach_buffer(self) -> Any:
-        """Give back the attached buffer. Messages that were sent do not need it.
+        """Detach and return the attached buffer. No message uses it.
 
         Returns:
             The buffer, or None.
@@ -310,14 +310,14 @@ class MessageMethods:
         return buf
 
     def Flush_buffer(self) -> None:
-        """Return at once: no message is in an attached buffer."""
+        """Do nothing: no message is in an attached buffer."""
         self._messages.check_usable()
 
     def Iflush_buffer(self) -> Request:
         """:meth:`Flush_buffer` as a request.
 
         Returns:
-            A request that has finished.
+            A request that is complete.
         """
         self._messages.check_usable()
         return finished()
@@ -325,7 +325,7 @@ class MessageMethods:
     # --- probes -------------------------------------------------------------------------------------------------------
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Wait for a message without receiving it: one of ``Send`` and its like, or a Python object of ``send``.
+        """Wait for a message without receiving it: a buffer of ``Send``, or a Python object of ``send``.
 
         Args:
             source: Rank; any if None.

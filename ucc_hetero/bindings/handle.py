@@ -1,4 +1,4 @@
-"""Native objects and memory as both libraries' classes have them."""
+"""Native objects, and memory for native functions: shared by the classes over libucc and libucp."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Handle(ABC):
 
 
 def locked(function: Callable[..., T], *arguments: Any) -> T:
-    """Call libucc or libucp while this thread holds the engine's lock: neither bears two calls at a time."""
+    """Call libucc or libucp while holding the engine's lock: neither may be called by two threads at once."""
     has = ffi.new("int *")
     try:
         lib.ucch_lock_noted(has)
@@ -38,7 +38,7 @@ def locked(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:
-    """(pointer, bytes, what to keep alive) of a buffer or an (address, bytes) pair."""
+    """(pointer, bytes, object to keep alive) of a buffer or an ``(address, bytes)`` pair."""
     if isinstance(data, tuple):
         return ffi.cast("void *", data[0]), data[1], None
     keep = ffi.from_buffer(data, require_writable=writable)
@@ -46,27 +46,28 @@ def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:
 
 
 class Present(Generic[T]):
-    """Objects for as long as something else refers to them.
+    """A set of objects that does not keep them alive.
 
-    They can be listed while other threads add some: a walk through a ``WeakSet`` fails then.
+    It can be listed while other threads add objects, where iterating over a ``WeakSet`` would fail.
     """
 
     def __init__(self) -> None:
         self._found: WeakValueDictionary[int, T] = WeakValueDictionary()
 
     def add(self, one: T) -> None:
-        """Have one more."""
+        """Add an object."""
         self._found[id(one)] = one
 
     def all(self) -> list[T]:
-        """Those that there are now."""
+        """The objects that are still alive."""
         return [one for ref in self._found.valuerefs() if (one := ref()) is not None]
 
 
 class Kept(dict[int, T], Generic[T]):
-    """Things that are kept until they are busy no more. Any thread may add some and look for those that are over.
+    """Objects that are kept alive while they are busy. Any thread may add objects and sweep.
 
-    What is busy is never out of it, wherever Ctrl-C or another thread comes: libucp or MPI may be writing there.
+    A busy object never leaves it, even if Ctrl-C or another thread interrupts: libucp or MPI may be writing to its
+    memory.
     """
 
     def __init__(self) -> None:
@@ -74,26 +75,26 @@ class Kept(dict[int, T], Generic[T]):
         self._looked_at: dict[int, object] = {}
 
     def add(self, one: T) -> None:
-        """Keep one more."""
+        """Add an object."""
         self[id(one)] = one
 
     def take(self, one: T) -> bool:
-        """Keep it no longer: True for the one caller that it was kept for."""
+        """Remove an object. True for the one caller that removed it."""
         return self.pop(id(one), None) is not None
 
     def all(self) -> list[T]:
-        """Those that are kept now."""
+        """The objects that are kept now."""
         return list(self.values())
 
     def sweep(self, busy: Callable[[T], object]) -> None:
-        """Let go what is not busy any more. Of several threads one at a time asks that of a thing."""
+        """Remove the objects that are no longer busy. Only one thread at a time calls ``busy`` for an object."""
         for one in self.all():
             key, me = id(one), object()
             try:
                 if self._looked_at.setdefault(key, me) is me and key in self and not busy(one):
                     self.take(one)
             finally:
-                try:  # no calls here: Ctrl-C would come behind them
+                try:  # no calls here: Ctrl-C would be raised behind them
                     if self._looked_at[key] is me:
                         del self._looked_at[key]
                 except KeyError:

@@ -1,8 +1,8 @@
 """The out-of-band exchange that libucc needs while it creates and destroys contexts: an allgather over MPI.
 
-libucc starts an allgather, polls it, and frees it, from inside ``ucc_context_create`` and ``ucc_context_destroy``;
-the C callbacks below answer with requests of an :class:`Exchange`. A callback never raises: libucc ignores some of
-their results, and an exception must not unwind through C. The first failure is kept and raised by the caller.
+libucc starts an allgather, tests it, and frees it, inside ``ucc_context_create`` and ``ucc_context_destroy``; the C
+callbacks below implement this with requests of an :class:`Exchange`. A callback never raises: libucc ignores some
+results, and an exception must not unwind through C. The first failure is stored, and raised by the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OK, _INPROGRESS, _ERROR = 0, 1, -6
 
 
 class Pending(Protocol):
-    """An exchange that has begun."""
+    """An active exchange."""
 
     def test(self) -> bool:
         """Return True once every rank's bytes have been written to the destination."""
@@ -73,14 +73,14 @@ class MPIExchange:
 
 
 class _Oob:
-    """One context's exchange, and the first thing that went wrong."""
+    """One context's exchange, and its first failure."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.failure: BaseException | None = None
 
 
-#: Contexts' exchanges and their requests by the numbers that libucc carries around as pointers.
+#: Exchanges and their requests by number; libucc passes the numbers as pointers.
 _oobs: dict[int, _Oob] = {}
 _requests: dict[int, tuple[_Oob, Pending]] = {}
 _counter = [0]
@@ -92,7 +92,7 @@ def _number() -> int:
 
 
 def oob_of(exchange: Exchange, out: Any) -> tuple[int, _Oob]:
-    """Fill a ``ucc_oob_coll_t`` with callbacks that use ``exchange``; return its key in the table and its record."""
+    """Fill a ``ucc_oob_coll_t`` with callbacks that use ``exchange``. Returns (its number, its record)."""
     key = _number()
     record = _Oob(exchange)
     _oobs[key] = record
@@ -106,12 +106,12 @@ def oob_of(exchange: Exchange, out: Any) -> tuple[int, _Oob]:
 
 
 def forget(key: int) -> None:
-    """Drop a context's exchange after the context is gone."""
+    """Drop a context's exchange after the context was destroyed."""
     _oobs.pop(key, None)
 
 
 def _keep(kind: type[BaseException], failure: BaseException, traceback: Any) -> None:
-    """Keep what was raised where no line of a callback sees it: Ctrl-C as it is entered, again and again."""
+    """Store an exception that no line of a callback can catch: Ctrl-C while it is entered."""
     given = traceback.tb_frame.f_locals
     if "info" in given:
         record = _oobs.get(int(ffi.cast("uintptr_t", given["info"])))
@@ -130,7 +130,7 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
         pending = record.exchange.begin(
             memoryview(ffi.buffer(src, size)), memoryview(ffi.buffer(dst, size * record.exchange.size))
         )
-    except BaseException as failure:  # also of a signal's handler
+    except BaseException as failure:  # also one raised by a signal handler
         record.failure = record.failure or failure
         return _ERROR
     number = _number()
@@ -142,12 +142,12 @@ def ucch_oob_allgather(src: Any, dst: Any, size: int, info: Any, request: Any) -
 @ffi.def_extern(error=_ERROR, onerror=_keep)
 def ucch_oob_test(request: Any) -> int:
     record, pending = _requests[int(ffi.cast("uintptr_t", request))]
-    # libucc asks until all ranks have come, with the engine's lock: this process's other threads, for whom these ranks
-    # may be waiting, get it in between.
+    # libucc tests in a loop until all ranks have arrived, holding the engine's lock: release it in between for other
+    # threads of this process, for which these ranks may be waiting.
     try:
         lib.ucch_unlock()
         return _OK if pending.test() else _INPROGRESS
-    except BaseException as failure:  # also of a signal's handler
+    except BaseException as failure:  # also one raised by a signal handler
         record.failure = record.failure or failure
         return _ERROR
     finally:

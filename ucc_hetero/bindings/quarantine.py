@@ -1,4 +1,4 @@
-"""Memory and objects that must not die yet, as libucc, libucp, MPI or a stream may still use them."""
+"""Memory and objects that must be kept alive because libucc, libucp, MPI or a stream may still use them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from weakref import WeakKeyDictionary
 
 from .handle import Kept
 
-#: What is kept until something has happened, by its owner, and what is kept for ever.
+#: Objects kept until a condition holds, by owner; and objects kept for ever.
 _until: WeakKeyDictionary[object, Kept[tuple[object, Callable[[], object]]]] = WeakKeyDictionary()
 _for_ever: list[object] = []
 
 
 def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
-    """Keep something alive until the process ends, or :func:`release` of its ``owner`` finds that ``until()`` is
-    true."""
+    """Keep an object alive until the process ends, or until :func:`release` of its ``owner`` finds ``until()`` true."""
     if until is None:
         _for_ever.append(thing)
     else:
@@ -24,7 +23,7 @@ def keep(thing: object, until: Callable[[], object] | None = None, owner: object
 
 @contextmanager
 def unless_over(thing: object) -> Iterator[None]:
-    """Keep what MPI writes to, where the wait for that ends by an exception: MPI goes on with it in later calls."""
+    """Keep memory that MPI writes to alive if waiting for MPI raises: MPI completes the operation in later calls."""
     try:
         yield
     except BaseException:
@@ -33,7 +32,7 @@ def unless_over(thing: object) -> Iterator[None]:
 
 
 def release(owner: object) -> int:
-    """Let an owner's things die that may, and count those that may not."""
+    """Release an owner's objects whose conditions hold. Returns how many remain."""
     kept = _until.get(owner)
     if not kept:
         return 0

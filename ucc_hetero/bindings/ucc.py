@@ -1,14 +1,12 @@
-"""UCC from Python: libraries, contexts, teams, collectives and execution engines, as thin as they come.
+"""UCC from Python: libraries, contexts, teams, collectives and execution engines, as thin classes.
 
-For people who want UCC without our planner, and the way in which our own engine creates its teams. Names follow
-``ucc.h`` with the prefix dropped; every class frees its handle in ``close`` and works in a ``with`` statement.
+For use of UCC without this package's planner; the engine's teams are created with them, too. Names follow ``ucc.h``
+without the prefix. Every class frees its handle in ``close`` and works in a ``with`` statement.
 
-    lib = Lib(env_prefix="UCC")
-    context = lib.context(MPIExchange(MPI.COMM_WORLD.Dup()))
-    team = context.team(range(size))
-    with team.collective(Coll.ALLREDUCE, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"]) as request:
-        request.post()
-        request.wait()
+    lib = Lib(env_prefix="UCC") context = lib.context(MPIExchange(MPI.COMM_WORLD.Dup())) team =
+    context.team(range(size)) with team.collective(Coll.ALLREDUCE, src=x, dst=y, dtype=DTYPES["float32"], op=OPS["SUM"])
+    as request:
+        request.post() request.wait()
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: Seconds between looks at what may make a wait hopeless.
+#: Seconds between calls of a wait's ``look``.
 _LOOK_S = 2e-3
 
 
@@ -101,7 +99,7 @@ def check(call: str, status: int, hint: str = "") -> int:
 
 @cache
 def _guard() -> None:
-    """Keep libucc, which has loaded its transports now, from ending the process when an endpoint fails."""
+    """Keep libucc, whose transports are loaded by now, from crashing when an endpoint fails."""
     if lib.ucch_guard_cancel() < 0:
         log("init").info("a peer that dies may end this process by a signal: libucc's TL/UCP calls libucp directly")
 
@@ -128,7 +126,7 @@ class Lib(Handle):
         params = ffi.new("ucc_lib_params_t *", {"mask": 1, "thread_mode": thread_mode})
         handle = ffi.new("ucc_lib_h *")
         major, minor, release = (ffi.new("unsigned *") for _ in range(3))
-        # libucc only warns when the API version asked for differs from its own: ask for its own.
+        # libucc warns if the requested API version is not its own: request its own
         lib.ucc_get_version(major, minor, release)
         status = locked(lib.ucc_init_version, major[0], minor[0], params, config[0], handle)
         locked(lib.ucc_lib_config_release, config[0])
@@ -216,13 +214,15 @@ class Context(Handle):
         return int(attr.ctx_addr_len)
 
     def addresses(self, component: str) -> bool:
-        """True if its address has a part for that component of libucc: ``ucp`` for connections between ranks.
+        """True if this context's address has a part for a component of libucc; ``ucp`` is needed for connections
+        between ranks.
 
-        What a context lacks, libucc makes it without, and teams then read an address that is not there (UCC 1.4.0).
+        libucc creates contexts without a component that fails, and teams then read an address that does not exist (UCC
+        1.4.0).
         """
         attr = ffi.new("ucc_context_attr_t *", {"mask": 4 | 8})
         check("ucc_context_get_attr", locked(lib.ucc_context_get_attr, self.handle, attr))
-        number = 5381  # what an address has components under: Bernstein's hash of the name, in a word of its own
+        number = 5381  # addresses name components by Bernstein's hash, in a word of its own
         for letter in component.encode():
             number = (number * 33 + letter) % 2**64
         return number.to_bytes(8, sys.byteorder) in bytes(ffi.buffer(attr.ctx_addr, attr.ctx_addr_len))
@@ -239,9 +239,10 @@ class Context(Handle):
         Args:
             ranks: Ranks of this context, in the team's order.
             timeout: Seconds to wait for the other ranks.
-            look: Called now and then meanwhile; may raise what makes it hopeless.
-            number: The team's below 32,768, alike on its ranks and no other team's of theirs in this context; without
-                one the ranks agree upon theirs.
+            look: Called now and then meanwhile; may raise to end the wait.
+            number: Id of the team below 32,768, equal on its ranks and used by no other team of theirs in this context;
+                None: the ranks
+                agree on one.
 
         Returns:
             Team: The team.
@@ -277,7 +278,7 @@ class Team(Handle):
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.rank = self.ranks.index(context.rank)
-        # libucc keeps a pointer to the map for as long as the team lives.
+        # libucc keeps a pointer to the map as long as the team exists.
         self._map = ffi.new("uint64_t[]", self.ranks)
         params = ffi.new("ucc_team_params_t *", {"mask": 1 << 2 | 1 << 4 | 1 << 10, "ep": self.rank, "ep_range": 0})
         if number is not None:
@@ -298,13 +299,13 @@ class Team(Handle):
             status = self._end(lambda: int(lib.ucc_team_create_test(handle[0])), late, timeout, look)
             check("ucc_team_create_test", status, whom)
         except BaseException:
-            quarantine.keep((self._map, params, handle))  # libucc goes on with it
+            quarantine.keep((self._map, params, handle))  # libucc still uses them
             raise
         return handle[0]
 
     def _end(self, test: Callable[[], int], late: str, timeout: float, look: Callable[[], None] | None = None) -> int:
-        """Make progress until ``test`` has ended, and return its status; between two tests others get the engine's
-        lock."""
+        """Make progress until ``test`` has ended, and return its status. The engine's lock is released between
+        tests."""
         status = int(Status.INPROGRESS)
 
         def over() -> bool:
@@ -390,14 +391,14 @@ class Team(Handle):
             try:
                 status = self._end(lambda: int(lib.ucc_team_destroy(handle)), late, timeout)
             except BaseException:
-                quarantine.keep(self._map)  # libucc goes on with it
+                quarantine.keep(self._map)  # libucc still uses it
                 raise
             check("ucc_team_destroy", status)
 
     def __del__(
         self, ends: Callable[[], bool] = sys.is_finalizing, keep: Callable[[object], None] = quarantine.keep
     ) -> None:
-        """A team that was not closed is libucc's until its context ends, and with it the map."""
+        """A team that was not closed is used by libucc until its context is destroyed, and so is the map."""
         if getattr(self, "handle", None) and not ends():
             keep(self._map)
 
@@ -405,7 +406,7 @@ class Team(Handle):
 def _fill(
     side: Any, data: Any, dtype: DType | None, mem_type: int, counts: Sequence[int] | None, displs: Sequence[int] | None
 ) -> object:
-    """Describe one buffer to libucc; returns what must stay alive."""
+    """Describe one buffer for libucc. Returns what must be kept alive."""
     if data is None:
         return None
     if dtype is None or dtype.code < 0:
@@ -433,7 +434,7 @@ class Request(Handle):
         self.handle: Any = handle[0]
 
     def __del__(self, in_progress: int = Status.INPROGRESS) -> None:
-        """Its buffers stay as long as libucc uses them; what has ended and was not closed is libucc's to keep."""
+        """Keep the buffers of an active collective alive. A finished request that was not closed is left to libucc."""
         if getattr(self, "handle", None) and self.handle.status == in_progress:
             quarantine.keep((self._args, self._keep))
 
@@ -447,14 +448,14 @@ class Request(Handle):
 
     @property
     def status(self) -> int:
-        """The status as libucc left it; it changes only while a thread makes progress."""
+        """The status that libucc has set; it changes only while a thread makes progress."""
         return int(self.handle.status)
 
     def test(self) -> bool:
-        """Make progress once.
+        """Make one round of progress.
 
         Returns:
-            bool: True if it has finished.
+            bool: True if the collective has finished.
 
         Raises:
             LibraryError: If it has failed.
@@ -464,11 +465,11 @@ class Request(Handle):
         return check("collective", self.handle.status) == Status.OK
 
     def wait(self, timeout: float = 60.0, look: Callable[[], None] | None = None) -> None:
-        """Wait until it has finished.
+        """Wait until the collective has finished.
 
         Args:
             timeout: Seconds.
-            look: Called now and then meanwhile; may raise what makes it hopeless.
+            look: Called now and then meanwhile; may raise to end the wait.
 
         Raises:
             CollectiveTimeout: After ``timeout`` seconds.
@@ -478,7 +479,7 @@ class Request(Handle):
             raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 
     def close(self) -> None:
-        """Release the request; one still in progress is left to libucc, with its buffers."""
+        """Free the request; an active one is left to libucc, with its buffers."""
         if self.handle:
             handle, self.handle = self.handle, None
             if handle.status == Status.INPROGRESS:

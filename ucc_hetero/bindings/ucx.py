@@ -29,12 +29,12 @@ __all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "sta
 
 TAG_FULL = (1 << 64) - 1
 
-#: Of ``ucp_params_t``: messages by tags, one-sided transfers and active messages, by workers that different threads
-#: drive, each one at a time; and, asked for, a file that says when there is something to do.
+#: Bits of ``ucp_params_t``: tagged messages, one-sided transfers and active messages; workers may be used by any
+#: thread, one at a time; ``_SLEEPS``: workers have an event descriptor.
 _PARAMS, _FEATURES, _SLEEPS = 0x1 | 0x20, 0x43, 0x10
-#: Of ``ucp_ep_params_t``. Without a handler of errors libucp tells of none, and has all of its transports.
+#: Bit of ``ucp_ep_params_t``. Without an error handler libucp reports no errors, and can use all transports.
 _ADDRESS = 0x1
-#: Rounds of progress until receives that were taken back have ended; it takes one or two.
+#: Most rounds of progress until cancelled receives have ended; it takes one or two.
 _ROUNDS = 1000
 
 
@@ -57,7 +57,7 @@ def status_name(status: int) -> str:
         return f"UCS status {status}"
 
 
-#: What to look at, by the error.
+#: Hints for the user, by error.
 _HINTS: dict[int, str] = {
     Status.SHMEM_SEGMENT: "is /dev/shm writable, and has it room (df /dev/shm)? Containers take --shm-size",
 }
@@ -70,15 +70,15 @@ def check(call: str, status: int) -> None:
 
 
 class Context(Handle):
-    """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
+    """A UCP context for tagged messages and remote memory access; reads ``UCX_*`` variables.
 
     Args:
-        settings: UCX's settings, by names without ``UCX_``, before those of the environment.
-        sleeps: True for workers that a thread can sleep for, until there is something to do.
+        settings: UCX settings, by name without ``UCX_``; they take precedence over the environment.
+        sleeps: True if a thread is to be able to sleep until a worker has something to do.
 
     Raises:
         LibraryNotFound: If libucp cannot be loaded.
-        LibraryError: If libucp cannot make it, or knows no such setting.
+        LibraryError: If libucp cannot create it, or does not know a setting.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, sleeps: bool = False) -> None:
@@ -102,14 +102,14 @@ class Context(Handle):
         self.handle = handle[0]
 
     def memory_types(self) -> list[str]:
-        """Names of the kinds of memory that this UCX build can move: ``host``, ``cuda``, ``rocm``, ..."""
+        """Names of the memory types that this UCX build can move: ``host``, ``cuda``, ``rocm``, ..."""
         attr = ffi.new("ucp_context_attr_t *", {"field_mask": 1 << 2})
         check("ucp_context_query", locked(lib.ucp_context_query, self.handle, attr))
         bits = int(attr.memory_types)
         return list(dict.fromkeys(memory_name(bit) for bit in range(bits.bit_length()) if bits >> bit & 1))
 
     def transports(self) -> dict[str, list[str]]:
-        """Transports that this context may use, with the devices of each, as libucp lists them."""
+        """Transports that this context may use, with the devices of each, as printed by libucp."""
         found: dict[str, list[str]] = {}
         with tempfile.TemporaryFile("w+") as file:
             locked(lib.ucp_context_print_info, self.handle, cast(Any, file))
@@ -139,7 +139,7 @@ class Context(Handle):
         return Memory(self, data)
 
     def close(self) -> None:
-        """Release the context, after its workers."""
+        """Destroy the context, after its workers."""
         if self.handle:
             handle, self.handle = self.handle, None
             locked(lib.ucp_cleanup, handle)
@@ -150,7 +150,7 @@ class Worker:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        # SERIALIZED: any thread, one at a time; the engine's lock sees to that.
+        # SERIALIZED: any thread, one at a time, which the engine's lock ensures.
         params = ffi.new("ucp_worker_params_t *", {"field_mask": 1, "thread_mode": 1})
         handle = ffi.new("ucp_worker_h *")
         check("ucp_worker_create", locked(lib.ucp_worker_create, context.handle, params, handle))
@@ -161,11 +161,11 @@ class Worker:
         self.address = bytes(ffi.buffer(address[0], length[0]))
         locked(lib.ucp_worker_release_address, self.handle, address[0])
         self._polled = lib.ucch_context_new(ffi.NULL, self.handle)
-        #: The native sides of its messages, also of dropped ones.
+        #: Native messages of this worker, including those of dropped Message objects.
         self._messages: Present[Any] = Present()
 
     def connect(self, address: bytes) -> Connection:
-        """Make a connection.
+        """Connect to a peer.
 
         Args:
             address: The peer's :attr:`address`.
@@ -179,7 +179,7 @@ class Worker:
         return Connection(self, address)
 
     def progress(self) -> int:
-        """Make one round of progress; returns how much happened."""
+        """Make one round of progress. Returns how much has moved."""
         return int(lib.ucch_progress_once())
 
     def send(
@@ -192,15 +192,15 @@ class Worker:
         mem_type: MemType = MemType.HOST,
         timeout: float = 0.0,
     ) -> Message:
-        """Start to send a message.
+        """Start sending a message.
 
         Args:
             connection: To the receiver.
             data: A buffer, or an ``(address, bytes)`` pair.
-            tag: The message's, of 64 bits.
-            sync: True to finish only when it is matched.
-            mem_type: Where the data lies.
-            timeout: Seconds after which it fails; 0 for none.
+            tag: 64-bit tag.
+            sync: True to finish only when the message is matched.
+            mem_type: Memory type of the buffer.
+            timeout: Seconds after which it fails; 0: none.
 
         Returns:
             Message: Finished when the buffer may be reused.
@@ -220,14 +220,14 @@ class Worker:
     def recv(
         self, data: Any, tag: int, *, mask: int = TAG_FULL, mem_type: MemType = MemType.HOST, timeout: float = 0.0
     ) -> Message:
-        """Start to receive a message.
+        """Start receiving a message.
 
         Args:
             data: A writable buffer, or an ``(address, bytes)`` pair.
-            tag: The message's.
-            mask: Bits of the tag that must be equal.
-            mem_type: Where the buffer lies.
-            timeout: Seconds after which it fails; 0 for none.
+            tag: 64-bit tag.
+            mask: Bits of the tag that must match.
+            mem_type: Memory type of the buffer.
+            timeout: Seconds after which it fails; 0: none.
 
         Returns:
             Message: Finished when the data is in the buffer.
@@ -241,14 +241,14 @@ class Worker:
         return message
 
     def probe(self, tag: int, mask: int = TAG_FULL) -> tuple[int, int] | None:
-        """Look for a message that has arrived; it stays where it is.
+        """Check for a message that has arrived, without receiving it.
 
         Args:
-            tag: The message's.
-            mask: Bits of the tag that must be equal.
+            tag: 64-bit tag.
+            mask: Bits of the tag that must match.
 
         Returns:
-            tuple[int, int] | None: Its tag and its bytes, or None.
+            tuple[int, int] | None: Its tag and length in bytes, or None.
         """
         found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
         if not lib.ucch_probe(self.handle, tag, mask, 0, found, matched):
@@ -261,7 +261,7 @@ class Worker:
         return message
 
     def close(self) -> None:
-        """Release the worker, after its connections; receives that nothing has matched are taken back."""
+        """Destroy the worker, after its connections; unmatched receives are cancelled."""
         if self.handle:
             handle, self.handle = self.handle, None
             for message in self._messages.all():
@@ -285,13 +285,13 @@ class Connection:
         self.handle: Any = handle[0]
 
     def flush(self, timeout: float = 0.0) -> Message:
-        """Start to complete all messages that were sent.
+        """Start completing all messages that were sent.
 
         Args:
-            timeout: Seconds after which it fails; 0 for none.
+            timeout: Seconds after which it fails; 0: none.
 
         Returns:
-            Message: Finished when the peer has them.
+            Message: Finished when the peer has received them.
 
         Raises:
             LibraryError: If libucp refuses.
@@ -304,7 +304,7 @@ class Connection:
         """Flush and close the connection.
 
         Args:
-            timeout: Seconds after which it is closed although the peer does not answer.
+            timeout: Seconds after which it is closed even if the peer does not answer.
         """
         if self.handle:
             handle, self.handle = self.handle, None
@@ -314,7 +314,7 @@ class Connection:
 
 
 class Message:
-    """A tagged message under way. One that is dropped goes on, and its buffer stays alive."""
+    """An active tagged message. If it is dropped, the message goes on and its buffer stays alive."""
 
     def __init__(self) -> None:
         quarantine.release(Message)
@@ -328,10 +328,10 @@ class Message:
             quarantine.keep((handle, self.keep), lambda: not held(handle), Message)
 
     def test(self) -> bool:
-        """Make progress once.
+        """Make one round of progress.
 
         Returns:
-            bool: True if it has finished.
+            bool: True if the message has finished.
 
         Raises:
             TruncationError, LibraryError, CollectiveTimeout: As :meth:`wait`.
@@ -339,7 +339,7 @@ class Message:
         return self._done(lib.ucch_test(self.op))
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Wait until it has finished.
+        """Wait until the message has finished.
 
         Args:
             timeout: Seconds.
@@ -347,7 +347,7 @@ class Message:
         Raises:
             TruncationError: If the message was longer than the buffer.
             LibraryError: If UCX failed.
-            CollectiveTimeout: After ``timeout`` seconds, or after those of its start.
+            CollectiveTimeout: After ``timeout`` seconds, or after the timeout given at its start.
         """
         until = time.monotonic() + timeout
 
@@ -378,7 +378,7 @@ class Message:
 
 
 class Memory:
-    """Registered memory, and the packed key that lets a peer reach it."""
+    """Registered memory, and the packed key with which a peer can access it."""
 
     def __init__(self, context: Context, data: Any) -> None:
         self.context = context
@@ -391,7 +391,7 @@ class Memory:
         self.handle = handle[0]
         packed, size = ffi.new("void **"), ffi.new("size_t *")
         check("ucp_rkey_pack", locked(lib.ucp_rkey_pack, context.handle, self.handle, packed, size))
-        #: The remote key, to be sent to processes that may read and write this memory.
+        #: The packed remote key, for processes that may read and write this memory.
         self.key = bytes(ffi.buffer(packed[0], size[0]))
         locked(lib.ucp_rkey_buffer_release, packed[0])
 

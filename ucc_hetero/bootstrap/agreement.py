@@ -1,8 +1,8 @@
-"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of what each
-rank has.
+"""Comparison of all ranks' facts before the first collective: accepted, repaired, or refused with a table of each
+rank's values.
 
-libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
-do (docs/bridge.md). Every rank judges the same gathered facts, so all of them come to the same verdict.
+libucc hangs in context creation if versions differ, and gives wrong data if settings that steer its choice of
+algorithms do (docs/bridge.md). Every rank judges the same facts, so all come to the same result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..machine.ucx_transports import tcp_connections, within_host
 from ..planner.topology import Topology, numbered
 from ..transport import channels
 
-#: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
+#: Prefixes of environment variables of the two UCC libraries: native reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
 NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
 
-#: Forced on a bridge, equal on every rank: nothing that selects an algorithm there may depend on a local fact.
-#: UCC chooses per rank by memory type, CPU model and topology otherwise (docs/bridge.md).
+#: Forced on a bridge, equal on every rank: the choice of algorithms must not depend on a local fact. By default UCC
+#: chooses by this rank's memory type, CPU model and topology (docs/bridge.md).
 BRIDGE_SETTINGS = {
     "UCC_CLS": "basic",
     "UCC_TLS": "ucp,self",
@@ -33,7 +33,7 @@ BRIDGE_SETTINGS = {
     "UCC_TL_UCP_USE_TOPO": "n",
     "UCC_TL_UCP_RANKS_REORDERING": "n",
     "UCC_TL_UCP_KN_RADIX": "2",
-    # The one above does not reach it; 2 for the reason given below.
+    # The setting above does not affect allreduce; 2 for the reason given below.
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
     "UCC_TL_UCP_ALLREDUCE_SRA_KN_PIPELINE": "n",
     "UCC_TL_UCP_REDUCE_SRG_KN_PIPELINE": "n",
@@ -43,12 +43,13 @@ BRIDGE_SETTINGS = {
     "UCC_CHECK_ASYMMETRIC_DT": "n",
 }
 
-#: Defaults inside an island, where the user's own ``UCC_*`` settings win. mlx5 and sharp make out-of-band rounds that
-#: ranks without the hardware never join; TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
-#: slower (seen on H200s); radix 2 makes every rank of a recursive exchange add in the same order, so that replicas come
-#: out bit-identical. TL/SHM takes longer to set a small collective up than TL/UCP to run it, and up to four ranks of a
-#: host exchange whole vectors faster than halves (seen: 64 KiB on 2 ranks 12 instead of 27 us). A word written after
-#: each of the vendor's kernels keeps the next one waiting for some microseconds, an event does not.
+#: Defaults inside an island; ``UCC_*`` settings of the user take precedence. mlx5 and sharp make out-of-band rounds
+#: that ranks without the hardware never join. TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
+#: slower (seen on H200s). With radix 2 every rank of a recursive exchange adds in the same order, so results are
+#: bit-identical on all ranks. TL/SHM takes longer to set up a small collective than TL/UCP to run it, and up to four
+#: ranks of a host exchange whole vectors faster than halves (seen: 64 KiB on two ranks 12 instead of 27 us). Completion
+#: by a word written behind each of the vendor's kernels delays the next kernel by some microseconds; completion by an
+#: event does not.
 NATIVE_SETTINGS = {
     "UCC_TLS": "^mlx5,sharp,cuda,shm",
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
@@ -57,27 +58,28 @@ NATIVE_SETTINGS = {
     "UCC_TL_RCCL_SYNC": "event",
 }
 
-#: Settings that name the components of libucc's that it may use.
+#: Settings that name the components that libucc may use.
 _COMPONENTS = ("UCC_TLS", "UCC_CL_BASIC_TLS")
 
-#: Those by which each rank makes a team with a number of ours by itself (seen with UCC 1.4).
+#: Components with which each rank makes a team with a given number by itself (seen with UCC 1.4).
 _ALONE = ("ucp", "self")
 
-#: Segments of TCP for libucc's transport, unless the user has said. UCX's usual 8 and 64 KiB are copied more often, and
-#: an allreduce of 64 MiB between two hosts took 22 ms where it takes 18. UCX reads these under its own names alone,
-#: whatever prefix a library has.
+#: Segments of TCP for libucc's transport, unless set by the user. UCX's default segments of 8 and 64 KiB are copied
+#: more often: an allreduce of 64 MiB between two hosts took 22 ms instead of 18. UCX reads these variables without a
+#: library's prefix.
 TCP_SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "256K", "UCX_TCP_RX_SEG_SIZE": "256K"}
 
-#: Settings whose difference between ranks breaks a job: reported, and refused where we do not own them.
+#: Settings that must be equal on all ranks: a difference is refused, unless the setting is one that we force.
 STEERING_PREFIXES = (
     "UCC_", "UCX_PROTO_ENABLE", "UCX_UNIFIED_MODE", *TCP_SEGMENTS, "UCCH_TUNE", "UCCH_EMULATE", "UCCH_STAGING",
 )  # fmt: skip
-#: Local matters that may differ.
+#: Settings that may differ between ranks.
 LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
 
 
 def steering(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of a process that steer algorithm choice, sorted. An empty one of ours is as if it were not set."""
+    """The settings of a process that steer the choice of algorithms, sorted. An empty ``UCCH_*`` variable counts as
+    unset."""
     found = ((k, v) for k, v in environ.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
     return tuple(sorted((k, v) for k, v in found if v.strip() or not k.startswith(env.PREFIX)))
 
@@ -86,8 +88,8 @@ def bridge_settings(ucc: str) -> dict[str, str]:
     """The bridge's settings for a version of libucc, which all ranks share.
 
     From 1.8 on ``allgatherv`` takes the order of its ring from the topology, and crashes without one (seen with 1.10: a
-    null pointer in ``ucc_tl_ucp_allgatherv_ring_progress``). The topology has to be there, then; the radix that would
-    be chosen by it is set, and the ring is only used where displacements have gaps.
+    null pointer in ``ucc_tl_ucp_allgatherv_ring_progress``). So the topology is enabled; the radix that would be chosen
+    by it is set, and the ring is only used if displacements have gaps.
     """
     if tuple(map(int, re.findall(r"\d+", ucc)[:2])) < (1, 8):
         return BRIDGE_SETTINGS
@@ -96,7 +98,7 @@ def bridge_settings(ucc: str) -> dict[str, str]:
 
 
 def apply_settings(ucc: str, environ: MutableMapping[str, str]) -> None:
-    """Write the settings of both libraries of UCC version ``ucc`` where libucc reads them: prefixes of our own."""
+    """Write the settings of both libraries for UCC version ``ucc`` to the variables with their prefixes."""
     for name, value in bridge_settings(ucc).items():
         environ[f"{BRIDGE_PREFIX}_{name}"] = value
     users = {k: v for k, v in environ.items() if k.startswith("UCC_")}
@@ -105,22 +107,23 @@ def apply_settings(ucc: str, environ: MutableMapping[str, str]) -> None:
 
 
 def keep_to_host_memory(environ: MutableMapping[str, str]) -> None:
-    """Have a rank without a device use components for host memory alone, unless the user names others: these ask no
+    """Let a rank without a device use only components for host memory, unless the user names others: these need no
     other rank."""
     if "UCC_TLS" not in environ:
         environ.setdefault(f"{NATIVE_PREFIX}_UCC_TLS", ",".join(_ALONE))
 
 
 def native_makes_teams_alone(environ: Mapping[str, str]) -> bool:
-    """True if no component that the native library may use asks other ranks for anything when a team is made."""
+    """True if no component that the native library may use communicates with other ranks while a team is made."""
     return set(environ.get(f"{NATIVE_PREFIX}_UCC_TLS", "").split(",")) <= {*_ALONE}
 
 
 def leave_broadcasts(memory: str, environ: MutableMapping[str, str]) -> None:
-    """Let native teams made from now on leave broadcasts on this memory (``cuda``, ``rocm``) to the vendor's library.
+    """Let native teams that are made from now on leave broadcasts on this memory (``cuda``, ``rocm``) to the vendor's
+    library.
 
-    That knows all of them. Where it cannot begin libucc takes TL/UCP for every other call, without a word: a broadcast
-    that libucc refuses tells. Settings of the user's stay as they are.
+    The vendor's library has all of them. If it cannot start, libucc silently uses TL/UCP for other calls, but refuses
+    this broadcast, which shows the failure. Settings of the user are not changed.
     """
     for name in ("UCC_TL_UCP_TUNE", "UCC_TL_CUDA_TUNE"):
         ours = NATIVE_SETTINGS.get(name, "")
@@ -129,7 +132,7 @@ def leave_broadcasts(memory: str, environ: MutableMapping[str, str]) -> None:
 
 
 def native_uses(component: str, environ: Mapping[str, str]) -> bool:
-    """True if its settings let the native library use a component of libucc's, such as ``nccl``."""
+    """True if its settings let the native library use a component of libucc, such as ``nccl``."""
     for name in _COMPONENTS:
         text = environ.get(f"{NATIVE_PREFIX}_{name}", "")
         names = text.lstrip("^").split(",")
@@ -139,12 +142,12 @@ def native_uses(component: str, environ: Mapping[str, str]) -> bool:
 
 
 def segments(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which libucc's contexts are made, and no other library's."""
+    """Environment variables to set while libucc's contexts are made, and for no other library."""
     found = {name: environ.get(name, value) for name, value in TCP_SEGMENTS.items()}
     return found | tcp_connections(environ)
 
 
-#: What all ranks of a job must agree on, and what to do where they differ; settings have names of their own.
+#: Facts that must be equal on all ranks of a job, and the cure if they differ; settings are named by themselves.
 _MUST_AGREE = {
     "package": "install the same ucc-hetero on every host",
     "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
@@ -157,13 +160,13 @@ _SETTING = "export the same values on every rank (mpirun or ucch-run: -x NAME=va
 
 
 def _must_agree(facts: Facts) -> dict[str, str]:
-    """What a rank has of all that ranks must agree on; UCX's release number is no part of that."""
+    """A rank's values of everything that must be equal; of UCX's version only major and minor."""
     own = {name: str(getattr(facts, name)) for name in _MUST_AGREE}
     return {**own, "ucx": ".".join(facts.ucx.split(".")[:2]), **dict(facts.settings)}
 
 
 def _table(what: str, values: Sequence[str], cure: str) -> str:
-    """What each rank has, a line per value, and what to do."""
+    """A table of each rank's value, one line per value, and the cure."""
     ranks = {value: ranks_text([r for r, other in enumerate(values) if other == value]) for value in values}
     width = max(map(len, ranks.values()))
     lines = [f"    {each:<{width}}  {value or '(unset)'}" for value, each in ranks.items()]
@@ -171,7 +174,7 @@ def _table(what: str, values: Sequence[str], cure: str) -> str:
 
 
 def _unreachable(everyone: list[Facts]) -> list[str]:
-    """Ranks on several nodes need a transport that all of them have and that leaves a node."""
+    """Problem if ranks on several nodes have no common transport between nodes; empty if they have."""
     if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
         return []
     near = within_host()
@@ -183,8 +186,7 @@ def _unreachable(everyone: list[Facts]) -> list[str]:
 
 
 def judge(everyone: list[Facts]) -> None:
-    """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job, and is not forced
-    equal."""
+    """Raise :class:`AgreementError` with a table if ranks differ in a fact that must be equal and cannot be forced."""
     found = [_must_agree(facts) for facts in everyone]
     names = [*_MUST_AGREE, *sorted({name for each in found for name in each} - _MUST_AGREE.keys())]
     values = {name: [each.get(name, "") for each in found] for name in names}
@@ -198,8 +200,8 @@ def judge(everyone: list[Facts]) -> None:
 
 
 def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
-    """Raise :class:`AgreementError` where libucc has made contexts (True by name) that only some ranks have connections
-    in."""
+    """Raise :class:`AgreementError` if only some ranks have connections in a context (True by name) that libucc has
+    made."""
     lines = []
     for name in sorted({name for each in everyone for name in each}):
         without = [rank for rank, each in enumerate(everyone) if each.get(name) is False]
@@ -212,15 +214,16 @@ def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
         )
 
 
-# --- islands of a job by fabric: which ranks of a vendor its own library joins, decided from all ranks' facts alike ---
+# --- islands of a job by fabric: which ranks of a vendor its own library joins; all ranks derive the same ---------
 
 
-#: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
+#: Most sockets per rank on another host: two for each wire, and those of libucp.
 _SOCKETS = 16
 
 
 class Split(NamedTuple):
-    """Fabric of each rank as a number, equal for ranks of one island, and why; no reason where hosts are no matter."""
+    """The fabric of each rank as a number, equal for ranks of one island, and the reason; no reason if hosts do not
+    matter."""
 
     numbers: tuple[int, ...]
     why: str
@@ -229,10 +232,10 @@ class Split(NamedTuple):
 def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, library: Callable[[], bool]) -> Split:
     """Split ranks into islands by fabric; collective over ``mpi``, and the same on all ranks.
 
-    UCCH_FABRIC decides, else the hosts' RDMA. Calls between devices of several
-    islands must be queued in streams, or they are slower than over the sockets of the vendor's library. So where
-    UCCH_FABRIC is not set and some rank cannot, vendors stay whole. ``library`` tells whether the vendor's library of
-    collectives is there, for the stages inside an island.
+    UCCH_FABRIC decides, else the hosts' RDMA. Calls between devices of several islands must be queued in streams:
+    otherwise they are slower than the vendor's library over sockets. So if UCCH_FABRIC is not set and some rank cannot
+    queue calls, vendors are not split. ``library`` tells whether the vendor's collective library is available, for the
+    stages inside an island.
     """
     whole = numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
     spread = _spread(everyone)
@@ -256,7 +259,7 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
 
 
 def few_files(far: int) -> str:
-    """Reason why network threads cannot reach ``far`` ranks of other hosts: too few files; empty where they can."""
+    """Why wires cannot reach ``far`` ranks of other hosts: the limit on open files; empty if they can."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY or far * _SOCKETS <= most:
         return ""
@@ -273,7 +276,7 @@ def _spread(everyone: Sequence[Facts]) -> dict[str, list[int]]:
 
 
 def _describe(vendor: str, ranks: Sequence[int], everyone: Sequence[Facts]) -> str:
-    """Fabric of a vendor's ranks on several hosts, and why."""
+    """The fabric of a vendor's ranks on several hosts, and why."""
     reasons: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         fabric = everyone[rank].fabric

@@ -1,7 +1,7 @@
-"""Arrivals at calls, and ranks that left or died: the Python side of the arrival board (base/board.c).
+"""Calls that ranks have entered, and ranks that left or died: the Python side of the arrival board (base/board.c).
 
 The ranks of a communicator that share a host's memory share a page. libucc neither notices a dead peer nor reliably
-reports a mismatched call; with the board a waiting rank finds both within milliseconds and says which rank it was.
+reports calls that differ; with the board a waiting rank finds both within milliseconds, and knows which rank it was.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
 from .known import Known
 
-#: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
+#: The largest prime below 1,024: salts of calls that differ in one name or count differ.
 _SALTS = 1021
 
-#: A page begins at a multiple of so many bytes.
+#: Alignment of pages.
 _ALIGNED = 4096
 
 #: The boards of all communicators of this process.
 _boards: Present[Board] = Present()
 
 
-#: Boards whose pages are in one file. The ranks of a host agree once that all of them have it.
+#: Pages in one file: the ranks of a host agree only once that all of them have mapped it.
 PAGES = 8
 
-#: The file that this process offers, as long as no communicator has taken it, and the most ranks that it has room for.
+#: The file that this process offers until a communicator takes it, and the most ranks that it has room for.
 _offered: list[tuple[int, int]] = []
 
 
 def _stride(ranks: int) -> int:
-    """Bytes from the page of one board to that of the next, of so many ranks."""
+    """Bytes from one board's page to the next, for this many ranks."""
     return -(-int(lib.ucch_board_bytes(ranks)) // _ALIGNED) * _ALIGNED
 
 
 def offer(size: int) -> int:
-    """The file that this process offers its next communicator, of up to ``size`` ranks; negative for none."""
+    """The file that this process offers its next communicator, of up to ``size`` ranks; negative: none."""
     if _offered and size <= _offered[0][1]:
         return _offered[0][0]
     take_back()
@@ -51,13 +51,13 @@ def offer(size: int) -> int:
 
 
 def take_back() -> None:
-    """Offer the file no more: a communicator has it."""
+    """Stop offering the file: a communicator has it."""
     while _offered:
         os.close(_offered.pop()[0])
 
 
 class Page(NamedTuple):
-    """Memory of a board, and what unmaps its file with the last page."""
+    """Memory of a board, and the object that unmaps its file together with the last page."""
 
     address: Any
     file: Any
@@ -79,19 +79,19 @@ def pages(known: Known, file: int) -> list[Page]:
 class Board:
     """The arrival board of a communicator, whose ranks are ``known``.
 
-    ``file``: what the first rank of this host offers, for all of its ranks, unless an earlier communicator of theirs
-    has left a ``spare`` page. A new file can be used once all ranks have told each other whether they have it. ``use``
-    grows from one communicator to the next on a page.
+    ``file``: the file that the first rank of this host offers to its ranks, unless an earlier communicator of theirs
+    has left a ``spare`` page. A new file is used once all ranks have told each other that they have it. ``use``
+    increases with each communicator on a page.
     """
 
     def __init__(self, known: Known, file: int, use: int, spare: Page | None = None) -> None:
         self._known, self._use = known, use
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = known.near
-        #: True if the ranks of this host see each other here, and if there are no others.
+        #: True if the ranks of this host see each other here; and if there are no other ranks.
         self.shared = self.shows_all = False
         self._page = spare
-        #: Pages for later boards of these ranks, of a new file.
+        #: Pages for later boards of these ranks, from a new file.
         self.more: list[Page] = []
         #: True if this process has offered the file.
         self._mine = self.ranks[0] == known.rank and spare is None
@@ -99,16 +99,17 @@ class Board:
             self._page, *self.more = found
         #: True if this rank has the page; not if it is alone on its host.
         self.mapped = self._page is not None
-        #: The engine's side of it.
+        #: The engine's board.
         self.native: Any = None
-        #: The communicator's number in what is recorded, and in messages.
+        #: The communicator's number in records, and in messages.
         self.number = self.id = 0
-        #: The names of its ranks' processes, and the host of each rank, from 0 on: those who share a page are on one.
+        #: Names of the ranks' processes, and the host number of each rank; ranks that share a page have the same
+        #: number.
         self.processes, self.hosts = known.processes, known.host_numbers
 
     def join(self, mapped: Sequence[bool] | None = None) -> None:
-        """Begin to use it, where all ranks of the host have it (``mapped``): one without would look as if it never
-        arrived."""
+        """Start using the board; ``mapped``: which ranks have the page. A host uses it only if all of its ranks do: a
+        rank without it would look as if it had not arrived."""
         known = self._known
         if mapped is not None and not all(mapped):
             apart = {host for host, well in zip(known.hosts, mapped, strict=True) if not well}
@@ -119,7 +120,7 @@ class Board:
         if self.shared and self._mine:
             take_back()
         far = max(self.hosts) > 0
-        if not self.shared:  # what it calls is compared with other hosts all the same
+        if not self.shared:  # calls are still compared with ranks of other hosts
             self.ranks = [known.rank]
         address = ffi.NULL if self._page is None else self._page.address
         mine = self.ranks.index(known.rank)
@@ -132,58 +133,61 @@ class Board:
         self.shows_all = self.shared and not known.far
 
     def rank_of(self, slot: int) -> int:
-        """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
+        """The communicator rank of an error's ``peer``: a slot, or -2 - rank for a rank of another host; -1: none."""
         if slot < -1:
             return -2 - slot
         return self.ranks[slot] if 0 <= slot < len(self.ranks) else -1
 
     def label(self, rank: int, seq: int) -> str:
-        """Label of ``rank``'s ``seq``-th call, as far as it is known here."""
+        """Label of ``rank``'s call ``seq``; empty if it is not known here."""
         if rank not in self.ranks:
             return self.difference(seq)[2]
         text = _room()
         return "" if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text) else _said(text)
 
     def difference(self, seq: int) -> tuple[int, int, str]:
-        """The first call up to ``seq`` that a rank of another host made differently, the rank, and its label; or 0."""
+        """(first call up to ``seq`` that a rank of another host made differently, the rank, its label); (0, -1, "") if
+        none."""
         rank, text = ffi.new("int *"), _room()
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], _said(text)) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
-        """The first call before ``seq``, of the last 64, that a rank of this host made differently, and the rank; or
-        0."""
+        """(first of the last 64 calls before ``seq`` that a rank of this host made differently, the rank); (0, -1) if
+        none."""
         for earlier in range(max(1, seq - 63), seq):
             if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
                 return earlier, self.ranks[slot]
         return 0, -1
 
     def missing(self, seq: int) -> list[int]:
-        """Ranks that are known not to have entered call ``seq``: those of this host, and some of other hosts."""
+        """Ranks known not to have entered call ``seq``: of this host all, of other hosts some."""
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
         return sorted({*here, *(int(lib.ucch_board_behind(self.native, i, seq)) for i in slots)} - {-1})
 
     def elsewhere(self, rank: int) -> str:
-        """A call of another communicator in which a rank is known to be, and this one is not; empty for none."""
+        """The call of another communicator in which a rank is known to be, and this one is not; empty if none is
+        known."""
         name, found = self.processes[rank] if self.processes else "", []
         for other in _boards.all():
             if other is self or not other.native or name not in other.processes:
                 continue
             at = other.processes.index(name)
-            if other.fate(at) != lib.UCCH_THERE:  # it has given that communicator up
+            if other.fate(at) != lib.UCCH_THERE:  # it has left that communicator or failed in it
                 continue
             seq, label, waits = other._under_way(at)
             if seq >= other.next:
                 found.append((math.inf if waits < 0 else waits, other.id, seq, label))
         if not found:
             return ""
-        waits, number, seq, label = min(found)  # the latest: one that failed may lie there for long
+        waits, number, seq, label = min(found)  # the latest: a failed call may stay there for long
         since = f" since {waits:.3g} s" if waits < math.inf else ""
         return f"rank {rank} is in call {seq} of communicator {number} ({label}){since}"
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
-        """Where a rank is, or since when one of another host waits for long: (call or 0, label, seconds or -1)."""
+        """The call that a rank is in: (number or 0, label, seconds or -1); for a rank of another host only if it has
+        waited for long."""
         if self.shared and rank in self.ranks:
             slot = self.ranks.index(rank)
             seq = int(lib.ucch_board_seq(self.native, slot))
@@ -193,45 +197,46 @@ class Board:
         return seq, _said(text), float(seconds[0])
 
     def fate(self, rank: int) -> int:
-        """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""
+        """State of a rank: ``UCCH_THERE``, ``UCCH_LEFT``, or why it is gone."""
         peer = self.ranks.index(rank) if rank in self.ranks else -2 - rank
         here = int(lib.ucch_board_fate(self.native, peer)) if self.native else 0
         return here or (int(lib.ucch_board_fate(self.native, -2 - rank)) if self.native else 0)
 
     def cut(self, waited: float) -> int:
-        """A peer, as of errors, to whose host a link is cut, once a call has ``waited`` for long; -1 for none."""
+        """A peer (as in errors) to whose host a link is cut, if a call has ``waited`` long enough to probe links; -1:
+        none."""
         peer = ffi.new("int *", -1)
         lib.ucch_board_cut(self.native, waited, peer)
         return int(peer[0])
 
     def cuts_off(self, rank: int, waited: float) -> bool:
-        """True if nothing can come of a rank, or of any for -1, as links are cut, to what has ``waited`` for long."""
+        """True if cut links keep a rank (-1: every rank) from sending, for an operation that has ``waited`` seconds."""
         if rank < 0:
             return bool(lib.ucch_board_is_cut_off(self.native, waited))
         return rank not in self.ranks and bool(lib.ucch_board_cut(self.native, waited, ffi.new("int *", -2 - rank)))
 
     def is_cut(self, rank: int) -> bool:
-        """True if a link to a rank's host was found to be cut, or libucp has given up the connection with it."""
+        """True if a link to a rank's host is cut, or libucp has given up the connection with it."""
         return self.cuts_off(rank, math.inf)
 
     def link_to(self, rank: int) -> str:
-        """The link to a rank's host that was found to be cut, by the addresses of its ends; empty without one."""
+        """The cut link to a rank's host, as the addresses of its ends; empty if none is cut."""
         return ffi.string(lib.ucch_board_link(self.native, rank)).decode(errors="replace")
 
     def dead_ranks(self) -> list[int]:
-        """Ranks that are known to be gone without having left: dead, stopped, or on a host that is out of reach."""
+        """Ranks known to be gone without having left: dead, stopped, or on an unreachable host."""
         return [rank for rank in range(len(self.hosts)) if self.fate(rank) >= lib.UCCH_DIED]
 
     def publish(self, label: str) -> tuple[int, int]:
-        """Enter a call that the native engine does not run; returns its number and that of its record."""
+        """Enter a call that does not run in the engine. Returns its number and that of its record."""
         seq = self._write(lib.ucch_board_publish, label)
         text = label.encode()
         number = lib.ucch_board_signature(text)
         return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, number, text))
 
     def announce(self, label: str, *, as_any: bool = False) -> int:
-        """Say what the next call will be, of this number, while it is prepared; ``as_any``: to be made later, after any
-        others."""
+        """Publish the next call while it is prepared, and return its number; ``as_any``: other calls may come before
+        it."""
         return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL) if as_any else 0)
 
     def _write(self, how: Any, label: str, number: int = 0) -> int:
@@ -240,11 +245,11 @@ class Board:
         return int(locked(how, self.native, number, text))
 
     def refuse(self, why: str) -> None:
-        """Say that this rank cannot make its next call. Where another rank makes it, that ends the communicator."""
+        """Refuse this rank's next call. If another rank makes it, the communicator ends."""
         lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
 
     def refusal(self) -> tuple[int, int, str] | None:
-        """(refused call that has ended the communicator, the rank that refused it, why); None while there is none."""
+        """(refused call that has ended the communicator, rank that refused it, why); None if there is none."""
         found = ffi.new("ucch_refusal *")
         if self.native is None or not lib.ucch_board_refusal(self.native, found):
             return None
@@ -255,25 +260,25 @@ class Board:
         return int(lib.ucch_board_next(self.native))
 
     def given_up(self, rank: int) -> int:
-        """The first call that is known to have failed on a rank; 0 for none."""
+        """The first call known to have failed on a rank; 0: none."""
         return int(lib.ucch_board_given_up(self.native, self.ranks.index(rank) if rank in self.ranks else -2 - rank))
 
     def verdict(self, seq: int) -> tuple[int, int]:
-        """Why call ``seq`` comes to nothing, as far as can be seen: a status or 0, and an error's ``peer``."""
+        """Why call ``seq`` fails, as far as is visible now: (status or 0, an error's ``peer``)."""
         peer = ffi.new("int *")
         return int(lib.ucch_board_verdict(self.native, seq, peer)), int(peer[0])
 
     def dead(self) -> int:
-        """A rank that is gone although it had not left, -1 for none."""
+        """A rank that is gone without having left; -1: none."""
         return next(iter(self.dead_ranks()), -1)
 
     def give_back(self) -> None:
-        """Tell the other ranks that this one frees the communicator, whose page shows all of them."""
+        """Tell the other ranks that this one frees the communicator; its page shows all of them."""
         assert self._page is not None
         lib.ucch_board_give_back(self._page.address, self._known.rank, self._use, False)
 
     def freed_by(self) -> list[int]:
-        """Ranks that have freed it, as far as this host's page shows."""
+        """Ranks that have freed the communicator, as far as this host's page shows."""
         slots = enumerate(self.ranks) if self.shared else ()
         return [rank for i, rank in slots if lib.ucch_board_given_back(self.native, i)]
 
@@ -282,13 +287,13 @@ class Board:
         lib.ucch_board_leave(self.native)
 
     def close(self, *, clear: bool = False) -> Page | None:
-        """Release the board, which no program may use any more.
+        """Free the board, which no program may use any more.
 
         Args:
-            clear: All ranks have left it, and its page is to be used again.
+            clear: All ranks have left it, and its page is to be reused.
 
         Returns:
-            The page, where it is shared and this rank has cleared its part; else None.
+            The page, if it is shared and this rank has cleared its part; else None.
         """
         native, self.native, page = self.native, None, self._page if clear and self.shared else None
         if native:
@@ -308,18 +313,18 @@ def _said(text: Any) -> str:
 
 
 def _mapped(pid: int, file: int, size: int) -> Any:
-    """A process's file, and no descriptor for it; NULL where it cannot be had."""
+    """Map a process's file, without keeping a descriptor; NULL on failure."""
     opened = lib.ucch_shared_open(pid, file)
     if opened < 0:
         return ffi.NULL
     page = lib.ucch_shared_map(opened, size)
     os.close(opened)
-    unmap = lib.ucch_shared_unmap  # at the interpreter's end a module's names may be gone before the page
+    unmap = lib.ucch_shared_unmap  # when Python is finalized module names may vanish before the page
     return page if page == ffi.NULL else ffi.gc(page, lambda page: unmap(page, size))
 
 
 def _anonymous(size: int) -> int:
-    """A new file without a name, which needs no room in ``/dev/shm`` and goes with its last user; -1 for none."""
+    """A new file without a name, which needs no room in ``/dev/shm`` and is freed with its last user; -1 on failure."""
     try:
         file = os.memfd_create("ucc_hetero")
         os.truncate(file, size)
@@ -329,8 +334,8 @@ def _anonymous(size: int) -> int:
 
 
 def salt(label: str) -> int:
-    """A number below 1,021 by which tags between hosts differ where calls do; by chance equal if they differ in
-    much."""
+    """A number below 1,021 in tags between hosts. It differs for calls that differ in one word of their label; for
+    calls that differ in more it is equal only by chance."""
     value = 0
     for word in label.replace("[", " ").split():
         number = word.rpartition("=")[2].rstrip("]")

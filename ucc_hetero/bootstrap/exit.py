@@ -1,9 +1,9 @@
-"""The end of a process: everything is released before MPI is finalised, and a failed rank ends the job.
+"""The end of a process: everything is freed before MPI is finalized, and a failed rank ends the job.
 
-A rank that dies of an exception while other ranks communicate would leave them waiting for ever in MPI_Finalize or in a
-collective; plain mpi4py scripts hang there. Here the other ranks see it leave, and the failed rank aborts the job, also
-where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under ``python
--m mpi4py``; ``raise SystemExit`` does not pass by here: the other ranks have to notice it.
+If a rank dies of an exception while others communicate, they would wait for ever in MPI_Finalize or in a collective;
+plain mpi4py scripts hang there. With this module the other ranks see it leave, and the failed rank aborts the job, even
+before it has made a communicator. The same holds for ``sys.exit`` with a status other than 0, as under ``python -m
+mpi4py``. ``raise SystemExit`` does not come by here: the other ranks have to notice it.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from ..trace import timeline
 from ..transport import wires
 from . import faults, links, process, settings, timely
 
-#: Folder of the package, and the programs in it, whose frames are not the library's.
+#: Folder of the package; and programs in it, whose frames count as the user's.
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 _PROGRAMS = (f"{_PACKAGE}bench/", f"{_PACKAGE}launch/")
 
 
-def _ours(frame: traceback.FrameSummary) -> bool:
+def _is_package_frame(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_PACKAGE) and not frame.filename.startswith(_PROGRAMS)
 
 
-def _told_elsewhere(found: traceback.TracebackException) -> bool:
-    """True if an error came of another one that has frames of the caller's."""
+def _caused_by_user_code(found: traceback.TracebackException) -> bool:
+    """True if the error was caused by another one that has frames of the user's code."""
     before = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    return before is not None and (not all(map(_ours, before.stack)) or _told_elsewhere(before))
+    return before is not None and (not all(map(_is_package_frame, before.stack)) or _caused_by_user_code(before))
 
 
 def text_of(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> str:
     """Text of an error, as Python prints it.
 
-    One that the package raises on purpose is about the call, and not about the package: of its innermost frames in the
-    package the first is shown, which was called, unless the log has the level debug.
+    An error that the package raises on purpose is about the user's call. Of the innermost frames in the package only
+    the first, the function that was called, is shown, unless the log level is debug.
     """
     found = traceback.TracebackException(kind, value, tb)
     frames = list(found.stack)
-    hidden = len(list(takewhile(_ours, reversed(frames)))) - 1
+    hidden = len(list(takewhile(_is_package_frame, reversed(frames)))) - 1
     meant = hidden > 0 and (frames[-1].line or "").startswith("raise ") and hidden + 1 < len(frames)
-    if not meant or _told_elsewhere(found) or log.log("init").isEnabledFor(logging.DEBUG):
+    if not meant or _caused_by_user_code(found) or log.log("init").isEnabledFor(logging.DEBUG):
         return "".join(found.format())
     shown = traceback.StackSummary.from_list(frames[:-hidden]).format()
     note = f"  ({hidden} more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)\n"
@@ -68,18 +68,18 @@ def text_of(kind: type[BaseException], value: BaseException, tb: TracebackType |
 
 
 def show(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-    """Print an error, in the place of ``sys.__excepthook__``."""
+    """Print an error; replaces ``sys.__excepthook__``."""
     if sys.stderr is not None:
         sys.stderr.write(text_of(kind, value, tb))
         sys.stderr.flush()
 
 
-# --- how an error that ends a rank is printed: in one piece, and in short ---------------------------------------------
+# --- printing of the error that ends a rank: in one write, and in short ----------------------------------------------
 
 
 class Living(NamedTuple):
-    """Ways with a communicator that is not freed: to its runner; to let no thread use it, which gives its release;
-    after fork."""
+    """Functions for a communicator that is not freed: get its runner; make it unusable, which returns a function that
+    frees it; clean up after fork."""
 
     run: Callable[[Any], Any]
     retire: Callable[[Any], Callable[[], None]]
@@ -88,29 +88,32 @@ class Living(NamedTuple):
 
 #: By communicator, in order of creation, which is equal on all ranks of a communicator.
 living: dict[object, Living] = {}
-#: A communicator was freed after a call of it had failed: the call is in the libraries still.
+#: A communicator was freed after one of its calls had failed: the libraries still hold that call.
 _has_leaked_calls = False
 
-#: Seconds that those who live wait for each other at the end, once ranks have died, and for threads to leave calls.
+#: Seconds that living ranks wait for each other at the end after deaths, and that threads have to leave calls.
 _PATIENCE = 10.0
-#: Seconds for calls that all ranks have come to.
-_THROUGH = 0.2
-#: Seconds in which a rank that has failed may reach the others' store, and others on its host write what they do.
-_WORD = 2.0
+#: Seconds for calls that all ranks have entered to complete.
+_COMPLETE_S = 0.2
+#: Seconds in which a failed rank may reach the others' store, and in which ranks of its host may write their flight
+#: records.
+_WORD_S = 2.0
 
 _registered = False
-#: With which status this process ends because it has failed; 0 while it has not.
+#: Exit status of this process if it has failed; 0: it has not.
 _status = 0
-#: Prints the error by which this process ends where another rank, which is about to end the job, prints it, too.
-_unsaid: Callable[[], object] | None = None
-#: libucc is in a call that does not end, and whatever needs the engine's lock from now on ends the process.
+#: Prints this process's error if the rank that is about to end the job, and also prints it, does not end this one
+#: first.
+_own_error: Callable[[], object] | None = None
+#: libucc is in a call that does not end: whatever needs the engine's lock from now on ends the process.
 _lock_is_lost = False
-#: The process whose end is arranged: a child that uses its parent's MPI has none of that.
+#: The process whose end is arranged; not a child that uses its parent's MPI.
 _pid = 0
 
 
 def register() -> None:
-    """Arrange for the end, once. The package does so when it is imported: a rank may fail before it communicates."""
+    """Register the functions for the end of the process, once. Done on import: a rank may fail before it
+    communicates."""
     global _registered, _pid
     if _registered:
         return
@@ -118,10 +121,10 @@ def register() -> None:
     previous = show if sys.excepthook is sys.__excepthook__ else sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-        global _status, _unsaid
+        global _status, _own_error
         _status = 1
         if settings.is_told(value) and _ends_job():
-            _unsaid = partial(previous, kind, value, tb)
+            _own_error = partial(previous, kind, value, tb)
         else:
             previous(kind, value, tb)
 
@@ -138,14 +141,14 @@ def forget(run: Any) -> None:
 
 
 def leak(comm: object) -> None:
-    """A communicator cannot be made ready for calls on this rank: others may have it, and do not hear of that."""
+    """Note that this rank cannot use a communicator that other ranks may use; they do not learn of it."""
     global _has_leaked_calls
     living.pop(comm, None)
     _has_leaked_calls = True
 
 
 def _after_fork() -> None:
-    """Communicators are the parent's; the end of the process is its own where the parent has not begun MPI."""
+    """Communicators belong to the parent; the child registers its own exit if the parent has not begun MPI."""
     global _pid
     if not process.inherited():
         _pid = os.getpid()
@@ -166,10 +169,10 @@ _sys_exit = sys.exit
 
 
 class _Exit(SystemExit):
-    """``SystemExit`` of the main thread. It notices when it ends the process: Python calls no hook then."""
+    """``SystemExit`` of the main thread, which notices that it ends the process: Python calls no hook for it."""
 
     def __del__(self) -> None:
-        # One that was caught is dropped by a function; one that was not by the interpreter, with none left.
+        # If it was caught a function drops it; if not the interpreter does, without a frame.
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             global _status
             if os.getpid() == _pid and self.code is not None and self.code != 0:
@@ -177,7 +180,7 @@ class _Exit(SystemExit):
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    """Exit the interpreter by raising SystemExit(status), as the function that this one stands for."""
+    """Raise SystemExit(status); replaces ``sys.exit``."""
     raise (_Exit if threading.current_thread() is threading.main_thread() else SystemExit)(status)
 
 
@@ -190,7 +193,7 @@ def _at_exit() -> None:
         return
     try:
         _end()
-    except BaseException as error:  # of a signal's handler, Ctrl-C's say: the others would wait for this rank
+    except BaseException as error:  # also of a signal handler, such as Ctrl-C's: the others would wait for this rank
         sys.excepthook(type(error), error, error.__traceback__)
         _status = _status or 1
         _end()
@@ -200,18 +203,18 @@ def _at_exit() -> None:
 
 
 def _stop_threads() -> None:
-    """End threads, of the engine's and of Python's that are in calls."""
-    # One in torch's store, which Python ends by force, would abort the process.
-    _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
+    """End the engine's threads, and those of Python's that are in calls."""
+    # A thread inside torch's store, which Python ends by force, would abort the process.
+    _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD_S)
     links.stop(not _status)
-    wires.stop()  # however that went: libucp is about to be unloaded
+    wires.stop()  # even after a failure: libucp is about to be unloaded
     lib.ucch_lock_ends()
-    if _within_calls():
-        lib.ucch_lock()  # for good: these threads are to do nothing in libraries that are unloaded
+    if _threads_in_calls():
+        lib.ucch_lock()  # never unlocked: these threads must do nothing in libraries that are unloaded
 
 
 def _end() -> None:
-    """Come to the end together with the other ranks, or end the job."""
+    """End together with the other ranks, or end the job."""
     global _status
     from mpi4py import MPI
 
@@ -219,12 +222,12 @@ def _end() -> None:
     over = MPI.Is_finalized()
     survives = MPI.Is_initialized() and not over and not faults.lacking(MPI.COMM_WORLD)
     if not (_status or over or survives) and timely.unmet():
-        _status = 1  # MPI_Finalize would wait for the ranks that did not come
+        _status = 1  # MPI_Finalize would wait for the missing ranks
     if _status:
-        lib.ucch_flight_await(_WORD)
+        lib.ucch_flight_await(_WORD_S)
     if _status and not (over or survives):
-        _say_unsaid()
-        _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
+        _print_own_error()
+        _abort()  # first: ranks that see this one leave also fail, and would end the job with their status
     runners = _runners()
     for each in runners:
         each.board.leave()
@@ -232,30 +235,31 @@ def _end() -> None:
         if survives:
             faults.leave(_status)
         if _status:
-            _desert()
+            _announce_failure()
         return  # the launcher, such as torchrun, ends the other ranks
     _end_together(runners, survives)
 
 
 def _end_together(runners: list[Any], survives: bool) -> None:
-    """Wait for the other ranks, and release everything if all have come to a good end; ``survives``: deaths."""
+    """Wait for the other ranks, and free everything if all have succeeded; ``survives``: the job goes on after
+    deaths."""
     global _status
     from mpi4py import MPI
 
     jobs = process.all_jobs()
-    found = [_together(each) for each in jobs]  # every rank takes part in each, whatever the others say
+    found = [_together(each) for each in jobs]  # every rank takes part in each, whatever the results
     releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
-    # From here on no rank of a job begins a call any more: those that all ranks have come to get through.
+    # From here on no rank of a job starts a call: calls that all ranks have entered can complete.
     found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
     worst = min(found, default=_WHOLE)
-    stays = not _leave_calls(_THROUGH) and MPI.Is_initialized()
+    stays = not _leave_calls(_COMPLETE_S) and MPI.Is_initialized()
     if stays and not survives:
-        _status = 1  # MPI_Finalize would take down what a call of MPI's goes by
+        _status = 1  # MPI_Finalize would free what an MPI call still uses
         _abort()
     if worst == _LOST:
         for each in runners:
             if not each.broken:
-                each.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
+                each.meet(_PATIENCE)  # living ranks: a peer may still need this rank's side of a transfer
     if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
@@ -270,13 +274,13 @@ def _end_together(runners: list[Any], survives: bool) -> None:
 
 
 def _runners() -> list[Any]:
-    """The runners of all communicators but for those that a daemon frees meanwhile; it may make some, too."""
+    """The runners of all communicators; not those that a daemon thread frees meanwhile."""
     found = (ways.run(comm) for comm, ways in list(living.items()))
     return [each for each in found if not isinstance(each, process.Unusable)]
 
 
-def _within_calls() -> list[int]:
-    """Threads, daemons by now, that are within a call of a communicator's or a request's, or of MPI's for one."""
+def _threads_in_calls() -> list[int]:
+    """Threads (daemons by now) inside a call of a communicator or request, or in an MPI call for one."""
     package = Path(__file__).parents[1]
     calls = tuple(str(package / folder) for folder in ("api", "calls", "bootstrap"))
     found = []
@@ -290,16 +294,16 @@ def _within_calls() -> list[int]:
 
 
 def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
-    """Have threads leave the calls that they are in within ``seconds``, by SystemExit: no rank comes to these any more.
+    """Make threads leave their calls within ``seconds``, by SystemExit: no rank enters these calls any more.
 
-    Those that get through within ``grace`` seconds do not: a rank that left between the agreement to make a
-    communicator and its making would leave the others in MPI. MPI takes down what a thread goes by that asks it for
-    news meanwhile. False if one stays: in a call of MPI's that not all ranks have made.
+    Calls that complete within ``grace`` seconds are left alone: if a rank left between the agreement to make a
+    communicator and its making, the others would hang in MPI. MPI objects must not be freed while a thread polls them.
+    Returns False if a thread stays: it is in an MPI call that not all ranks have entered.
     """
     first = time.monotonic() + grace
 
     def all_have() -> bool:
-        threads = _within_calls()
+        threads = _threads_in_calls()
         for thread in threads if time.monotonic() >= first else ():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
         return not (threads or aside.under_way())
@@ -315,25 +319,26 @@ def _ends_job() -> bool:
     return bool(faults.lacking(MPI.COMM_WORLD))
 
 
-def _say_unsaid() -> None:
-    """Print the error that another rank prints, too, unless that one ends this one first."""
-    global _unsaid
-    unsaid, _unsaid = _unsaid, None
-    if unsaid is not None:
-        time.sleep(_WORD)
-        unsaid()
+def _print_own_error() -> None:
+    """Print this rank's error, which another rank prints as well, unless that one ends this process first."""
+    global _own_error
+    own_error, _own_error = _own_error, None
+    if own_error is not None:
+        time.sleep(_WORD_S)
+        own_error()
 
 
-def _desert() -> None:
-    """Tell the ranks of jobs that meet in a store that this one has failed: they wait for nothing of it then."""
+def _announce_failure() -> None:
+    """Tell ranks that meet in a store that this one has failed, so that they do not wait for it."""
     for each in process.all_jobs():
-        if hasattr(each.comm, "desert"):
+        if hasattr(each.comm, "announce_failure"):
             with suppress(*faults.EXCHANGE_ERRORS):
-                faults.in_time("word of this rank's end", _WORD, each.comm.desert)
+                faults.in_time("word of this rank's end", _WORD_S, each.comm.announce_failure)
 
 
 def _close() -> None:
-    """Release everything. Where ranks outlive one that is lost meanwhile the libraries wait, and are left alone."""
+    """Free everything. If ranks survive one that is lost meanwhile, the libraries would wait for it, and are left
+    alone."""
     global _lock_is_lost
 
     def close() -> None:
@@ -341,23 +346,23 @@ def _close() -> None:
             process.close_all()
 
     try:
-        if all(faults.lacking(each.comm) for each in process.all_jobs()):  # the launcher ends all ranks with one
+        if all(faults.lacking(each.comm) for each in process.all_jobs()):  # the launcher ends all ranks if one ends
             close()
         else:
             faults.in_time("the end of this process", _PATIENCE, close)
     except faults.EXCHANGE_ERRORS as error:
         log.log("live").debug("memory of the libraries is not given back: %s", error)
         faults.leave(0)
-        _lock_is_lost = bool(lib.ucch_lock_is_lost(_THROUGH))
+        _lock_is_lost = bool(lib.ucch_lock_is_lost(_COMPLETE_S))
 
 
 def _abort() -> None:
-    """End the whole job, where MPI can."""
+    """Abort the whole job, if MPI can."""
     from mpi4py import MPI
 
     if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
         rank = MPI.COMM_WORLD.Get_rank()
-        with suppress(Exception):  # it may be closed, or its disk full
+        with suppress(Exception):  # it may be closed, or the disk full
             sys.stderr.write(f"ucc_hetero: rank {rank} has failed (status {_status}) and ends the job\n")
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
@@ -365,30 +370,30 @@ def _abort() -> None:
         MPI.COMM_WORLD.Abort(_status)
 
 
-#: How a rank comes to its end: ranks of the job are dead; what is under way will not end; no call is under way, but the
-#: libraries still hold one that failed; they can be closed.
+#: How a rank ends: ranks of the job are dead; a call will not complete; no call is active, but the libraries still hold
+#: a failed one; the libraries can be closed.
 _LOST, _STUCK, _LEAKED, _WHOLE = range(4)
 
 
 def _together(each: process.Job) -> int:
-    """Wait for all ranks of a job; how the worst of them comes to its end.
+    """Wait for all ranks of a job. Returns the worst of their states (_LOST to _WHOLE).
 
-    Libraries that hold a failed call are left alone: freeing a device's memory would wait for a kernel that waits for a
-    peer, and a message that arrives would be written to memory that is gone.
+    Libraries that hold a failed call are not closed: freeing device memory would wait for a kernel that waits for a
+    peer, and a message that arrives would be written to freed memory.
     """
     from array import array
 
     from mpi4py import MPI
 
-    stuck = any(each.broken or each.busy for each in _runners()) or bool(_within_calls())
-    leaked = _has_leaked_calls or process.forsaken()
+    stuck = any(each.broken or each.busy for each in _runners()) or bool(_threads_in_calls())
+    leaked = _has_leaked_calls or process.has_abandoned_jobs()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf
 
     def hopeless() -> bool:
-        """True if ranks of the job have ended and will not come: one that has ended since it came does not matter.
+        """True if ranks of the job have ended and will not come; one that ended after it came does not matter.
 
-        What a rank of another host has said may come behind its farewell, or never, as where its store alone was cut.
+        The message of a rank of another host may arrive after its farewell, or never, if only its store was cut off.
         """
         nonlocal left
         if each.ended() or links.lost(each.index) or any(run.board.dead() >= 0 for run in _runners()):
@@ -404,6 +409,6 @@ def _together(each: process.Job) -> int:
         come = progress_until(request.Test, hopeless=hopeless) or request.Test()
     except faults.EXCHANGE_ERRORS:
         come = False
-    if not come:  # MPI goes on with what is under way in later calls, and writes there
+    if not come:  # MPI completes the operation in later calls, and writes there
         quarantine.keep((mine, worst))
     return worst[0] if come else _LOST

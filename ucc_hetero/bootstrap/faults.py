@@ -1,4 +1,4 @@
-"""Deaths of ranks, as the exchange among them sees them: MPI with its fault tolerance (ULFM), or torch's store."""
+"""Deaths of ranks as their exchange sees them: MPI with fault tolerance (ULFM), or torch's store."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ..native.waiting import progress_until
 
 _T = TypeVar("_T")
 
-#: Open MPI's variable that ``mpirun --with-ft ulfm`` sets.
+#: Variable of Open MPI that ``mpirun --with-ft ulfm`` sets.
 _FT = "OMPI_MCA_mpi_ft_enable"
 
-#: Exceptions of MPI's calls (``MPI.Exception``) and of the store's where a process has failed.
+#: Exceptions of MPI (``MPI.Exception``) and of the store if a process has failed.
 EXCHANGE_ERRORS = (RuntimeError, OSError)
 
-#: Seconds that a call in another thread has the processor for itself, where all ranks come to it at once.
+#: Seconds in which a call in another thread has the processor for itself, as all ranks usually arrive at once.
 _ALONE_S = 2e-3
 
-#: Seconds without news of a death after which there are taken to be no more.
+#: Seconds without news of a death after which no more are expected.
 _SETTLED_S = 0.05
 
 
 def lacking(mpi: Any) -> str:
-    """Why ranks that exchange over ``mpi`` cannot go on after a death, with the cure; empty where they can."""
-    return "" if hasattr(mpi, "world") else mpi_lacks()  # an exchange that is not MPI's
+    """Why ranks that exchange over ``mpi`` cannot go on after a death, with the cure; empty if they can."""
+    return "" if hasattr(mpi, "world") else mpi_lacks()  # an exchange that is not MPI
 
 
 @cache
 def mpi_lacks() -> str:
-    """The same of ranks that exchange over MPI."""
+    """The same for ranks that exchange over MPI."""
     from mpi4py import MPI
 
     name = MPI.get_vendor()[0]
@@ -53,15 +53,16 @@ def mpi_lacks() -> str:
 
 
 def revoked(mpi: Any) -> bool:
-    """True if some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
+    """True if some rank has revoked ``mpi``, as far as this one knows; polls for news."""
     if hasattr(mpi, "Iprobe"):
         with suppress(*EXCHANGE_ERRORS):
-            mpi.Iprobe()  # MPI hears of it in calls that make progress
+            mpi.Iprobe()  # MPI notices it in calls that make progress
     return bool(mpi.Is_revoked())
 
 
 def give_up(mpi: Any) -> None:
-    """Have the other ranks of a store's exchange fail at once where this one has: they would wait as long once more."""
+    """Let the other ranks of a store's exchange fail at once, as this one has: they would wait for their own
+    timeout."""
     if hasattr(mpi, "watch"):
         with suppress(*EXCHANGE_ERRORS):
             mpi.Revoke()
@@ -80,7 +81,7 @@ def dead_ranks(mpi: Any) -> list[int]:
 
 
 def settle(mpi: Any) -> None:
-    """Wait until no death has been heard of for a moment: Open MPI 5.0.11 may crash if it hears of one in
+    """Wait until no death has been reported for a moment: Open MPI 5.0.11 may crash if one is reported in
     ``Comm_dup``."""
     dead, until = dead_ranks(mpi), time.monotonic() + _SETTLED_S
 
@@ -95,17 +96,17 @@ def settle(mpi: Any) -> None:
 
 
 def leave(status: int) -> None:
-    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for ranks that have died.
+    """End the process without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for dead ranks.
 
-    After everything else: of what Python calls at its end the last comes first, and MPI's was earlier. With a status
-    other than 0 it counts as dead.
+    Runs after everything else: Python calls exit functions in reverse order of registration. A status other than 0
+    means failure.
     """
     lib.ucch_leave_with(status)
     _at_the_end("ucch_leave")
 
 
 def leave_late() -> None:
-    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
+    """End the process some seconds after Python has ended, in case a rank dies while others are in ``MPI_Finalize``."""
     _at_the_end("ucch_leave_late")
 
 
@@ -114,10 +115,10 @@ def _at_the_end(name: str) -> None:
 
 
 def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
-    """The result of a blocking call of MPI's, made in another thread while this one makes progress.
+    """The result of a blocking MPI call, made in another thread while this one makes progress.
 
-    Peers may need our side of a transfer before they come to it. ``CollectiveTimeout`` after ``seconds`` (0: never).
-    Where MPI takes calls of one thread only, it is just called.
+    Peers may need this rank's side of a transfer before they enter it. ``CollectiveTimeout`` after ``seconds`` (0:
+    none). If MPI may be called by one thread only, this thread calls it.
     """
     from mpi4py import MPI
 

@@ -1,6 +1,6 @@
-"""What ranks know of each other before they call: facts, islands, and what they choose algorithms by.
+"""What ranks know of each other before calls: facts, islands, and the rules by which they choose algorithms.
 
-Communicators of the same ranks in the same order have it in common where one was made from the other.
+Communicators of the same ranks in the same order share it if one was made from the other.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..transport.wires import warn_idle
 from . import agreement
 from .process import Job
 
-#: Numbers of teams that can be given to libucc.
+#: Team numbers that libucc accepts.
 MOST_NUMBERS = 1 << 15
 
-#: Parts that are remembered.
+#: Most subsets of ranks that are cached.
 _MOST_PARTS = 64
 
 
 class Known:
-    """What the ranks of communicators know of each other, rank by rank; ``places``: their numbers in the whole job."""
+    """What the ranks of communicators know of each other, by rank; ``places``: their ranks in the whole job."""
 
     def __init__(
         self, job: Job, facts: Sequence[Facts], places: Sequence[int], table: Table, runtime: DeviceRuntime | None
     ) -> None:
         self.job, self.facts, self.places, self.table, self.runtime = job, facts, places, table, runtime
         self.size = len(facts)
-        #: Their ranks in the job, and this one's rank here.
+        #: Their ranks in the job, and this process's rank here.
         self.members = tuple([job.index[each.process] for each in facts])
         self.rank = self.members.index(job.rank)
         self.processes = [each.process for each in facts]
@@ -45,12 +45,12 @@ class Known:
         self.hosts = [each.host.memory for each in facts]
         self.near = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.host_numbers = list(numbered(self.hosts))
-        #: True if ranks are on hosts of their own, so that no arrival board shows all of them.
+        #: True if ranks are on several hosts, so that no arrival board shows all of them.
         self.far = len(self.near) < self.size
         islands = tuple([job.topology.island_of[member] for member in self.members])
-        said = dict(facts[self.rank].settings)  # alike on all ranks, whatever has been changed since
+        said = dict(facts[self.rank].settings)  # equal on all ranks, even if variables have changed since
         wanted = env.get("STAGING", said)
-        #: ``bare`` has the islands alone: what tables of measured choices go by.
+        #: ``bare``: topology with islands only, the key of measured tables.
         self.bare, self.topology, self.tuning, self.staged = _chosen_by(
             tuple(facts), islands, wanted, env.get("TUNE", said), table.text
         )
@@ -64,13 +64,13 @@ class Known:
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
         self.pids = [facts[rank].pid for rank in self.near]
-        #: Calls that a communicator leaves to the next one of these ranks, by their signatures.
+        #: Calls that a communicator leaves to the next one of these ranks, by signature.
         self.recipes: dict[Any, Any] = {}
         self._settled = False
         self._parts: dict[tuple[int, ...], Known] = {}
 
     def part(self, ranks: Sequence[int]) -> Known:
-        """What some of the ranks know, in this order."""
+        """What a subset of the ranks know, in this order."""
         key = tuple(ranks)
         found = self._parts.get(key)
         if found is None:
@@ -82,18 +82,18 @@ class Known:
         return found
 
     def in_context(self, ranks: Sequence[int], link: str) -> tuple[int, ...]:
-        """The numbers that these ranks have in the context of a link."""
+        """The ranks' numbers in the context of a link."""
         places = [self.members[rank] for rank in ranks]
         return tuple(places if link != "native" else [self.job.island_index[place] for place in places])
 
     def makes_alone(self, ranks: tuple[int, ...], link: str) -> bool:
-        """True if each of these ranks makes a team of them with a number of ours by itself; the same on all of them."""
+        """True if each of these ranks makes a team with a given number by itself; the same on all of them."""
         if (link, self.in_context(ranks, link)) not in self.job.tried:
             return False
         return link == "bridge" or agreement.native_makes_teams_alone(os.environ)
 
     def makes_teams_alone(self, claimed: int) -> bool:
-        """True if that is so of all teams that most calls of a new communicator on one host need."""
+        """True if that holds for all teams that most calls of a new communicator on one host need."""
         if not self._settled:
             self._settled = self.bare.flat and not self.far and all(self.makes_alone(*each) for each in self.main)
         return self._settled and claimed < MOST_NUMBERS
@@ -103,12 +103,11 @@ class Known:
 def _chosen_by(
     facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
 ) -> tuple[Topology, Topology, Tuning, bool]:
-    """(islands alone, topology, rules by which ranks choose algorithms, True if messages are staged), kept for the
-    next."""
+    """(topology with islands only, topology, rules of choice, True if messages are staged); cached."""
     hosts = numbered(f.host.node for f in facts)
     plain = not any(f.device_memory for f in facts)
     levels = levels_of([f.group for f in facts])
-    if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
+    if plain or share_hosts(islands, hosts):  # no vendor's library knows hosts, or spans one
         levels.append(hosts)
     bare = Topology.group([f.vendor for f in facts], hosts, (), levels, islands)
     weighted = replace(bare, weights=link_weights(hosts, [f.link_speed for f in facts]))

@@ -1,4 +1,4 @@
-"""Membership of a communicator: agreed facts of its ranks; islands, a number, tried teams, the arrival board."""
+"""Membership of a communicator: its ranks' agreed facts, islands, number, tested teams, and arrival board."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from .process import Spare
 from .teams import Teams
 from .timely import MAKING, Timely, timely
 
-#: Elements of four bytes in the calls whose teams every communicator has from its beginning.
+#: Counts of four-byte elements of the calls whose teams every communicator makes at creation.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 
 
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``seat``: what the ranks have
-    agreed upon, where they know each other. ``queues``: channels are made where calls on devices need some. Raises
-    :class:`AgreementError` on every rank when their facts do not fit together.
+    Args:
+        mpi: The exchange of its ranks.
+        timeout: Seconds to wait for the other ranks while teams are made.
+        seat: What the ranks have agreed on, if they know each other.
+        queues: Make channels if calls on devices need them.
+
+    Raises:
+        AgreementError: On every rank, if their facts do not fit together.
     """
 
     def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None, queues: bool = True) -> None:
@@ -48,7 +53,7 @@ class Membership:
         self.links: Links | None = None
         self._recorded, self._queues = 0, queues
         self._unwatch: Callable[[], object] = bool
-        #: Channels, and why there are none where devices of several islands could have some.
+        #: Channels; and why there are none although devices of several islands could have some.
         self.channels: Channels | None = None
         self.lacks = ""
         self._graphs: tuple[Channels | None, Topology, str] | None = None
@@ -58,22 +63,23 @@ class Membership:
             else:
                 with met(self.mpi) as said:
                     said.bids.agree(self.mpi.allgather)
-                    self.mpi.allgather(None)  # ranks that are past this one may send
+                    self.mpi.allgather(None)  # ranks that have passed this may send
                     self._try(partial(self._meet, said), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
 
     def _try(self, take: Callable[[], Seat], timeout: float) -> None:
-        #: Any thread may discard messages while another one closes; and a closed one's number may be another's.
+        #: Any thread may discard messages while another one closes; the number of a closed communicator may be
+        #: another's.
         self._discarding, self._is_closed = threading.RLock(), False
         try:
             self._create(take(), min(self.mpi.seconds, timeout))
         except BaseException:
             self.part()
-            quarantine.keep(self)  # the libraries go on with what they have of it
+            quarantine.keep(self)  # the libraries still use parts of it
             if hasattr(self, "job"):
-                process.forsake(self.job)
+                process.abandon_job(self.job)
             if hasattr(self, "id"):
                 self.release_id()
             raise
@@ -91,7 +97,7 @@ class Membership:
         return said.bids.seat(known, range(known.size), self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
-        """Come together: the arrival board, channels, teams; collective, unless the seat is ready."""
+        """Set up arrival board, channels and teams; collective, unless the seat is ready."""
         #: Number of the communicator, part of every message tag.
         self.id, known = seat.id, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
@@ -100,7 +106,7 @@ class Membership:
         self.place = known.device.place
         self.teams = Teams(seat, seconds)
         self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
-        # Before teams are made: deaths are heard of meanwhile.
+        # Before teams are made: deaths are reported meanwhile.
         board.join(None if seat.ready else self.mpi.allgather(board.mapped))
         board.id, times = self.id, seat.claimed // MOST_COMMS
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
@@ -124,7 +130,8 @@ class Membership:
         self.tuning = replace(self.tuning, queued=self.channels is not None)
 
     def _make_teams(self) -> None:
-        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all work."""
+        """Make the teams that usual calls need and that a rank cannot make by itself; all ranks learn whether all
+        work."""
         self.teams.look, self.teams.together = partial(self._look, time.monotonic()), True
         failure = self._first_teams()
         if failure is not None:
@@ -138,7 +145,7 @@ class Membership:
         self.teams.look, self.teams.together = None, False
 
     def _look(self, began: float) -> None:
-        """Raise what makes the making of teams hopeless, which has begun then."""
+        """Raise if the teams, whose making began at ``began``, can no longer be made."""
         if not faults.lacking(self.mpi):
             self.mpi.look()
         if (peer := self.board.rank_of(self.board.cut(time.monotonic() - began))) >= 0:
@@ -149,16 +156,16 @@ class Membership:
                 raise CollectiveError(f"rank {self.rank}: rank {rank} could not create its teams")
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
-        """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
+        """Let ``look`` find deaths from now on, for an exchange that does not notice them itself."""
         if not isinstance(self.mpi, Timely):
             self._unwatch()
             self._unwatch = self.mpi.watch(look)
 
     def _first_teams(self) -> UCCHError | None:
-        """Make the teams that usual calls need and try them: why that fails, if it does.
+        """Make and test the teams that usual calls need. Returns the failure, if any.
 
-        A team is made by all its ranks together. Non-blocking calls on several communicators, in an order of each
-        rank's own, would wait for each other where the first call of a kind made its teams.
+        A team is made by all its ranks together. If the first call of a kind made its teams, non-blocking calls on
+        several communicators, in another order on each rank, would deadlock.
         """
         try:
             for ranks, link in self.known.main:
@@ -168,7 +175,7 @@ class Membership:
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
-            if not faults.lacking(self.mpi):  # it is the others who look
+            if not faults.lacking(self.mpi):  # the other ranks notice it themselves
                 self.mpi.Revoke()
                 raise
             if not isinstance(error, UCCHError):
@@ -177,7 +184,7 @@ class Membership:
         return None
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """Plans, in one fragment, of calls of all sizes whose counts every rank knows, from or to rank 0 if to one."""
+        """Plans, in one fragment, of calls of all sizes whose counts every rank knows, with root 0 if rooted."""
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
             for count in USUAL_COUNTS:
@@ -187,32 +194,32 @@ class Membership:
 
     @cached_property
     def meets_on_board(self) -> bool:
-        """True if short calls go by the arrival board: one that has ended here needs nothing more of this rank."""
+        """True if short calls use the arrival board: once such a call has ended here, no rank needs this one for it."""
         tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS
         return few and self.board.shared and self.topology.flat and not (tuning.user or tuning.measured)
 
     def fabric(self) -> tuple[str, ...]:
-        """Fabric of vendors whose ranks are on several hosts, and why; nothing where there are none."""
+        """Fabric of vendors whose ranks are on several hosts, and why; empty if there are none."""
         return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()
 
     def rings(self) -> tuple[str, ...]:
-        """Rings of this rank and their peers, or why it has none; empty where no call would use them."""
+        """Rings of this rank and their peers, or why it has none; empty if no call would use them."""
         if self.channels is not None:
             return (self.channels.describe(),)
         return (f"none ({self.lacks})",) if self.lacks else ()
 
     @property
     def graph_channels(self) -> Channels | None:
-        """Those that :meth:`for_graphs` gives, as far as they are there."""
+        """The channels that :meth:`for_graphs` returns, if they have been made."""
         return self.channels or (self._graphs and self._graphs[0]) or None
 
     def for_graphs(self) -> tuple[Channels | None, Topology, str]:
-        """(channels for captured calls, among which islands, why there are none); made by the first one,
+        """(channels for captured calls, topology for them, why there are none); made by the first call,
         collectively."""
         if self.channels is not None or not self.topology.flat:
             return self.channels, self.topology, self.lacks
         if self._graphs is None:
-            apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
+            apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # outside of the capture
             try:
                 found = join(self.mpi, apart, self.facts, self.runtime, False)
             finally:
@@ -221,24 +228,24 @@ class Membership:
         return self._graphs
 
     def discard(self) -> None:
-        """Throw away messages under this communicator's number that were not received."""
+        """Discard messages with this communicator's number that were not received."""
         self.job.process.discard(self.id)
 
     def discard_users(self) -> None:
-        """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
+        """The same for messages of users only, as a collective may be active, whose tags have another bit."""
         here = self.job.process
-        # Offers are thrown away as what they are: their senders are told.
+        # Offers are discarded as such: their senders are told.
         users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
         with self._discarding:
             if self._is_closed:
                 return
-            with suppress(PeerError):  # it has died, and does not wait
+            with suppress(PeerError):  # a dead sender does not wait
                 while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
                     self.channels.reach(peer, here.connection(self.facts[peer], self.rank, peer).handle)
             lib.ucch_discard_all(*users)
 
     def close(self, *, together: bool) -> None:
-        """Release teams and board; collective. ``together``: all ranks are known to do so."""
+        """Free teams and board; collective. ``together``: all ranks are known to do so."""
         with self._discarding:
             self._is_closed = True
         self.discard()
@@ -250,7 +257,7 @@ class Membership:
         self.release_id()
 
     def part(self) -> None:
-        """Hear no more of the ranks of other hosts, nor be recorded."""
+        """Stop watching ranks of other hosts, and recording."""
         self._unwatch()
         self._unwatch = bool
         flight.forget(self._recorded)

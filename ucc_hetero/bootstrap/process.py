@@ -1,4 +1,4 @@
-"""State of a process before any communicator: UCC libraries, contexts, workers; made once per set of processes.
+"""State of a process, apart from communicators: UCC libraries, contexts, workers; made once per set of processes.
 
 A native context spans one island and may use every transport; the bridge context spans the job and uses ``ucp,self``
 with settings that are forced equal. Communicators only make teams from them.
@@ -34,33 +34,33 @@ from ..transport import wires
 from . import agreement, faults
 from .timely import be_silent, talk_over, timely
 
-#: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
+#: Rounds that a waiter spins before it yields, if every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
 
 
-#: Numbers of teams that libucc has for a process, in words of 64; it has 32 words of its own accord, and knows 15 bits.
-#: Four teams for each of the communicators that this package has numbers for, and for those that have left theirs.
+#: Team numbers of libucc per process, in words of 64 (its default is 32 words; it supports 15 bits): four teams for
+#: each of the communicators that this package has numbers for, and for closed ones.
 TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
-#: Communicators of whose ranks teams or pages are kept for new ones.
+#: Most communicators whose teams or pages are kept for new ones.
 MOST_SPARE = int(lib.UCCH_SPARES)
 
-#: Seconds that ranks wait longer for the first one's answer than that one does for them.
+#: Seconds that ranks wait longer for the first rank's answer than it waits for them.
 _GRACE_S = 1.0
 
-#: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
+#: Most files, sockets and segments that the libraries open on one host. Without them they fail in a hundred ways.
 _OPENED = 48
 
 
 class Process:
-    """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
+    """This process's libraries, its UCX worker, and the facts that it publishes."""
 
     def __init__(self) -> None:
         self.libraries = load()
         if mpi_runs():
             launchers.keep_from_children(os.environ)
-        vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
+        vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks started by other launchers
         if _place is None or runtime_of(_place.vendor) is None:
             agreement.keep_to_host_memory(os.environ)
         agreement.apply_settings(self.libraries.ucc_version, os.environ)
@@ -70,17 +70,17 @@ class Process:
         with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
-        #: What UCX has found when it began, which it goes by from then on.
+        #: Memory types and transports that UCX found at its start; it does not look again.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
         self._transports, self._idle_ports = tuple(sorted(transports)), wires.idle_ports(transports)
-        #: By the name of a process, and by how many links had been found cut when it was made.
+        #: By process name, and the number of cut links known when it was made.
         self.connections: dict[tuple[str, int], ucx.Connection] = {}
         self._connecting = threading.Lock()
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
 
     def library(self, prefix: str) -> ucc.Lib:
-        """The UCC library that reads the environment under ``prefix``."""
+        """The UCC library that reads variables with ``prefix``."""
         if prefix not in self._libs:
             self._libs[prefix] = ucc.Lib(prefix)
         return self._libs[prefix]
@@ -113,17 +113,17 @@ class Process:
         )
 
     def _fabric(self, vendor: str) -> Fabric:
-        """This host's fabric for a vendor's library, looked for once: its settings are read by then."""
+        """This host's fabric for a vendor's library, determined once: the library has read its settings by then."""
         wanted = env.get("FABRIC")
         if (vendor, wanted) not in self._fabrics:
             self._fabrics[vendor, wanted] = fabric_of(vendor, wanted)
         return self._fabrics[vendor, wanted]
 
     def connection(self, facts: Facts, rank: int, peer: int) -> ucx.Connection:
-        """The connection to another process, made at first use; ``PeerError`` where there is none to be had.
+        """The connection to another process, made at first use; ``PeerError`` if that fails.
 
-        Communicators keep theirs, as messages by two connections would overtake each other. Once a link was found to be
-        cut others get a new one: libucp may have given this one up.
+        Communicators keep theirs, as two connections could reorder messages. After a link was found to be cut, other
+        communicators get a new one: libucp may have given this one up.
         """
         with self._connecting:
             key = facts.process, int(lib.ucch_cuts())
@@ -135,13 +135,13 @@ class Process:
             return self.connections[key]
 
     def discard(self, number: int) -> None:
-        """Throw away messages under a communicator's number that were not received."""
+        """Discard messages with a communicator's number that were not received."""
         lib.ucch_discard_all(self.worker.handle, number << 52, 0xFFF << 52)
 
     def settle(self) -> None:
-        """Have everything that was sent be there; nothing may be in flight."""
-        # Unreceived messages of communicators that are long gone: libucp would complain of them, and their senders may
-        # wait for us. Once more when messages that were on their way have come.
+        """Complete everything that was sent; nothing may be in flight."""
+        # Discard unreceived messages of closed communicators: libucp would print warnings, and their senders may wait.
+        # Twice, as messages in flight may arrive meanwhile.
         for _ in range(2):
             lib.ucch_progress_once()
             lib.ucch_discard_all(self.worker.handle, 0, 0)
@@ -150,8 +150,8 @@ class Process:
                     connection.flush().wait(1.0)
 
     def close(self) -> None:
-        """Release everything; contexts must be gone, and all that was sent must be there."""
-        self.connections.clear()  # the worker takes them along
+        """Free everything; contexts must be destroyed, and everything that was sent must have arrived."""
+        self.connections.clear()  # closed with the worker
         self.worker.close()
         self.ucx.close()
         for library in self._libs.values():
@@ -160,7 +160,7 @@ class Process:
 
 
 class Spare(NamedTuple):
-    """Teams of these ranks of a job, and a page for their arrival board, if they share one."""
+    """Teams of these ranks of a job, and a page for their arrival board if they share one, for reuse."""
 
     members: tuple[int, ...]
     teams: dict[tuple[tuple[int, ...], str], ucc.Team]
@@ -170,23 +170,23 @@ class Spare(NamedTuple):
 class Job:
     """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges.
 
-    ``name`` is the same on all its ranks, and no other job's. Its islands are those of ``split``, and so are those of
-    communicators of some of its ranks.
+    ``name`` is the same on all its ranks, and unique. Its islands are those of ``split``; communicators of some of its
+    ranks have the same islands.
     """
 
     def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: agreement.Split, name: str) -> None:
         self.process, self.name = process, name
-        #: True if the making of a team was given up: libucc would take its messages for those of the next one.
+        #: True if a team's creation was given up: libucc would match its messages with those of the next one.
         self.spoilt = False
-        #: True if ranks of it have died or a call did not end in time: what they have left under way may be taken for a
-        #: new communicator's, and libucp may have dropped a broken connection in silence.
+        #: True if ranks of it have died or a call has timed out: data left under way may be matched by a new
+        #: communicator, and libucp may have dropped a broken connection without an error.
         self.stale = False
-        #: Operations that had ended in endpoint errors when the contexts were made: of later ones connections may be
-        #: broken, and what libucc still receives for a failed task it may count for the next one.
+        #: Number of endpoint errors when the contexts were made. After a later one connections may be broken, and
+        #: libucc may count data that it still receives for a failed task for the next task.
         self._errors = 0
-        #: The same of links that were found to be cut: of a connection that was given up meanwhile nothing tells.
+        #: Number of cut links then: a connection that was given up because of one reports no error.
         self._cuts = 0
-        #: True if a communicator has come to use it.
+        #: True if a communicator uses it.
         self.used = False
         self.facts = everyone
         self.rank = comm.Get_rank()
@@ -194,9 +194,9 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
-        #: What new communicators of the same ranks may use (:class:`.teams.Teams`), by numbers that all ranks know.
+        #: What new communicators of the same ranks may reuse (:class:`.teams.Teams`), by numbers that all ranks know.
         self.spare: dict[int, Spare] = {}
-        #: Ranks, by link, whose first team has been found to work.
+        #: Ranks, by link, whose first team has passed its test.
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         hosts = numbered(f.host.node for f in everyone)
         self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
@@ -211,11 +211,12 @@ class Job:
         try:
             self._create(comm, island, seconds)
         except BaseException:
-            forsake(self)
+            abandon_job(self)
             raise
         self._errors, self._cuts = lib.ucch_endpoint_errors(), lib.ucch_cuts()
         talk_over(self.comm)
-        # Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer.
+        # Waiters yield at once where ranks outnumber cores, and spin first where they do not; there are fewer wires,
+        # too.
         here = sum(f.host.node == self.process.host.node for f in self.facts)
         lib.ucch_set_spin(spin_rounds(here))
         wires.share(here)
@@ -249,11 +250,11 @@ class Job:
         return found
 
     def _part_memory(self, native: bool) -> None:
-        """Settle which libraries work on device memory, before the contexts are made.
+        """Decide which libraries use device memory, before the contexts are made.
 
-        One of this process's UCX contexts alone opens that of peers on this host, which is the one of messages: several
-        abort on it (:mod:`.bounce`). The bridge carries host memory, and native teams need it only where there is no
-        library of the vendor's.
+        Only one UCX context of this process, that of messages, may open device memory of peers on this host: several
+        abort (:mod:`.bounce`). The bridge carries host memory, and native teams need it only if there is no library of
+        the vendor.
         """
         mine = self.facts[self.rank]
         ipc, runtime = vendors.VENDORS[mine.vendor].ipc, runtime_of(mine.vendor)
@@ -276,13 +277,13 @@ class Job:
 
     @cached_property
     def word(self) -> Block:
-        """8 bytes on this rank's device, which are kept: to free them would wait for all that the device does."""
+        """8 bytes on this rank's device, never freed: freeing would wait for all work of the device."""
         runtime = runtime_of(self.facts[self.rank].vendor)
         assert runtime is not None, "device memory is a runtime's"
         return runtime.alloc(8)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:
-        """True when all of these ranks took part in this job, with the fabrics that they have now."""
+        """True if all of these ranks took part in this job, with the fabrics that they have now."""
         theirs = (self.facts[self.index[f.process]] for f in everyone if f.process in self.index)
         return [f.fabric for f in theirs] == [f.fabric for f in everyone]
 
@@ -296,7 +297,7 @@ class Job:
         self.comm.Send(array("i", [word]), place, tag)
 
     def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
-        """A rank's small number, None if it does not come in time; what ``look`` raises ends the wait."""
+        """Receive a small number from a rank; None if it does not come in time. ``look`` may raise to end the wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
         with quarantine.unless_over((request, word)):
@@ -312,8 +313,8 @@ class Job:
         return None
 
     def least(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
-        """The least word, from -1 on, of some ranks of the job: the first of them hears all and tells it. Collective
-        among them. -2 less its place among these stands for a rank that was not heard for ``seconds``; ``look`` as for
+        """The least word (from -1 on) of some ranks of the job: the first rank gathers and sends it. Collective among
+        them. The result is -2 - i if the i-th of these ranks did not answer within ``seconds``; ``look`` as for
         :meth:`hear`."""
         first, *others = places
         if self.rank != first:
@@ -329,9 +330,9 @@ class Job:
         return word
 
     def drop_spare(self, seconds: float, most: int = 0) -> None:
-        """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
+        """Destroy spare teams, except those of the newest ``most`` entries, each within ``seconds``."""
         while len(self.spare) > most:
-            oldest, *_ = tuple(self.spare)  # other threads add to it
+            oldest, *_ = tuple(self.spare)  # other threads may add to it
             teams = self.spare.pop(oldest).teams
             while teams:
                 teams.popitem()[1].close(seconds)
@@ -356,7 +357,7 @@ _place: Place | None = None
 
 
 def _collectives(memory: int) -> bool:
-    """True if native teams leave collectives on this memory to the vendor's library: it is there, and not shut out."""
+    """True if native teams leave collectives on this memory to the vendor's library: it is available and enabled."""
     if not collective_library(memory):
         return False
     component = vendors.of_memory(memory).collectives[0].removeprefix("libucc_tl_")
@@ -364,7 +365,7 @@ def _collectives(memory: int) -> bool:
 
 
 def spin_rounds(ranks_here: int) -> int:
-    """Rounds that a waiter spins beside so many ranks of its host, whatever core a launcher has bound it to."""
+    """Rounds that a waiter spins if ``ranks_here`` ranks share its host; where a launcher binds it does not matter."""
     return SPIN_ROUNDS if ranks_here <= len(host_cores()) else 0
 
 
@@ -374,13 +375,13 @@ def begun() -> bool:
 
 
 def lacks_files() -> str:
-    """How the limit on open files leaves too few to the libraries, which have not begun; empty where it does not."""
+    """Why the limit on open files is too low for the libraries, which have not started; empty if it is not."""
     if begun():
         return ""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         left = most - len(os.listdir("/proc/self/fd"))
-    except OSError:  # not even this one
+    except OSError:  # not even this one can be opened
         left = 0
     if left >= _OPENED:
         return ""
@@ -399,8 +400,7 @@ def process() -> Process:
 
 
 def place_here(world_rank: int, world_size: int) -> Place:
-    """Vendor and device of this rank's buffers, which stay what they were at first, also where ranks are numbered
-    anew."""
+    """Vendor and device of this rank's buffers; fixed at the first call, even if ranks are renumbered."""
     global _place
     if _place is None or not begun():
         layout = env.get("EMULATE")
@@ -413,30 +413,30 @@ def place_here(world_rank: int, world_size: int) -> Place:
 
 
 def here(mpi: Any) -> tuple[Place, int]:
-    """Where this rank of ``mpi`` is, as :func:`place_here`, and its number in the whole job."""
+    """Where this rank of ``mpi`` is (see :func:`place_here`), and its rank in the whole job."""
     world = world_of(mpi)
     return place_here(world.Get_rank(), world.Get_size()), world.Get_rank()
 
 
 def world_of(mpi: Any) -> Any:
-    """The whole job: MPI's, or as an exchange that is not MPI's says."""
+    """The communicator of the whole job: MPI's, or that of an exchange that is not MPI."""
     from mpi4py import MPI
 
     return getattr(mpi, "world", MPI.COMM_WORLD)
 
 
 def offer() -> tuple[str, ...]:
-    """Names of the jobs that new communicators may use, as far as this process knows, behind that of the next one."""
+    """Name for the next job, followed by names of jobs that new communicators may use, as far as this process knows."""
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if job.sound())
 
 
 def spare(of: Job | None = None) -> tuple[int, ...]:
-    """Numbers by which there is something for a communicator of certain ranks: of a job, or of all."""
+    """Numbers of spare teams and pages: of a job, or of all."""
     return tuple(of.spare if of else [number for job in _jobs for number in tuple(job.spare)])[-MOST_SPARE:]
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
-    """The job that these processes share: the first one of all their offers, in order of joining, or a new one
+    """The job that these processes share: the first one that all offer, in order of joining, or a new one
     (collective)."""
     usable = set.intersection(*(set(each[1:]) for each in offers))
     for job in _jobs:
@@ -454,13 +454,13 @@ def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], 
 
 
 def meet(everyone: Sequence[Facts], rank: int) -> None:
-    """Know the processes on the host of ``rank``, all alive: the number of one that dies may be another one's then."""
+    """Remember the processes on the host of ``rank``, all alive: a pid may be reused after a death."""
     for r in _near(everyone, rank):
         lib.ucch_process_meet(everyone[r].pid)
 
 
 def ended(everyone: Sequence[Facts], rank: int) -> list[int]:
-    """Ranks on the host of ``rank`` whose processes have ended, with a board or without one."""
+    """Ranks on the host of ``rank`` whose processes have ended, with or without a board."""
     return [r for r in _near(everyone, rank) if lib.ucch_process_ended(everyone[r].pid)]
 
 
@@ -474,21 +474,22 @@ def all_jobs() -> list[Job]:
     return list(_jobs)
 
 
-def forsake(job: Job) -> None:
-    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the other ranks hear of it.
+def abandon_job(job: Job) -> None:
+    """Abandon a job that was made in vain for ranks that meet in a store, and tell the other ranks.
 
-    Those that did make it would wait at their end for this rank, which has no part in it. MPI's ranks come to it.
+    At their end those that did make it would wait for this rank, which has no part in it. Ranks with MPI do not come
+    here.
     """
     if not job.used and hasattr(job.comm, "watch"):
         faults.give_up(job.comm)
-        quarantine.keep(job, bool, forsaken)
+        quarantine.keep(job, bool, has_abandoned_jobs)
         if job in _jobs:
             _jobs.remove(job)
 
 
-def forsaken() -> bool:
-    """True if there are jobs that could not be made."""
-    return quarantine.release(forsaken) > 0
+def has_abandoned_jobs() -> bool:
+    """True if there are abandoned jobs."""
+    return quarantine.release(has_abandoned_jobs) > 0
 
 
 def close_all() -> None:
@@ -506,22 +507,22 @@ def close_all() -> None:
         _process = None
 
 
-#: This process was made by ``fork`` of one that used MPI.
+#: True in a child that was forked from a process that used MPI.
 _inherited = False
 
 
 def inherited() -> bool:
-    """True where MPI is that of the parent process."""
+    """True if MPI belongs to the parent process."""
     return _inherited
 
 
 def refuse_children() -> None:
-    """Raise where MPI is that of the parent process."""
+    """Raise if MPI belongs to the parent process."""
     if _inherited:
         raise NotSupported(FORKED)
 
 
-#: Error of a child's calls on MPI's.
+#: Error of calls in a forked child.
 FORKED = (
     "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
     "(multiprocessing.set_start_method), or fork before MPI is imported"
@@ -536,7 +537,7 @@ def forked_text(rank: int) -> str:
 
 
 class Unusable:
-    """Stands where something was that can be used no more: every use raises an error of this kind."""
+    """Replaces an object that can no longer be used: every use raises an error."""
 
     def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
@@ -547,7 +548,7 @@ class Unusable:
 
 
 def refuse_without_mpi() -> None:
-    """Raise where MPI has not begun, or has ended: every call of its would end the process."""
+    """Raise if MPI is not initialized, or finalized: any MPI call would end the process."""
     from mpi4py import MPI
 
     if MPI.Is_finalized():
@@ -561,8 +562,8 @@ def mpi_runs() -> bool:
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
-#: Variables in which launchers that know nothing of MPI tell how many ranks they have started: what marks the launcher,
-#: its name, and the way out.
+#: Variables with the number of ranks that launchers without MPI have started: the launcher's marks, its name, and the
+#: cure.
 _WITHOUT_MPI = {
     "WORLD_SIZE": (
         "TORCHELASTIC_RUN_ID", "torchrun", "start the script with mpirun or ucch-run, or use torch.distributed's "
@@ -575,7 +576,7 @@ _WITHOUT_MPI = {
 
 
 def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where another MPI's launcher has started this rank: each rank would be a job of its own."""
+    """``NotSupported`` if another MPI's launcher has started this rank: each rank would be a job of its own."""
     from mpi4py import MPI
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
@@ -597,7 +598,7 @@ def refuse_foreign_launcher() -> None:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's connections; it must not touch them either."""
+    """In a child: it has none of its parent's connections and must not touch them."""
     global _process, _inherited
     module = sys.modules.get("mpi4py.MPI")
     _inherited = _inherited or bool(module and module.Is_initialized())

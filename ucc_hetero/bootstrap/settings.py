@@ -1,4 +1,4 @@
-"""Settings of a rank (``UCCH_*``): read as ranks meet, who tell each other what is wrong with them."""
+"""Settings of a rank (``UCCH_*``): read when ranks meet, which then tell each other of wrong ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..planner.rules import parse_tune
 
 _Error = TypeVar("_Error", bound=Exception)
 
-#: The settings that were read last, and what is wrong with them.
+#: The settings that were read last, and their errors.
 _read: tuple[dict[str, str], str] = ({}, "")
 #: Attribute of errors that the first rank prints.
 _TOLD = "_first_rank_prints"
 
 
 def read(rank: int) -> str:
-    """What is wrong with this rank's settings, read where one has changed; those of the log take effect, unknown ones
-    warn."""
+    """Errors in this rank's settings, read again if one has changed. Applies those of the log, and warns of unknown
+    ones."""
     global _read
     now = env.settings(env.PREFIX)
     if not log.configured():
@@ -38,7 +38,7 @@ def read(rank: int) -> str:
 
 
 def timeout() -> float:
-    """``UCCH_TIMEOUT`` in seconds, or its default where the ranks are about to learn that it is wrong."""
+    """``UCCH_TIMEOUT`` in seconds; its default if it is wrong, of which the ranks are about to learn."""
     try:
         return float(env.get("TIMEOUT"))
     except ValueError:
@@ -46,12 +46,12 @@ def timeout() -> float:
 
 
 def limit_text(seconds: float) -> str:
-    """A time limit as errors name it: by the setting that says it, where that one does."""
+    """A time limit as errors name it: by its setting if it is that."""
     return f"UCCH_TIMEOUT={seconds:g}" if seconds == timeout() else f"the limit was {seconds:g} s"
 
 
 def wrong(mistakes: Mapping[int, str], rank: int, size: int) -> ValueError:
-    """The error of all ranks of ``size`` where some have wrong settings."""
+    """The error of all ``size`` ranks if some have wrong settings."""
     texts = set(mistakes.values())
     if len(texts) == 1:
         who = f"all {size} ranks" if size > 1 and len(mistakes) == size else ranks_text(sorted(mistakes))
@@ -63,7 +63,7 @@ def wrong(mistakes: Mapping[int, str], rank: int, size: int) -> ValueError:
 
 
 def told(error: _Error, rank: int) -> _Error:
-    """An error that all ranks raise alike: where it ends the job, the first rank prints it."""
+    """Mark an error that all ranks raise alike: if it ends the job, the first rank prints it."""
     if rank:
         setattr(error, _TOLD, True)
     return error

@@ -1,4 +1,4 @@
-"""Store of keys and values in a process of its own, at which ranks meet that have no MPI job in common.
+"""A key-value store in a process of its own, where ranks meet that have no MPI job in common.
 
 ``python -m ucc_hetero store tcp://0.0.0.0:7000 SECRETFILE`` serves one. A client proves that it knows the secret.
 """
@@ -17,20 +17,20 @@ _Word = bytes | str
 
 
 def _text(value: _Word) -> str:
-    """A value as JSON has it: a character for each byte."""
+    """A value as JSON text: one character per byte."""
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
 class Store:
-    """The store at an address, with the methods of torch's that ranks meet by; from any thread.
+    """Client of a store, with the methods of torch's stores that ranks use to meet; thread-safe.
 
     Args:
         address: ``tcp://host:port`` or ``unix:///path`` of a :class:`StoreServer`.
-        secret: That of the server.
-        timeout: Seconds in which it must be connected with.
+        secret: The server's.
+        timeout: Seconds to wait for the connection.
 
     Raises:
-        OSError: There is no server, or its secret is another one. All methods raise it once the server is gone.
+        OSError: There is no server, or its secret differs. All methods raise it once the server is gone.
     """
 
     def __init__(self, address: str, secret: bytes, timeout: float = 30.0) -> None:
@@ -52,7 +52,7 @@ class Store:
         return found["answer"]
 
     def set(self, key: str, value: _Word) -> None:
-        """Give a key a value.
+        """Set the value of a key.
 
         Args:
             key: Text.
@@ -61,7 +61,7 @@ class Store:
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        """Read the value of a key.
+        """Get the value of a key.
 
         Args:
             key: Text.
@@ -78,28 +78,28 @@ class Store:
         return str(found).encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
-        """Tell if keys have values.
+        """Check that keys have values.
 
         Args:
             keys: Texts.
 
         Returns:
-            True if all of them have.
+            True if all have.
         """
         return bool(self._ask("check", *keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key has, 0 at first.
+        """Add to the number that is a key's value, at first 0.
 
         Args:
             key: Text.
-            amount: What to add; 0 reads it.
+            amount: Summand; 0 reads the number.
 
         Returns:
             The sum.
 
         Raises:
-            ValueError: The key's value is no number.
+            ValueError: The key's value is not a number.
         """
         return int(self._ask("add", key, amount))
 
@@ -108,27 +108,27 @@ class Store:
 
         Args:
             key: Text.
-            expected: Value that the key has; empty for none.
-            desired: Value that it is to have.
+            expected: The value to be replaced; empty: no value.
+            desired: The new value.
 
         Returns:
-            The value that it has then.
+            The value afterwards.
         """
         return str(self._ask("compare_set", key, _text(expected), _text(desired))).encode("latin-1")
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key and its value.
+        """Delete a key.
 
         Args:
             key: Text.
 
         Returns:
-            True if there was one.
+            True if it existed.
         """
         return bool(self._ask("delete_key", key))
 
     def close(self) -> None:
-        """Leave the store."""
+        """Close the connection."""
         self._channel.close()
 
     def __del__(self) -> None:
@@ -145,7 +145,7 @@ class StoreServer:
 
     Raises:
         ValueError: The secret is too short.
-        OSError: The address cannot be had.
+        OSError: The address is not available.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -202,5 +202,5 @@ class StoreServer:
         raise ValueError(f"{question!r:.100} is no question to a store")
 
     def close(self) -> None:
-        """Serve no more connections."""
+        """Stop accepting connections."""
         self._listener.close()

@@ -1,6 +1,6 @@
-"""MPI's calls for making and releasing communicators, over torch's Store or one of its kind: for ranks without MPI.
+"""MPI's functions for making and freeing communicators, over torch's Store or a similar one: for ranks without MPI.
 
-Nothing of a call goes this way: the ranks exchange their addresses and facts here, and data over UCC and UCX.
+Only addresses and facts of the ranks are exchanged here; data of calls goes over UCC and UCX.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from ..native.waiting import progress_until
 
 _T = TypeVar("_T")
 
-#: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
+#: Seconds between checks whether a wait is hopeless, and between polls for an agreement.
 _LOOK_S = 0.02
 _POLL_S = 1e-3
-#: Bytes of a number before what a rank gives to an exchange.
+#: Bytes of the number that precedes a rank's data in an exchange.
 _NUMBER = 8
-#: Seconds that the rank which may host the store stays for the others at the end.
+#: Seconds that the rank which may host the store waits for the others at the end.
 _PATIENCE = 10.0
 
 
 def begin_without_mpi() -> None:
-    """Have this process's first communicator be none of MPI's."""
+    """Prepare for a first communicator without MPI."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = False  # its constants are needed, its job is not
+        mpi4py.rc.initialize = False  # only MPI's constants are needed
     load()
 
 
 class _World(NamedTuple):
-    """This process's place in the whole job."""
+    """This process's rank in the whole job."""
 
     rank: int
     size: int
@@ -56,14 +56,15 @@ class _World(NamedTuple):
 
 
 class _Exchange:
-    """An exchange that has begun: each rank's bytes under a key of its own."""
+    """An active exchange: each rank's bytes are under a key of its own."""
 
     def __init__(self, comm: StoreComm, keys: list[str], take: Callable[[list[bytes]], None]) -> None:
         self._comm, self._store, self._keys, self._take = comm, comm.store, keys, take
         self._done = False
 
     def Test(self) -> bool:
-        """True once all values have come; takes them then. ``PeerError`` once a rank has died, or all was given up."""
+        """True once all values have arrived, which are then taken. ``PeerError`` if a rank has died or the exchange was
+        revoked."""
         if not self._done and self._store.check(self._keys):
             self._take([self._store.get(key) for key in self._keys])
             self._done = True  # now: where this was interrupted the next call takes them
@@ -76,14 +77,15 @@ class _Exchange:
 
 
 class _Receive:
-    """The next word of a rank. It counts when it is taken: one that is cancelled leaves its word to the next one."""
+    """A receive of the next word of a rank. A cancelled one leaves the word to the next receive."""
 
     def __init__(self, comm: StoreComm, word: Any, source: int, tag: int) -> None:
         self._comm, self._word, self._source, self._tag = comm, word, source, tag
         self._done = False
 
     def Test(self) -> bool:
-        """True once it has come; takes it then. ``PeerError`` once its source has died, or all was given up."""
+        """True once the word has arrived, which is then taken. ``PeerError`` if its source has died or the exchange was
+        revoked."""
         if not self._done:
             word = self._comm.next_word(self._source, self._tag)
             if word is None:
@@ -93,15 +95,15 @@ class _Receive:
         return self._done
 
     def Cancel(self) -> None:
-        """Nothing has to be taken back."""
+        """Cancel; no state has to be undone."""
 
 
 class StoreComm:
-    """The few methods of ``MPI.Comm`` that membership, jobs, boards, recovery and the end of a process use.
+    """The methods of ``MPI.Comm`` that membership, jobs, boards, recovery and the end of a process use.
 
-    Ranks make the same exchanges in the same order; the n-th one has the n-th number in its keys. ``seconds`` is how
-    long a rank waits for the other ranks. ``deaths``: those of the first communicator's ranks; ``ids``: which of them
-    are the ranks of this one.
+    All ranks make the same exchanges in the same order; the n-th has n in its keys. ``seconds``: how long a rank waits
+    for the other ranks. ``deaths``: deaths among the first communicator's ranks; ``ids``: the ranks of this one among
+    those.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class StoreComm:
         self.seconds = seconds or math.inf
         self._count = self._agreed = self._acked = 0
         self._looked, self._revoked = 0.0, False
-        #: Words sent to a rank under a tag, and taken of a rank.
+        #: Number of words sent, by (rank, tag), and taken.
         self._sent: dict[tuple[int, int], int] = {}
         self._taken: dict[tuple[int, int], int] = {}
-        #: Exchanges that this rank has begun and not seen the end of, and those whose keys are in the store.
+        #: Exchanges that this rank has begun and not completed, and those whose keys are still in the store.
         self._open: set[int] = set()
         self._kept: deque[int] = deque()
 
@@ -126,7 +128,7 @@ class StoreComm:
         cls, store: Any, rank: int, ranks: Sequence[int], size: int, seconds: float, deaths: Deaths | None = None,
         place: str = "",
     ) -> StoreComm:  # fmt: skip
-        """A communicator of ranks that have none yet: those named, of the job's ``size``, who meet at ``place`` in the
+        """A communicator of ranks that have none yet: ``ranks`` of a job of ``size``, which meet at ``place`` in the
         store."""
         deaths = deaths or Deaths(store, ranks[rank], place)
         return cls(store, place or _place(), rank, deaths, ranks, _World(ranks[rank], size), seconds)
@@ -142,7 +144,7 @@ class StoreComm:
     def Get_size(self) -> int:
         return self._size
 
-    #: Seconds between a waiter's looks at the store: that is asked by all ranks.
+    #: Seconds between a waiter's polls of the store, which all ranks use.
     look_s = 0.5
 
     def Get_name(self) -> str:
@@ -153,9 +155,10 @@ class StoreComm:
         return f"{self._prefix}/{self._count}"
 
     def _begin(self, mine: bytes, take: Callable[[list[bytes]], None], *, for_all: bool = True) -> _Exchange:
-        """Begin an exchange, which all ranks see the end of or the first one alone.
+        """Begin an exchange, whose result all ranks get, or (not ``for_all``) the first one.
 
-        With its bytes each rank says up to which exchange it has seen all: the keys of those go, on all ranks alike.
+        With its bytes each rank tells up to which exchange it has completed all: the keys of those are deleted, alike
+        on all ranks.
         """
         place, number = self._next(), self._count
         self._open.add(number)
@@ -172,7 +175,7 @@ class StoreComm:
         return _Exchange(self, [f"{place}/{rank}" for rank in range(self._size)], come)
 
     def _forget(self, key: str) -> None:
-        with suppress(NotImplementedError, RuntimeError):  # stores that keep everything
+        with suppress(NotImplementedError, RuntimeError):  # stores that cannot delete
             self.store.delete_key(key)
 
     def _finish(self, exchange: _Exchange) -> None:
@@ -205,7 +208,7 @@ class StoreComm:
         return self._begin(bytes(memoryview(src).cast("B")), take)
 
     def Iallreduce(self, mine: Any, worst: Any, op: Any = None) -> _Exchange:
-        """The least of every rank's one number: the only reduction that is needed."""
+        """The minimum of one number per rank: the only reduction that is needed."""
 
         def take(parts: list[bytes]) -> None:
             worst[0] = min(int(part) for part in parts)
@@ -221,7 +224,7 @@ class StoreComm:
         return self._part(f"{self._next()}/{color}", [rank for _, rank in members])
 
     def Send(self, word: Any, dest: int, tag: int = 0) -> None:
-        """One small number."""
+        """Send one small number."""
         number = self._sent[dest, tag] = self._sent.get((dest, tag), 0) + 1
         self.store.set(f"{self._prefix}/word/{self._rank}/{dest}/{tag}/{number}", str(int(word[0])))
 
@@ -229,7 +232,7 @@ class StoreComm:
         return _Receive(self, word, source, tag)
 
     def next_word(self, source: int, tag: int) -> int | None:
-        """Take the next small number of ``source``; None where it has not come."""
+        """Take the next small number from ``source``; None if it has not arrived."""
         number = self._taken.get((source, tag), 0) + 1
         key = f"{self._prefix}/word/{source}/{self._rank}/{tag}/{number}"
         if not self.store.check([key]):
@@ -240,7 +243,7 @@ class StoreComm:
         return word
 
     def Free(self) -> None:
-        """Leave; the first rank, whose process may host the store, goes last."""
+        """Leave; the first rank, whose process may host the store, leaves last."""
         left = f"{self._prefix}/left"
         self.store.add(left, 1)
         if self._rank == 0:
@@ -253,10 +256,12 @@ class StoreComm:
                 self._kept.clear()
                 self._forget(left)
 
-    # --- going on after deaths ----------------------------------------------------------------------------------------
+    # --- after deaths
+    # ---------------------------------------------------------------------------------------------------
 
     def look(self, source: int | None = None) -> None:
-        """Raise :class:`PeerError` once a rank (``source`` alone, if named) has died, or one has revoked all this."""
+        """Raise :class:`PeerError` if a rank (only ``source``, if given) has died, or a rank has revoked the
+        communicator."""
         now = time.monotonic()
         if now - self._looked < _LOOK_S:
             return
@@ -272,7 +277,7 @@ class StoreComm:
         return [rank for rank, number in enumerate(self._ids) if number in gone]
 
     def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
-        """Have ``look`` find ranks that have died, for all that meet in the store; returns what ends it."""
+        """Let ``look`` find dead ranks, for all ranks that meet in the store. Returns a function that stops this."""
         return self._deaths.watch(lambda: [self._ids[rank] for rank in look()])
 
     def named(self, call: Callable[[], _T]) -> _T:
@@ -284,8 +289,8 @@ class StoreComm:
                 raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died") from error
             raise
 
-    def desert(self) -> None:
-        """Tell all that meet in the store that this rank has failed, and takes part in nothing any more."""
+    def announce_failure(self) -> None:
+        """Tell all ranks that meet in the store that this rank has failed and takes part in nothing any more."""
         self._deaths.own()
 
     def Revoke(self) -> None:
@@ -300,13 +305,13 @@ class StoreComm:
         return Ranks(tuple(self.dead()))
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
-        """Acknowledge deaths, which :meth:`Agree` then does not mind; how many are."""
+        """Acknowledge deaths, so that :meth:`Agree` accepts them. Returns how many are acknowledged."""
         known = len(self.dead())
         self._acked = max(self._acked, known if num_to_ack is None else min(num_to_ack, known))
         return self._acked
 
     def Agree(self, flag: int) -> int:
-        """The bits that all living ranks have set. ``PeerError`` where not all have acknowledged all deaths."""
+        """Bitwise and over all living ranks. ``PeerError`` unless all have acknowledged all deaths."""
         words, dead = self._settle(f"{flag} {self._acked}")
         flags, acked = zip(*(map(int, word.split()) for word in words.values()), strict=True)
         if min(acked) < len(dead):
@@ -314,7 +319,7 @@ class StoreComm:
         return int(reduce(operator.and_, flags))
 
     def Shrink(self) -> StoreComm:
-        """A communicator of the ranks that live."""
+        """A communicator of the living ranks."""
         words, _ = self._settle("")
         ranks = sorted(words)
         if self._rank not in ranks:
@@ -322,9 +327,9 @@ class StoreComm:
         return self._part(f"{self._prefix}/agreed/{self._agreed}/rest", ranks)
 
     def _settle(self, word: str) -> tuple[dict[int, str], list[int]]:
-        """Every living rank's word, and the ranks that are dead, the same for all of them.
+        """(every living rank's word, the dead ranks), the same on all of them.
 
-        A rank that finds that all have come but the dead writes down who they are, and the first to do so is right.
+        A rank that finds that all but the dead have arrived writes down the dead; the first list written is valid.
         """
         self._agreed += 1
         place = f"{self._prefix}/agreed/{self._agreed}"
@@ -351,7 +356,7 @@ class StoreComm:
 
 
 class Ranks(NamedTuple):
-    """Ranks as a group of MPI's shows them."""
+    """A group of ranks, with the interface of MPI's groups."""
 
     ranks: tuple[int, ...]
 
@@ -363,15 +368,15 @@ class Ranks(NamedTuple):
         return len(self.ranks)
 
     def Free(self) -> None:
-        """Nothing has to be given back."""
+        """No resource has to be freed."""
 
 
 class Deaths:
-    """Deaths among the ranks that meet in a store, by their numbers: what the boards of communicators show one of them,
-    all of them read there, in the order in which it was written.
+    """Deaths among the ranks that meet in a store, by number. Deaths that one rank's boards show are written to the
+    store, where all ranks read them in the same order.
 
-    Two sides of a network that is cut take each other for dead. The first to say so is right: what the dead say of
-    others counts for nothing. ``number`` is that of this rank, ``place`` where in the store this is.
+    The two sides of a cut network take each other for dead. The first to write it is right: what dead ranks write about
+    others is ignored. ``number``: this rank's, ``place``: where in the store.
     """
 
     def __init__(self, store: Any, number: int, place: str = "") -> None:
@@ -383,24 +388,24 @@ class Deaths:
         self._looks: list[Callable[[], Iterable[int]]] = []
 
     def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
-        """Have ``look`` find deaths from now on; returns what ends it."""
+        """Let ``look`` find deaths from now on. Returns a function that stops this."""
         self._looks.append(look)
         return partial(self._looks.remove, look)
 
     def gone(self) -> list[int]:
-        """Numbers of the ranks that are known to be dead, on all ranks in the same order."""
+        """Numbers of the ranks known to be dead, in the same order on all ranks."""
         found, known = {number for look in list(self._looks) for number in look()}, self._known()
         new = sorted(found - {*known, self._number})
         if new and self._number not in known:
-            self._tell(new)
+            self._write(new)
             known = self._known()
         return known
 
     def own(self) -> None:
         """Tell the other ranks that this rank is gone."""
-        self._tell([self._number])
+        self._write([self._number])
 
-    def _tell(self, numbers: list[int]) -> None:
+    def _write(self, numbers: list[int]) -> None:
         """Write it as the next word, in one step: a rank may die at any moment, and nobody reads past a gap."""
         word, written = json.dumps([self._number, numbers]).encode(), b""
         while written != word:
@@ -418,20 +423,20 @@ class Deaths:
 
 
 def _place() -> str:
-    """Where the job's ranks meet in the store: torchrun may start them again with one that has the first ones' keys."""
+    """Where the job's ranks meet in the store: torchrun may restart them with a store that still has old keys."""
     return f"ucch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-# --- ranks that come later --------------------------------------------------------------------------------------------
+# --- ranks that join later ------------------------------------------------------------------------------------------
 
 
-#: Seconds in which a newcomer must answer, or it is gone; and between looks at the store.
+#: Seconds in which a newcomer must answer, else it is gone; and seconds between polls of the store.
 _ANSWER_S, _LOOK_S = 5.0, 1e-2
 _PLACE = "ucch/growth"
 
 
 def arrive(store: Any, seconds: float) -> StoreComm:
-    """Be let in by the ranks that are there: the exchange among all. ``CollectiveTimeout`` after ``seconds``."""
+    """Join the existing ranks: returns the exchange among all. ``CollectiveTimeout`` after ``seconds``."""
     until = time.monotonic() + (seconds or math.inf)
     while True:
         number = store.add(f"{_PLACE}/came", 1)
@@ -449,7 +454,7 @@ def arrive(store: Any, seconds: float) -> StoreComm:
 
 
 def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
-    """Collective: the exchange with all newcomers that have come by now; None if fewer than ``least`` have."""
+    """Collective: the exchange with all newcomers so far; None if fewer than ``least`` have arrived."""
     rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
     place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
     size = before + count
@@ -457,7 +462,7 @@ def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None
 
 
 def _call(store: Any, before: int, least: int) -> tuple[str, int]:
-    """(where in the store all meet, how many newcomers have answered)."""
+    """(place in the store where all meet, number of newcomers that have answered)."""
     came, done = store.add(f"{_PLACE}/came", 0), store.add(f"{_PLACE}/done", 0)
     new = range(done + 1, came + 1)
     if len(new) < least:

@@ -38,6 +38,8 @@ _LEFT_S = 0.2
 
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
+#: Ranks of a roll at most: each connects with all others, and sends each a message.
+_MOST_ROLLED = 64
 #: Seconds in which they answer, and between their looks for questions.
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
@@ -99,13 +101,13 @@ class Words:
         return places if min(places) >= 0 else []
 
 
-#: Those over communicators that no caller probes or receives on.
+#: Those over communicators of jobs.
 _private: dict[Any, Words] = {}
 
 
 def talk_over(mpi: Any) -> None:
     """Have ranks that wait for others in vain say so over this communicator of ours, where it has all of them; without
-    one it is the communicator that they wait on, which may be a caller's."""
+    one it is the communicator that they wait on."""
     if isinstance(mpi, Timely):
         _private[mpi] = Words(mpi)
 
@@ -115,15 +117,45 @@ def be_silent(mpi: Any) -> None:
     _private.pop(mpi, None)
 
 
+class _Roll:
+    """A request that ends once all ranks have come: each says so by a collective of its own, from which every other one
+    hears it by itself, and which no receive of a caller's sees."""
+
+    def __init__(self, mpi: Any) -> None:
+        size, rank = mpi.Get_size(), mpi.Get_rank()
+        said, heard = bytes(size), memoryview(bytearray(size))
+        self._due: list[Any] = []
+        with quarantine.unless_over((self, said, heard)):
+            for root in range(size):
+                mine = [said, ([1] * size, None)] if root == rank else None
+                self._due.append(mpi.Iscatterv(mine, heard[root : root + 1], root))
+
+    def Test(self) -> bool:
+        while self._due and self._due[-1].Test():
+            self._due.pop()
+        return not self._due
+
+    def missing(self) -> list[int]:
+        return [rank for rank, request in enumerate(self._due) if not request.Test()]
+
+
+@cache
+def _met() -> int:
+    """Key of communicators whose ranks have come to a roll, and know a communicator of ours since."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
+
 class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
-    are for."""
+    are for. Over a ``caller``'s of up to 64 ranks nothing is sent that its receives could see."""
 
-    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+    def __init__(self, mpi: Any, seconds: float, what: str, caller: bool = False) -> None:
         self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
-        self._own = Words(mpi)
+        self._own = () if caller and mpi.Get_size() <= _MOST_ROLLED else (Words(mpi),)
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
         self._lost = 0.0
 
@@ -146,7 +178,10 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def Dup(self) -> Any:
-        self._wait(self._mpi.Ibarrier, None)
+        met = self._own or self._mpi.Get_attr(_met())
+        self._wait(self._mpi.Ibarrier if met else partial(_Roll, self._mpi), None)
+        if not met:
+            self._mpi.Set_attr(_met(), True)
         return self.at_once(self._mpi.Dup)
 
     def Split(self, color: int, key: int = 0) -> Any:
@@ -181,11 +216,11 @@ class Timely:
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
         done = partial(self.named, request.Test)
-        with quarantine.unless_over(memory):
+        with quarantine.unless_over((request, memory)):
             come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
-            missing = self._missing()
+            missing = request.missing() if isinstance(request, _Roll) else self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
@@ -213,7 +248,7 @@ class Timely:
 
     def _answer(self) -> None:
         """Tell the ranks that have waited in vain that this one waits, too."""
-        for words in (*tuple(_private.values()), self._own):
+        for words in (*tuple(_private.values()), *self._own):
             words.listen()
             places = words.places(self._mpi) if words.heard else []
             for said in words.heard.pop(_together(places), ()):
@@ -228,10 +263,13 @@ class Timely:
     def _missing(self) -> list[int]:
         """Ranks that do not answer: they have not come, or do not run."""
         others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
-        ways = ((words, words.places(self._mpi)) for words in (*tuple(_private.values()), self._own))
-        words, places = next((way for way in ways if way[1]), (self._own, [*range(self._mpi.Get_size())]))
+        ways = [(words, words.places(self._mpi)) for words in (*tuple(_private.values()), *self._own)]
+        ways += [(words, [*range(self._mpi.Get_size())]) for words in self._own]  # also where it is revoked
+        way = next((way for way in ways if way[1]), None)
+        if way is None:
+            return []
         for rank in others:
-            self._say(_ASKED, words, places, rank)
+            self._say(_ASKED, *way, rank)
 
         def told() -> bool:
             self._answer()

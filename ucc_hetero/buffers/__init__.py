@@ -1,9 +1,9 @@
-"""Buffers of array-likes: where their elements are, how many, of which type and whose.
+"""Descriptions of array-likes in memory: address, number and type of elements, and vendor and device of the memory.
 
-``as_buffer``, ``as_vbuffer`` and ``as_blocks`` take every buffer form of mpi4py and return :class:`Buffer`,
-:class:`VBuffer` and a Buffer per rank;
-``copy`` and ``pack`` move elements that need not be contiguous; ``dtype_of`` names an element type.
-Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
+``as_buffer``, ``as_vbuffer`` and ``as_blocks`` take every buffer form of mpi4py and return a :class:`Buffer`, a
+:class:`VBuffer`, or a Buffer per rank. ``copy`` and ``pack`` move elements that need not be contiguous; ``dtype_of``
+names an element type. Wrong arguments raise here, before a byte is sent: ``TypeError``, ``ValueError`` or
+``BufferError``.
 """
 
 from .buffer import Buffer, Entries, Layout, PointerVendor, VBuffer, copy, empty_like, pack

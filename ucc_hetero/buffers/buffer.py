@@ -1,4 +1,4 @@
-"""Descriptions of memory for communication calls: Buffer, VBuffer, and the Layout of what is not contiguous."""
+"""Descriptions of memory for communication calls: Buffer, VBuffer, and Layout for memory that is not contiguous."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..types import DType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-#: Asks the loaded GPU runtimes whose memory an address is: address -> (vendor, device ordinal).
+#: Function that asks the loaded GPU runtimes about an address: address -> (vendor, device number).
 PointerVendor: TypeAlias = Callable[[int], tuple[str, int]]
 
-#: Nested loops over memory, outermost first: (how many, bytes from one to the next).
+#: Nested loops over memory, outermost first: (count, stride in bytes).
 Dims: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Places of elements that are not contiguous: nested loops over ``dims`` from the buffer's address.
+    """Positions of elements that are not contiguous: nested loops over ``dims``, from the buffer's address on.
 
-    The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest). Where no
-    loops describe them, ``places`` holds the bytes from the buffer's address at which each one lies.
+    The buffer's elements are numbers ``first``, ``first + 1``, ... in loop order (last dimension fastest). If loops
+    cannot describe them, ``places`` holds the byte offset of each element instead.
     """
 
     dims: Dims
@@ -46,12 +46,12 @@ class Buffer:
     Attributes:
         ptr: Address of the first element.
         count: Number of elements.
-        dtype: Their type.
+        dtype: Type of the elements.
         vendor: Vendor of the device, or ``host``.
         device: Number of the device; 0 for ``host``.
-        owner: Keeps the memory alive for as long as the Buffer lives.
+        owner: Object that keeps the memory alive while the Buffer exists.
         readonly: True if the memory may not be written to.
-        layout: None for contiguous memory; otherwise ``pack`` and ``copy`` are needed around a transfer.
+        layout: None for contiguous memory; otherwise a transfer needs ``pack`` before or ``copy`` after it.
     """
 
     ptr: int
@@ -74,7 +74,7 @@ class Buffer:
         readonly: bool,
         layout: Layout | None = None,
     ) -> None:
-        # Every call makes these, and the __init__ that a frozen dataclass generates takes twice as long.
+        # Every call makes Buffers, and a frozen dataclass's own __init__ takes twice as long.
         _ptr(self, ptr)
         _count(self, count)
         _dtype(self, dtype)
@@ -86,7 +86,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements occupy once packed."""
+        """Bytes of the elements when packed."""
         return self.count * self.dtype.itemsize
 
     @property
@@ -108,9 +108,9 @@ _ptr, _count, _dtype, _vendor, _device, _owner, _readonly, _layout = map(
 class VBuffer:
     """One segment of ``buffer`` per rank: ``counts[r]`` elements from element ``displs[r]`` on.
 
-    ``buffer`` spans everything the caller passed, whether or not a segment covers it. Where it is not contiguous,
-    ``displs`` count elements of the packed copy. A datatype with gaps has ``blocks`` instead, the segments themselves;
-    then ``buffer`` says where they are, and ``displs`` those of the segments one after the other.
+    ``buffer`` spans the whole memory that the caller passed, also between segments. If it is not contiguous, ``displs``
+    count elements of the packed copy. For a datatype with gaps ``blocks`` has the segments themselves, ``buffer`` the
+    memory they lie in, and ``displs`` their positions when packed one after the other.
     """
 
     buffer: Buffer
@@ -120,13 +120,13 @@ class VBuffer:
 
     @property
     def dense(self) -> bool:
-        """True when the segments follow each other from element 0 on without a gap."""
+        """True if the segments follow each other from element 0 on without gaps."""
         return self.displs == tuple(accumulate(self.counts, initial=0))[:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries of an ``MPI.Datatype`` from an address of host memory on, which ``owner`` keeps."""
+    """Entries of an ``MPI.Datatype`` in host memory, from an address on. ``owner`` keeps the memory alive."""
 
     address: int
     count: int
@@ -134,7 +134,7 @@ class Entries:
     owner: object
 
     def span(self, count: int) -> tuple[int, int]:
-        """The bytes that the first so many entries occupy, from the address on."""
+        """(first, past-the-end) byte of the first ``count`` entries, relative to the address."""
         datatype = self.datatype
         first = datatype.true_lb
         return first, first + (count - 1) * datatype.extent + datatype.true_extent if count else first
@@ -143,7 +143,7 @@ class Entries:
 class Memory(NamedTuple):
     """An exporter's description of its memory, before a message's count and dtype are applied.
 
-    ``native`` is the exporter's own dtype object, looked up only if the caller gives none. ``dims`` is None for
+    ``native`` is the exporter's own dtype object, used only if the caller names no datatype. ``dims`` is None for
     contiguous memory (C or Fortran order).
     """
 
@@ -159,7 +159,7 @@ class Memory(NamedTuple):
 
 
 def merge(dims: Iterable[tuple[int, int]], itemsize: int) -> Dims:
-    """The same elements in the same order by as few loops as possible, one where they are contiguous."""
+    """The same elements in the same order with as few loops as possible: one if they are contiguous."""
     out: list[tuple[int, int]] = []
     for count, stride in dims:
         if count == 0:
@@ -173,7 +173,7 @@ def merge(dims: Iterable[tuple[int, int]], itemsize: int) -> Dims:
 
 
 def packed_places(starts: Array) -> bytes:
-    """Offsets of elements in bytes, in a form that can be compared and hashed."""
+    """Byte offsets of elements, in a form that can be compared and hashed."""
     return starts.astype(np.int64).tobytes()
 
 
@@ -182,7 +182,7 @@ def unpacked_places(places: bytes) -> Array:
 
 
 def bounds(dims: Dims, itemsize: int, places: bytes = b"") -> tuple[int, int]:
-    """First and past-the-end byte, relative to the address, that the loops touch; (0, 0) if none."""
+    """First and past-the-end byte, relative to the address, that the loops touch; (0, 0) if there are none."""
     if places:
         starts = unpacked_places(places)
         return int(starts.min()), int(starts.max()) + itemsize
@@ -196,7 +196,7 @@ def bounds(dims: Dims, itemsize: int, places: bytes = b"") -> tuple[int, int]:
 
 
 def scattered(dims: Dims, itemsize: int, places: bytes = b"") -> bool:
-    """True when no two iterations share a byte, as far as each loop steps over everything that the inner ones touch."""
+    """True if no two iterations share a byte. Only recognised if each loop steps over all that inner loops touch."""
     if places:
         return bool((np.diff(np.sort(unpacked_places(places))) >= itemsize).all())
     reach = itemsize
@@ -207,12 +207,12 @@ def scattered(dims: Dims, itemsize: int, places: bytes = b"") -> bool:
     return True
 
 
-#: Elements are copied as opaque bits, whatever they mean.
+#: Element size -> numpy type in which elements are copied, as opaque bits.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
 
 
 class _Raw:
-    """Memory at an address, as numpy imports it: strides of either sign."""
+    """Memory at an address, as numpy imports it; strides may be negative."""
 
     def __init__(self, ptr: int, dims: Dims, itemsize: int, readonly: bool, owner: object) -> None:
         self.owner = owner
@@ -226,10 +226,11 @@ class _Raw:
 
 
 def copy(source: Buffer, target: Buffer) -> None:
-    """Copy the elements of ``source`` to ``target``, both of which may have gaps; as many of the same type. Host only.
+    """Copy the elements of ``source`` to ``target``. Both may have gaps; count and type must be equal. Host memory
+    only.
 
-    The one way in which this package copies host memory: it takes whole Buffers, which keep their memory.
-    Raises ``BufferError`` if ``target`` is read-only.
+    All copies of host memory in this package come here, so that the Buffers keep the memory alive. Raises
+    ``BufferError`` if ``target`` is read-only.
     """
     if target.readonly:
         raise BufferError("cannot copy into read-only memory")
@@ -244,7 +245,7 @@ def copy(source: Buffer, target: Buffer) -> None:
 
 
 def pack(buffer: Buffer) -> Buffer:
-    """A contiguous copy of a buffer's elements in host memory, in their logical order; a contiguous buffer itself."""
+    """The buffer's elements, contiguous in host memory and in logical order; the buffer itself if it is contiguous."""
     if buffer.layout is None:
         return buffer
     packed = empty_like(buffer)
@@ -253,7 +254,7 @@ def pack(buffer: Buffer) -> Buffer:
 
 
 def empty_like(buffer: Buffer) -> Buffer:
-    """New host memory for as many elements of the same type, without gaps."""
+    """New contiguous host memory for as many elements of the same type."""
     memory = np.empty(buffer.nbytes, np.uint8)
     return Buffer(memory.ctypes.data, buffer.count, buffer.dtype, "host", 0, memory, False)
 
@@ -265,7 +266,7 @@ def _read(buffer: Buffer) -> Array:
 
 
 def _elements(buffer: Buffer) -> tuple[Any, Any]:
-    """An array (or its flat iterator) over a buffer's memory, and the index of its elements in that."""
+    """(an array, or its flat iterator, over a buffer's memory; the index of the buffer's elements in it)."""
     if buffer.vendor != "host":
         raise BufferError(f"strided elements in {buffer.vendor} memory cannot be packed on the host")
     layout, size = buffer.layout, buffer.dtype.itemsize
@@ -273,7 +274,7 @@ def _elements(buffer: Buffer) -> tuple[Any, Any]:
         starts = unpacked_places(layout.places)[layout.first :][: buffer.count]
         low = int(starts.min())
         span = int(starts.max()) - low
-        # Elements that start at any byte are read through an array that has one at every byte.
+        # Elements at unaligned offsets are read through an array with one (overlapping) element at every byte.
         step = 1 if ((starts - low) % size).any() else size
         raw = _Raw(buffer.ptr + low, ((span // step + 1, step),), size, buffer.readonly, buffer.owner)
         return np.asarray(raw), (starts - low) // step

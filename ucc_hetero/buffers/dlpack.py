@@ -1,4 +1,4 @@
-"""DLPack by ctypes: the structures of ``dlpack.h`` 1.x, and reading them out of a capsule."""
+"""DLPack through ctypes: the structures of ``dlpack.h`` 1.x, and how they are read from a capsule."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A capsule's contents. ``strides`` count elements and are None for C order.
+    """A capsule's contents. ``strides`` count elements; None means C order.
 
-    ``capsule`` is the exporter's, never renamed: it still owns the export, and its destructor calls the exporter's
-    deleter, once, when the last reference to it goes.
+    ``capsule`` is the exporter's and is not renamed: it still owns the export, and its destructor calls the exporter's
+    deleter once, when the last reference is dropped.
     """
 
     ptr: int
@@ -70,7 +70,7 @@ class Tensor:
 
 
 def placement(device_type: int, device_id: int) -> tuple[str, int]:
-    """Vendor and device number of a ``__dlpack_device__`` answer; ``TypeError`` for devices of other kinds."""
+    """Vendor and device number for a ``__dlpack_device__`` value. ``TypeError`` for unsupported kinds of devices."""
     vendor = DLPACK.get(int(device_type))
     if vendor is None:
         raise TypeError(f"memory of DLPack device type {int(device_type)} is not supported; copy it to the host")
@@ -78,25 +78,25 @@ def placement(device_type: int, device_id: int) -> tuple[str, int]:
 
 
 def of_jax(obj: Any) -> bool:
-    """True for JAX's arrays: computed in a stream that JAX does not show, and read-only, which their capsules may
-    hide."""
+    """True for JAX arrays. JAX computes them in a stream that it does not expose, and they are read-only, which their
+    capsules may not tell."""
     return hasattr(obj, "block_until_ready")
 
 
 def export(obj: Any, device_type: int) -> object:
-    """Ask ``obj`` for a capsule: without a copy and without synchronising any stream; JAX's arrays are waited for."""
+    """Ask ``obj`` for a capsule without a copy, and without synchronising a stream; JAX arrays are waited for."""
     if of_jax(obj):
         obj.block_until_ready()
-    # -1 is "do not synchronise"; for host memory the protocol allows no stream at all, and JAX takes -1 for a handle.
+    # -1 means "do not synchronise". The protocol allows no stream for host memory, and JAX would use -1 as a handle.
     stream = {} if DLPACK.get(device_type) == "host" or of_jax(obj) else {"stream": -1}
     try:
         return obj.__dlpack__(**stream, max_version=(1, 0), copy=False)
-    except TypeError:  # exporters older than DLPack 1.0 take no such keywords
+    except TypeError:  # exporters older than DLPack 1.0 lack these keywords
         return obj.__dlpack__(**stream)
 
 
 def read(capsule: object) -> Tensor:
-    """The contents of a DLPack capsule; ``BufferError`` if it is used up, of a newer major version, or a copy."""
+    """Read a DLPack capsule. ``BufferError`` if it was consumed, has a newer major version, or holds a copy."""
     flags = 0
     tensor: _Tensor
     if _is_valid(capsule, b"dltensor_versioned"):
@@ -109,7 +109,7 @@ def read(capsule: object) -> Tensor:
     else:
         raise BufferError(f"__dlpack__ returned {capsule!r}, which is not an unused DLPack capsule")
     if flags & _IS_COPIED:
-        raise BufferError("its __dlpack__ exports a copy, which a transfer would not reach")
+        raise BufferError("its __dlpack__ exports a copy, so a transfer would not reach its own memory")
     ndim = tensor.ndim
     return Tensor(
         (tensor.data or 0) + tensor.byte_offset,

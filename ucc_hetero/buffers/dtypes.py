@@ -1,4 +1,4 @@
-"""Element types by whatever name the caller's library gives them."""
+"""Element types, under the names of all array libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DLPackType(NamedTuple):
     lanes: int
 
 
-#: DLDataTypeCode -> stem of the name; the float8 formats are named whole, as their bits do not tell them apart.
+#: DLDataTypeCode -> stem of the name. Float8 formats have whole names: their bits do not distinguish them.
 _DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _DLPACK_FP8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz"}
 
@@ -28,7 +28,7 @@ _DLPACK_FP8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13
 _PEP3118_COMPLEX = {"Zf": "F", "Zd": "D"}
 
 _AS_BYTES = "pass [buf, MPI.BYTE] to move its bytes"
-#: Types that users have and nothing here moves, with the way out.
+#: Types that users may pass but that cannot be moved, with the way out.
 _WAYS_OUT = {
     "bytes": _AS_BYTES,
     "longdouble": "cast it to float64",
@@ -43,19 +43,19 @@ _WAYS_OUT = {
 
 
 _FOREIGN = ("bfloat16", *_DLPACK_FP8.values())
-#: numpy's own dtypes; those of ml_dtypes go by their names.
+#: numpy's dtypes; those of ml_dtypes are found by name.
 BY_NUMPY: dict[np.dtype[Any], DType] = {np.dtype(name): each for name, each in DTYPES.items() if name not in _FOREIGN}
 BY_NUMPY[np.dtype("S1")] = DTYPES["int8"]  # C's char, as in memoryview.cast("c") and MPI.CHAR
 
 
 def dtype_of(spec: object) -> DType:
-    """The element type that ``spec`` names.
+    """Return the element type that ``spec`` names.
 
-    Takes a DType; a numpy, ml_dtypes or torch dtype; a numpy or ml_dtypes scalar type or Python's ``int``, ``float``,
-    ``complex``, ``bool``; a string (``"bfloat16"``, or any of numpy's such as ``"f4"``; array and memoryview type
-    codes are among them); a DLPackType; an ``MPI.Datatype`` (of a derived one, the type of its elements).
+    ``spec`` is a DType; a numpy, ml_dtypes or torch dtype; a numpy or ml_dtypes scalar type, or Python's ``int``,
+    ``float``, ``complex``, ``bool``; a string (``"bfloat16"``, or a numpy, array or memoryview type code such as
+    ``"f4"``); a DLPackType; or an ``MPI.Datatype`` (for a derived one, the type of its elements).
 
-    Raises ``TypeError``, naming it, for a type that nothing here can move, and for one of foreign byte order.
+    Raises ``TypeError`` with the name of the type if it cannot be moved, or has foreign byte order.
     """
     if isinstance(spec, DType):
         return spec

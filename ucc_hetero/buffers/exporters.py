@@ -1,4 +1,4 @@
-"""Exporters of memory: numpy, torch, the buffer protocol, DLPack, ``__cuda_array_interface__``."""
+"""Reading the memory of array-likes: numpy, torch, the buffer protocol, DLPack, ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _exports_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(("PyObject_C
 
 
 def memory_of(obj: object, pointer_vendor: PointerVendor | None) -> Memory:
-    """The memory that ``obj`` exports.
+    """Return the memory that ``obj`` exports.
 
-    Protocols are tried in this order: numpy, torch, PEP 3118, DLPack, ``__cuda_array_interface__``; one that fails
-    gives way to the next, and if all do, the first one's error is raised.
+    Protocols are tried in this order: numpy, torch, PEP 3118, DLPack, ``__cuda_array_interface__``. If one fails the
+    next is tried; if all fail, the first error is raised.
     """
     if isinstance(obj, np.ndarray):
         return _of_numpy(obj)
@@ -68,7 +68,7 @@ def _described(
     *,
     readonly: bool,
 ) -> Memory:
-    """Memory of elements in ``shape`` at an (address, vendor, device); ``strides`` in bytes, None if contiguous."""
+    """Memory of elements in ``shape`` at (address, vendor, device). ``strides`` are in bytes; None if contiguous."""
     (ptr, vendor, device), count, dims = where, prod(shape), None
     if strides is not None:
         loops = tuple(zip(shape, strides, strict=True))
@@ -85,7 +85,7 @@ def _of_torch(tensor: Any, torch: Any) -> Memory:
         raise BufferError("the tensor is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()")
     if tensor.device.type == "meta":
         raise TypeError("a meta tensor has no memory; pass a materialised one")
-    # torch has one name for the devices of several vendors; its DLPack device type tells them apart.
+    # torch uses one device type name for several vendors; the DLPack device type distinguishes them.
     vendor, device = ("host", 0) if tensor.is_cpu else dlpack.placement(*tensor.__dlpack_device__())
     itemsize = tensor.element_size()
     strides = None if tensor.is_contiguous() else tuple(step * itemsize for step in tensor.stride())
@@ -96,7 +96,7 @@ def _of_torch(tensor: Any, torch: Any) -> Memory:
 def _of_buffer(obj: Any, _: PointerVendor | None) -> Memory | None:
     if not _exports_buffer(obj):
         return None
-    # The array holds the export: a bytearray, say, cannot be resized before the Buffer is gone.
+    # The array holds the export: a bytearray, for instance, cannot be resized while the Buffer exists.
     return _of_numpy(np.asarray(memoryview(obj)))
 
 
@@ -131,23 +131,23 @@ def _of_device_interface(obj: Any, pointer_vendor: PointerVendor | None) -> Memo
 
 
 def _whose(ptr: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
-    """Ask the runtimes: several vendors' libraries export one interface."""
+    """Ask the GPU runtimes: libraries of several vendors export the same interface."""
     if ptr == 0:  # an empty array
         return "host", 0
     if pointer_vendor is None:
         raise BufferError(
-            f"its array interface does not say whose memory {ptr:#x} is, and no GPU runtime is loaded to ask; "
-            f"pass an object with __dlpack__, or run where the vendor's runtime library is found"
+            f"its array interface does not tell the vendor of pointer {ptr:#x}, and no GPU runtime is loaded to ask; "
+            f"pass an object with __dlpack__, or make the vendor's runtime library available"
         )
     return pointer_vendor(ptr)
 
 
-#: (all that tells such arrays apart but their address, the address).
+#: (all properties of an array except its address, the address).
 Description = tuple[Hashable, int]
 
 
 def describe_fast(array: Any) -> Description | None:
-    """Key by which an array is known again, and its address; None for arrays that need :func:`as_buffer`."""
+    """A key that is equal for arrays that differ in the address alone, and the address. None: use :func:`as_buffer`."""
     kind = type(array)
     if kind not in _readers:
         _readers[kind] = _reader(kind)
@@ -165,9 +165,9 @@ def _torch(tensor: Any) -> Description | None:
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
         address = tensor.data_ptr()
-    except RuntimeError:  # it has no single block of memory
+    except RuntimeError:  # the tensor has no single block of memory
         return None
-    if not address:  # none at all: a meta tensor, or one of no elements
+    if not address:  # no memory: a meta tensor, or one without elements
         return None
     return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), address
 
@@ -178,5 +178,5 @@ def _cupy(array: Any) -> Description | None:
     return ("cupy", array.dtype, array.size, array.data.device_id), array.data.ptr
 
 
-#: Types that were met before.
+#: Type -> its function for :func:`describe_fast`; None if it has none.
 _readers: dict[type, Callable[[Any], Description | None] | None] = {}

@@ -1,4 +1,4 @@
-"""mpi4py's buffer forms -> Buffer and VBuffer: counts, displacements and dtypes applied and checked."""
+"""mpi4py's buffer forms as Buffer and VBuffer: applies and checks counts, displacements and datatypes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .dtypes import BY_NUMPY, dtype_of
 from .exporters import memory_of
 from .mpi_datatypes import Element
 
-#: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
+#: Length of the memory that ``MPI.BOTTOM`` stands for: the datatype's absolute addresses define the rest.
 _ANYWHERE = 1 << 62
 
 _ndarray = np.ndarray
 _writable_bytes: Any = ctypes.c_char.from_buffer
 _addressof = ctypes.addressof
-#: The entry that consists of one element, for each dtype.
+#: dtype -> an entry that consists of one element.
 _PLAIN = {name: Element(dtype, dtype.itemsize, ()) for name, dtype in DTYPES.items()}
 
 _FORMS = "pass buf, [buf, dtype], [buf, count] or [buf, count, dtype]"
@@ -34,8 +34,8 @@ _VFORMS = "pass buf, [buf, counts], [buf, (counts, displs)] or [buf, (counts, di
 
 
 def is_in_place(buf: object) -> bool:
-    """True for ``None`` and ``MPI.IN_PLACE``, the two ways to say that the receive buffer holds the input."""
-    module = sys.modules.get("mpi4py.MPI")  # a caller that passes one has imported it
+    """True for ``None`` and ``MPI.IN_PLACE``: the input is in the receive buffer."""
+    module = sys.modules.get("mpi4py.MPI")  # a caller that passes MPI.IN_PLACE has imported it
     return buf is None or (module is not None and buf is module.IN_PLACE)
 
 
@@ -48,9 +48,9 @@ def as_buffer(
     blocks: int = 1,
     pointer_vendor: PointerVendor | None = None,
 ) -> Buffer:
-    """Find the elements that a caller's buffer argument names.
+    """Find the elements that a buffer argument names.
 
-    Without a count all elements of the memory are meant. Counts and displacements are in entries of the dtype.
+    Without a count these are all elements of the memory. Counts and displacements are in entries of the datatype.
 
     Args:
         spec: ``buf``, ``[buf, dtype]``, ``[buf, count]``, ``[buf, count, dtype]``, ``[buf, (count, displ), dtype]`` or
@@ -58,22 +58,22 @@ def as_buffer(
         writable: True if data will be received here.
         argument: The argument's name, for error messages.
         rank: The caller's rank, for error messages.
-        blocks: Equal parts that the buffer consists of, as the size of the communicator for ``Allgather``'s receive
-            buffer. An explicit count is that of one part, as in MPI; ``Buffer.count`` is that of all.
-        pointer_vendor: Asked whose memory a bare device pointer is.
+        blocks: Number of equal parts of the buffer, such as the communicator's size for ``Allgather``'s receive buffer.
+            As in MPI a given count is that of one part; ``Buffer.count`` is that of all parts.
+        pointer_vendor: Function that tells whose memory a bare device pointer is.
 
     Returns:
         Buffer: The elements.
 
     Raises:
-        TypeError: If it is no memory, or has no such dtype.
-        ValueError: If the counts do not fit.
-        BufferError: If the memory is read-only, or its exporter refuses.
+        TypeError: The object exports no memory, or the datatype is not supported.
+        ValueError: The counts do not fit.
+        BufferError: The memory is read-only, or its exporter refuses access.
     """
     if type(spec) is _ndarray:
         dtype = BY_NUMPY.get(spec.dtype)
         count = spec.size
-        # Arrays that are not plain (C-contiguous, aligned, writable) fall through, and are handled or refused there.
+        # Other arrays than C-contiguous, aligned, writable ones take the general path below.
         if dtype is not None and count and spec.flags.carray and (blocks < 2 or not count % blocks):
             start = _writable_bytes(spec)
             return Buffer(_addressof(start), count, dtype, "host", 0, spec, False)
@@ -91,13 +91,13 @@ def as_buffer(
 def as_vbuffer(
     spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> VBuffer:
-    """Find the segments, one for each of ``size`` ranks, that a caller's buffer argument names, as :func:`as_buffer`.
+    """Find the segments, one per rank, that a buffer argument names; see :func:`as_buffer`.
 
     ``spec`` is ``buf``, ``[buf, dtype]``, ``[buf, counts]``, ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``,
     ``[buf, (counts, displs), dtype]`` or ``[buf, counts, displs, dtype]``. Counts and displacements are sequences, or
-    one number: the same count for all ranks, or a displacement per rank. Without counts the memory is divided evenly,
-    the first ranks getting one entry more; without displacements segments follow each other. A tuple in second place is
-    always ``(counts, displs)``: counts alone are a list or an array.
+    one number: the count of every rank, or the distance between successive ranks' segments. Without counts the memory
+    is divided evenly, with one entry more for the first ranks. Without displacements segments follow each other. A
+    tuple in second place is always ``(counts, displs)``; pass counts alone as a list or an array.
     """
     try:
         buf, counts, displs, datatype = _split_v(spec)
@@ -119,8 +119,7 @@ def as_vbuffer(
 def as_blocks(
     spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> tuple[Buffer, ...]:
-    """Find the blocks, one for each of ``size`` ranks with a datatype of its own, that a caller's buffer argument
-    names, as :func:`as_buffer`.
+    """Find the blocks, one per rank with a datatype of its own, that a buffer argument names; see :func:`as_buffer`.
 
     ``spec`` is ``[buf, types]`` (one entry each, all from the start), ``[buf, (counts, displs), types]`` or
     ``[buf, counts, displs, types]``, with displacements in bytes.
@@ -143,12 +142,12 @@ def as_blocks(
 
 
 def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Entries:
-    """Find the entries of an MPI datatype that an argument names, in host memory alone, as :func:`as_buffer`."""
+    """Find the entries of an MPI datatype that an argument names. Host memory only; see :func:`as_buffer`."""
     try:
         buf, number, displ, datatype = _split(spec)
         memory = _memory(buf, datatype, writable, None) or Memory(0, 0, 1, None, "host", 0, None, False, None)
         if memory.vendor != "host":
-            raise TypeError(f"{memory.vendor} memory, and MPI works on host memory only: copy it to the host first")
+            raise TypeError(f"{memory.vendor} memory, but this call works on host memory only: copy it to the host")
         if memory.dims is not None:
             raise BufferError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
         if not mpi_datatypes.is_datatype(datatype):
@@ -168,7 +167,7 @@ def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Ent
 def _blocks(
     memory: Memory, elements: Sequence[Element], sizes: Sequence[int], starts: Sequence[int], writable: bool
 ) -> tuple[Buffer, ...]:
-    """As many entries of a datatype for each rank, from a byte of the memory on."""
+    """A Buffer for each rank: ``sizes[r]`` entries of datatype ``elements[r]`` from byte ``starts[r]`` on."""
     blocks = []
     for rank, (element, count, start) in enumerate(zip(elements, sizes, starts, strict=True)):
         try:
@@ -179,7 +178,7 @@ def _blocks(
 
 
 def _segments(memory: Memory | None, element: Element, counts: Any, displs: Any, size: int, writable: bool) -> VBuffer:
-    """The segments of ranks where entries follow each other without gaps: counts and displacements say it all."""
+    """The segments of the ranks, for a datatype whose entries have no gaps."""
     buffer, per_entry = _whole(memory, element, counts is None)
     entries = buffer.count // per_entry if per_entry else 0
     sizes = _counts(counts, size, entries)
@@ -205,7 +204,7 @@ def _located(error: Exception, argument: str, rank: int, spec: object = None) ->
 
 
 def _no_message(spec: object) -> str:
-    """An error text for a list that its caller took for data; empty for anything else."""
+    """An error text if a list of numbers was passed as data; empty otherwise."""
     if isinstance(spec, (list, tuple)) and spec:
         kind = type(spec).__name__
         if all(isinstance(each, (int, float, complex, np.number)) for each in spec):
@@ -216,7 +215,7 @@ def _no_message(spec: object) -> str:
 
 
 def _is_datatype(item: object) -> bool:
-    """True for what can only be a datatype where a count could stand as well."""
+    """True for an object that is a datatype and cannot be a count."""
     return (
         isinstance(item, (str, type, np.dtype, DType))
         or mpi_datatypes.is_datatype(item)
@@ -225,7 +224,7 @@ def _is_datatype(item: object) -> bool:
 
 
 def _split(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Buffer, count, displacement, datatype; None where not given, 0 for the displacement."""
+    """(buffer, count, displacement, datatype). None for what is not given; the displacement is then 0."""
     if not isinstance(spec, (list, tuple)):
         return spec, None, 0, None
     buf, count, displ, datatype = _by_position(spec, _FORMS)
@@ -237,7 +236,7 @@ def _split(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _split_v(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Buffer, counts, displacements, datatype; None where not given."""
+    """(buffer, counts, displacements, datatype). None for what is not given."""
     if not isinstance(spec, (list, tuple)):
         return spec, None, None, None
     buf, counts, displs, datatype = _by_position(spec, _VFORMS)
@@ -249,7 +248,7 @@ def _split_v(spec: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _split_w(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Buffer, counts, displacements, datatypes; None where not given."""
+    """(buffer, counts, displacements, datatypes). None for what is not given."""
     counts = displs = None
     if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
         raise TypeError(f"{type(spec).__name__} is not a message with a datatype per rank; {_WFORMS}")
@@ -278,7 +277,7 @@ def _by_position(spec: Sequence[Any], forms: str) -> tuple[Any, Any, Any, Any]:
 def _resolve(
     buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> tuple[Memory | None, Element]:
-    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is."""
+    """(memory, or None if ``None`` was passed for an empty buffer; layout of one entry of the datatype)."""
     memory = _memory(buf, datatype, writable, pointer_vendor, vouched=vouched)
     return memory, _element(memory.native if memory is not None and datatype is None else datatype)
 
@@ -286,8 +285,8 @@ def _resolve(
 def _memory(
     buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> Memory | None:
-    """The memory that is meant, None for an empty one; ``vouched``: other MPI datatypes say what an address alone
-    is."""
+    """The memory of ``buf``; None for an empty one. ``vouched``: ``buf`` is a bare address, and the blocks' MPI
+    datatypes say what lies there."""
     if mpi_datatypes.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
@@ -295,7 +294,7 @@ def _memory(
     if is_in_place(buf):
         if buf is None and datatype is not None:
             return None
-        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
+        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer; pass one here")
     address = mpi_datatypes.bare_address(buf) if vouched or mpi_datatypes.is_datatype(datatype) else 0
     if address:
         return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None)
@@ -306,7 +305,7 @@ def _memory(
 
 
 def _whose(address: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
-    """Vendor and device of a bare address: what no runtime knows is the host's."""
+    """Vendor and device of a bare address; host if no runtime knows it."""
     if pointer_vendor is not None:
         with suppress(BufferError):
             return pointer_vendor(address)
@@ -336,11 +335,11 @@ def _natural(value: object, what: str) -> int:
 
 
 def _entries(memory: Memory, extent: int, kind: object, count: object, displ: object, blocks: int) -> int:
-    """How many entries of the datatype (``kind``) are meant, in all blocks together."""
+    """The number of entries of the datatype (``kind``) in all blocks together."""
     if count is not None:
         return _natural(count, "count") * max(blocks, 1)
     if memory.nbytes == _ANYWHERE:
-        return 0  # as in mpi4py, which knows of no bytes there
+        return 0  # as in mpi4py, for which the buffer then has no bytes
     length = memory.nbytes - _natural(displ, "displacement") * extent
     if length < 0:
         raise ValueError(f"displacement {displ} lies outside the {memory.nbytes} bytes of the buffer")
@@ -359,7 +358,7 @@ def _entries(memory: Memory, extent: int, kind: object, count: object, displ: ob
 
 
 def _select(memory: Memory, element: Element, entries: int, start: int, writable: bool) -> Buffer:
-    """Apply a datatype and a count to memory, from byte ``start`` of it on."""
+    """Apply a datatype and a count to memory from byte ``start`` on."""
     size = element.dtype.itemsize
     count = entries * element.per_entry
     if memory.dims is not None:
@@ -405,7 +404,7 @@ def _check_relabel(memory: Memory, element: Element) -> None:
 
 
 def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer, int]:
-    """Everything in the memory, and how many elements make an entry; ``exact``: no bytes may be left over."""
+    """(all of the memory, elements per entry). ``exact``: the entries must cover it without a rest."""
     if memory is None:
         return _nothing(element, 0), 1
     if exact:
@@ -416,7 +415,7 @@ def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer
 
 
 def _listed(values: Any, what: str, size: int) -> list[int]:
-    """One natural number per rank."""
+    """A list of one number >= 0 per rank."""
     try:
         numbers = [index(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
     except TypeError:
@@ -452,7 +451,7 @@ def _displs(displs: Any, counts: list[int], size: int) -> list[int]:
 
 
 def _check_disjoint(counts: list[int], displs: list[int]) -> None:
-    """Two ranks' data cannot be received into one place."""
+    """Raise if the segments of two ranks overlap: both would be received into the same memory."""
     end, before = 0, -1
     for displ, count, rank in sorted(zip(displs, counts, range(len(counts)), strict=True)):
         if count == 0:

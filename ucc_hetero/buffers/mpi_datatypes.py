@@ -1,4 +1,4 @@
-"""mpi4py's constants and datatypes, without importing mpi4py: a caller that passes one has imported it."""
+"""mpi4py's constants and datatypes, without importing mpi4py: a caller that passes them has done so."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .buffer import Array, Dims, merge, packed_places, unpacked_places
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One entry of an MPI datatype: elements of ``dtype``, looped over ``dims`` from byte ``offset``.
+    """One entry of an MPI datatype: elements of ``dtype`` in loops over ``dims``, from byte ``offset`` on.
 
-    Entry number i starts ``i * extent`` bytes after the first. Where no loops describe the entry, ``places`` holds the
-    bytes at which its elements lie (``packed_places``).
+    Entry i starts ``i * extent`` bytes after entry 0. If loops cannot describe the entry, ``places`` holds the byte
+    offsets of its elements (``packed_places``).
     """
 
     dtype: DType
@@ -30,16 +30,16 @@ class Element:
 
     @property
     def per_entry(self) -> int:
-        """Elements in one entry."""
+        """Number of elements of an entry."""
         return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
 
     def starts(self) -> Array:
-        """The bytes at which the elements of one entry lie."""
+        """Byte offsets of the elements of an entry."""
         return unpacked_places(self.places) if self.places else self.offset + _visited(self.dims)
 
     @property
     def dense(self) -> bool:
-        """True when successive entries make up contiguous memory."""
+        """True if successive entries are contiguous in memory."""
         if self.places:
             return False
         size = self.dtype.itemsize
@@ -47,14 +47,14 @@ class Element:
         return self.offset == 0 and len(whole) == 1 and whole[0][1] == size
 
 
-#: mpi4py's type characters of each dtype: numpy's, and ``c`` (CHAR) and ``p`` (AINT, OFFSET, COUNT).
+#: dtype -> mpi4py's type characters: numpy's, and ``c`` (CHAR) and ``p`` (AINT, OFFSET, COUNT).
 _CHARACTERS_OF = {
     "int8": "bc", "int16": "h", "int32": "i", "int64": "lqp", "uint8": "B", "uint16": "H", "uint32": "I",
     "uint64": "LQ", "bool": "?", "float16": "e", "float32": "f", "float64": "d", "complex64": "F", "complex128": "D",
 }  # fmt: skip
 _CHARACTERS = {character: name for name, characters in _CHARACTERS_OF.items() for character in characters}
 
-#: Predefined datatypes seen so far, by handle. Handles of derived ones are used again once freed.
+#: Handle -> predefined datatype. Handles of derived datatypes may be reused once freed, and are not kept.
 _known: dict[int, Element] = {}
 
 
@@ -68,7 +68,7 @@ def is_bottom(buf: object) -> bool:
 
 
 def bare_address(buf: object) -> int:
-    """The address that an ``MPI.memory`` of no bytes stands for, as array libraries pass it; 0 for anything else."""
+    """The address of an empty ``MPI.memory``, by which array libraries pass a bare address; 0 for anything else."""
     module = _mpi()
     if module is None or not isinstance(buf, module.memory) or buf.nbytes:
         return 0
@@ -81,7 +81,7 @@ def is_datatype(spec: object) -> bool:
 
 
 def datatype_of(dtype: DType) -> Any:
-    """MPI's datatype of our own, as mpi4py finds it for an array. ``TypeError`` where there is none."""
+    """The MPI datatype of a dtype, as mpi4py finds it for an array. ``TypeError`` if there is none."""
     module = _mpi()
     if dtype.name not in _CHARACTERS_OF or module is None:
         raise TypeError(f"MPI has no datatype for {dtype}")
@@ -89,11 +89,10 @@ def datatype_of(dtype: DType) -> Any:
 
 
 def element_of(datatype: Any) -> Element:
-    """The elements that an ``MPI.Datatype`` describes.
+    """The elements of an entry of an ``MPI.Datatype``.
 
-    Takes predefined types and everything built of them by all constructors but darray; the elements of structures of
-    several types, and of predefined types that nothing here computes with, are ``BYTES``. Raises ``TypeError`` for the
-    others, with the way out.
+    Supports predefined datatypes, and all derived ones except darray. Elements of structures with several types, and of
+    predefined types without arithmetic here, are ``BYTES``. Raises ``TypeError`` with the way out otherwise.
     """
     known = _known.get(datatype.handle)
     if known is not None:
@@ -124,7 +123,7 @@ def _predefined(datatype: Any) -> Element:
     dtype = DTYPES.get("bfloat16" if datatype == bfloat16 else _CHARACTERS.get(datatype.typechar, ""))
     if dtype is not None and dtype.itemsize == datatype.size:
         return Element(dtype, dtype.itemsize, ())
-    if 0 < datatype.size == datatype.extent:  # long double, say, or a pair without a gap
+    if 0 < datatype.size == datatype.extent:  # e.g. long double, or a pair without a gap
         return Element(BYTES, datatype.extent, ((datatype.size, 1),))
     raise TypeError(
         f"datatype {datatype.name} is not supported; supported are those of {', '.join(DTYPES)}, "
@@ -133,7 +132,7 @@ def _predefined(datatype: Any) -> Element:
 
 
 def _of_loops(combiner: str, facts: dict[str, Any], inner: Element, extent: int, order_c: int) -> Element:
-    """A type whose inner ones lie at equal distances."""
+    """A datatype whose inner entries lie at equal distances."""
     offset = 0
     if combiner in ("DUP", "RESIZED"):
         loops: Dims = ()
@@ -154,7 +153,7 @@ def _of_loops(combiner: str, facts: dict[str, Any], inner: Element, extent: int,
     return Element(inner.dtype, extent, loops + inner.dims, offset + inner.offset)
 
 
-#: Constructors of lists of blocks: the fact that holds the blocks' lengths, and whether displacements are in bytes.
+#: Constructor of blocks -> (field with the block lengths, True if displacements are in bytes).
 _BLOCKS = {
     "INDEXED": ("blocklengths", False),
     "HINDEXED": ("blocklengths", True),
@@ -165,7 +164,7 @@ _BLOCKS = {
 
 
 def _of_blocks(combiner: str, facts: dict[str, Any], inner: Sequence[Element], extent: int) -> Element:
-    """A type whose inner ones lie in blocks of any lengths, anywhere."""
+    """A datatype whose inner entries lie in blocks of any lengths at any displacements."""
     if not inner:
         raise TypeError("a structure without fields is not supported")
     dtype = inner[0].dtype if all(each.dtype is inner[0].dtype for each in inner) else BYTES
@@ -182,14 +181,14 @@ def _of_blocks(combiner: str, facts: dict[str, Any], inner: Sequence[Element], e
 
 
 def _in_blocks(starts: Array, lengths: Array, inner: Element) -> Array:
-    """The bytes at which the elements of blocks of an inner type lie."""
+    """Byte offsets of the elements in blocks of an inner datatype."""
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     starts = np.add.outer(np.repeat(starts, lengths) + within * inner.extent, inner.starts())
     return starts.ravel()
 
 
 def _scattered(dtype: DType, extent: int, starts: Array) -> Element:
-    """An entry whose elements lie at these bytes; as one loop where their distances are equal."""
+    """An entry with elements at these byte offsets; a loop if they are equidistant."""
     if not len(starts):
         return Element(dtype, extent, ((0, dtype.itemsize),))
     steps = np.diff(starts)
@@ -207,7 +206,7 @@ def _visited(dims: Dims) -> Array:
 
 
 def _subarray(facts: dict[str, Any], extent: int, order_c: int) -> tuple[Dims, int]:
-    """Loops, and the byte at which the first element lies."""
+    """(loops, byte offset of the first element) of a subarray datatype."""
     axes = list(zip(facts["sizes"], facts["subsizes"], facts["starts"], strict=True))
     if facts["order"] == order_c:
         axes.reverse()

@@ -1,7 +1,8 @@
-"""Arguments of a call -> what to run on which memory. Every mistake of the caller's raises here, before a byte is sent.
+"""Binding of a call's arguments to memory. Every mistake of the caller raises here, before a byte is sent.
 
-A call that looks like an earlier one is known by its signature. For others there is one binder per shape of argument
-list; which collective has which shape, and everything else that tells them apart, is in ``collectives.py``.
+A call that was made before is recognized by its signature (:func:`look_up`). Other calls are bound by one binder per
+shape of argument list; ``planner/collectives.py`` has the shape of each collective, and everything else that
+distinguishes them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class CallSpec(NamedTuple):
 
 
 class Completion(Enum):
-    """Waiter for the end of a call: the ``STREAM`` that it is part of, or else as ``ON_WAIT``; ``HOST`` may wait before
-    it, too."""
+    """What waits for the end of a call: its ``STREAM``, or the host in the request's wait (``ON_WAIT``), or the host
+    already when the call has begun (``HOST``)."""
 
     HOST = "the host, as soon as it has begun"
     STREAM = "the stream"
@@ -45,7 +46,7 @@ class Completion(Enum):
 
 
 class Copy(NamedTuple):
-    """Memory that a program works on in place of the caller's ``original``, which the call reads, writes, or both."""
+    """Memory that a program uses in place of the caller's ``original``, which the call reads, writes, or both."""
 
     copy: Buffer
     original: Buffer
@@ -54,9 +55,9 @@ class Copy(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A call with its memory. ``local`` means that ``call.counts`` holds only what this rank knows (the rest is 0).
+    """A call with its memory. ``local``: ``call.counts`` holds only the counts that this rank knows; the others are 0.
 
-    ``copies``: of blocks that lie anywhere, one behind the other, so that ``send`` and ``recv`` are copies whole.
+    ``copies``: packed copies of blocks that are not contiguous; ``send`` and ``recv`` are then such copies.
     """
 
     call: Call
@@ -97,11 +98,11 @@ class _Args:
         return found
 
     def blocks(self, which: str) -> Buffer:
-        """Blocks of a datatype each, as bytes."""
+        """The blocks of a call with a datatype per rank, packed as bytes."""
         return self.gathered(as_blocks(self.spec(which), self.size, **self._expected(which)), DTYPES["uint8"], which)
 
     def gathered(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
-        """New memory for blocks that lie anywhere, one behind the other."""
+        """New memory for the blocks, one behind the other."""
         nbytes = sum(block.nbytes for block in blocks)
         memory = np.empty(max(nbytes, 1), np.uint8)
         start = at = memory.ctypes.data
@@ -112,7 +113,7 @@ class _Args:
         return Buffer(start, nbytes // dtype.itemsize, dtype, "host", 0, memory, False)
 
     def _refuse_gaps(self, buffer: Buffer, which: str) -> None:
-        """Arrays with gaps are refused, as mpi4py does; a derived MPI datatype asks for packing."""
+        """Refuse an array with gaps, as mpi4py does. A derived MPI datatype asks for packing, and is accepted."""
         if buffer.layout is not None and not isinstance(self.spec(which), (list, tuple)):
             raise BufferError(
                 f"{which} on rank {self.rank}: the array is not contiguous; pass numpy.ascontiguousarray(array) "
@@ -157,9 +158,9 @@ def _bcast(args: _Args) -> Bound:
 
 
 def _equal(args: _Args, send_blocks: str, recv_blocks: str) -> Bound:
-    """Blocks of one length: in sendbuf (``send_blocks``) and in recvbuf ``one``, or one of ``each`` rank."""
+    """Bind blocks of equal length: sendbuf and recvbuf hold ``one`` block, or one of ``each`` rank."""
     rooted = ROWS[args.name].rooted and not args.at_root
-    if rooted and send_blocks == "one":  # the root alone receives, or sends
+    if rooted and send_blocks == "one":  # only the root receives (gather) or sends (scatter)
         send = args.buffer("sendbuf")
         return Bound(args.call(send.count), send.dtype, False, send, None)
     if rooted:
@@ -186,7 +187,7 @@ def _equal(args: _Args, send_blocks: str, recv_blocks: str) -> Bound:
 
 
 def _aliased(args: _Args, bound: Bound) -> Bound:
-    """The same memory given twice means in place, as in mpi4py, where that is the same."""
+    """Treat the same address for both buffers as in place, as mpi4py does, where both mean the same."""
     send, recv = bound.send, bound.recv
     if send is None or recv is None or not (send.count and recv.count):
         return bound
@@ -205,7 +206,7 @@ def _aliased(args: _Args, bound: Bound) -> Bound:
 
 
 def _check_apart(args: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
-    """``ValueError`` for buffers that overlap; a rank's own block may be where it stays."""
+    """Raise ``ValueError`` if the buffers overlap, except a rank's own block that stays in place."""
     first, second = sorted((send, recv), key=lambda buffer: buffer.ptr)
     gaps = bound.send_displs or bound.recv_displs or first.layout or second.layout
     if gaps or first.ptr + first.count * first.dtype.itemsize <= second.ptr:
@@ -217,7 +218,7 @@ def _check_apart(args: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
         )
 
 
-#: In place both buffers are one; or one is the own block in the other.
+#: In place both buffers are the same memory (_ALIKE), or the rank's own block is part of the other buffer (_OWN_BLOCK).
 _ALIKE = frozenset(name for name, row in ROWS.items() if row.reduces and row.layout == "vector") | {"alltoall"}
 _OWN_BLOCK = frozenset({"gather", "gatherv", "scatter", "scatterv", "allgather", "allgatherv"})
 
@@ -234,7 +235,7 @@ def _allgatherv(args: _Args) -> Bound:
 
 
 def _own_count(args: _Args, count: int) -> Call:
-    """The call as a rank other than the root knows it, of uneven blocks."""
+    """The call with uneven blocks as a rank other than the root knows it: its own count alone."""
     return args.call(*(count if r == args.rank else 0 for r in range(args.size)))
 
 
@@ -266,7 +267,7 @@ def _alltoallv(args: _Args) -> Bound:
     counts = [0] * (p * p)
     counts[me::p] = recv.counts
     if is_in_place(args.send):
-        # In place a rank sends where it receives: the matrix is symmetric.
+        # In place a rank sends from where it receives: the matrix is symmetric.
         counts[me * p : (me + 1) * p] = recv.counts
         return Bound(
             args.call(*counts), recv.buffer.dtype, True, None, recv.buffer, recv_displs, recv_displs, local=True
@@ -280,7 +281,7 @@ def _alltoallv(args: _Args) -> Bound:
 
 
 def _alltoallw(args: _Args) -> Bound:
-    """A datatype per rank: bytes, gathered into one block per rank and spread out again, move as an alltoallv."""
+    """Bind a datatype per rank: blocks are packed as bytes, move as an alltoallv, and are unpacked."""
     p, me = args.size, args.rank
     recv, send = args.blocks("recvbuf"), None
     incoming = outgoing = [each.copy.nbytes for each in args.copies]
@@ -295,7 +296,7 @@ def _alltoallw(args: _Args) -> Bound:
     return Bound(call, DTYPES["uint8"], send is None, send, recv, local=True)
 
 
-#: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
+#: Binder of each collective. reduce_scatter has an argument of its own (``recvcounts``): see ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
     **dict.fromkeys(_ALIKE, partial(_equal, send_blocks="one", recv_blocks="one")),
     "barrier": _barrier,
@@ -345,7 +346,8 @@ def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
 def bind(call: CallSpec, size: int, rank: int) -> Bound:
     """Bind the arguments of a call on ``rank`` of ``size``.
 
-    Raises ``TypeError``, ``ValueError`` or ``BufferError`` that name the argument, the rank and what was expected.
+    Raises:
+        TypeError, ValueError, BufferError: An argument is wrong; names the argument, the rank and what is expected.
     """
     args = _Args(call, size, rank)
     bound = _reduce_scatter(args, call.counts) if call.name == "reduce_scatter" else BINDERS[call.name](args)
@@ -354,12 +356,12 @@ def bind(call: CallSpec, size: int, rank: int) -> Bound:
 
 
 def whole(number: Any) -> int:
-    """An integer, also where it is the value of a float, which mpi4py takes; ``TypeError`` for anything else."""
+    """An integer, or a float with an integer value, which mpi4py accepts; ``TypeError`` for anything else."""
     return int(number) if isinstance(number, float) and number.is_integer() else index(number)
 
 
 def root_of(call: CallSpec, size: int, rank: int) -> int:
-    """The root of a call as a plain integer; -1 stands for none."""
+    """The root of a call as an integer; -1: none."""
     name, root = call.name, call.root
     try:
         number = whole(root)
@@ -371,7 +373,7 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
 
 
 def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
-    """True if MPI computes the call's operation: the user's own, or one on pairs; raises for what is no operation."""
+    """True if MPI computes the operation: a user-defined one, MINLOC or MAXLOC. ``TypeError`` if it is no operation."""
     if call.op is None:
         return False
     try:
@@ -382,7 +384,7 @@ def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
 
 
 def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Reduction | None, Op | None]:
-    """The reduction of a call and its operation; (None, None) for calls that do not reduce."""
+    """The reduction of a call and its operation; (None, None) if the collective does not reduce."""
     if name not in ROWS or not ROWS[name].reduces:
         return None, None
     assert dtype is not None
@@ -397,7 +399,7 @@ def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Re
 
 
 def label_of(name: str, bound: Bound, op: Op | None) -> str:
-    """Label on the arrival board, equal on every rank of a correct call."""
+    """The call's label on the arrival board, equal on all ranks if they make the same call."""
     call = bound.call
     count = ""
     if not bound.local and ROWS[call.collective].layout != "matrix":
@@ -408,26 +410,29 @@ def label_of(name: str, bound: Bound, op: Op | None) -> str:
     return " ".join(p for p in parts if p)
 
 
-# --- calls that look like earlier ones --------------------------------------------------------------------------------
+# --- calls that were made before -------------------------------------------------------------------------------------
 
 _NULL = ffi.NULL
 _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
 _Known = TypeVar("_Known")
 
-#: Result of :func:`look_up` for a call that has no signature.
+#: Result of :func:`look_up` for a call without a signature.
 _UNKNOWN = None, None, _NULL, _NULL
 
 
 def look_up(
     known: Mapping[Hashable, _Known], in_place: Any, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
 ) -> tuple[Hashable, _Known | None, Any, Any]:
-    """(the signature of a call, what is ``known`` by it, the address to send from, the address to receive at).
+    """Look up a call by its signature.
 
-    The signature is all of the arguments but addresses. Binding and planning a call takes longer than a short call
-    itself: both are left out for a call whose signature is known. Calls of read-only, strided or unusual arrays have no
-    signature, and are bound each time. Addresses of numpy's arrays are pointers that keep the memory, those of torch's
-    and CuPy's are numbers.
+    The signature is everything in the arguments but addresses. A call with a known signature is neither bound nor
+    planned, which takes longer than a short call itself. Read-only, strided or unusual arrays have no signature: such
+    calls are bound each time.
+
+    Returns:
+        (signature, entry of ``known``, address to send from, address to receive at). Addresses of numpy arrays are cffi
+        pointers that keep the memory alive; those of torch and CuPy are integers.
     """
     sent: Any = None
     received: Any = None
@@ -435,7 +440,7 @@ def look_up(
     recv_at: Any = _NULL
     try:
         if op is not None and type(op) is not Op:
-            op = op_of(op)  # MPI's own cannot be hashed
+            op = op_of(op)  # MPI's operations cannot be hashed
             if op is None:
                 return _UNKNOWN
         if type(root) is not int:
@@ -455,12 +460,12 @@ def look_up(
 
 
 def number_of(address: Any) -> int:
-    """An address that :func:`look_up` has found, as a number."""
+    """An address found by :func:`look_up`, as an integer."""
     return address if type(address) is int else int(ffi.cast("uintptr_t", address))
 
 
 def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
-    """Description but for the address of an array with counts, and its address; ``TypeError`` if it is not simple."""
+    """(description without the address, address) of an array with counts; ``TypeError`` if it is not simple."""
     if type(spec) not in (list, tuple) or not spec:
         raise TypeError("not an array with counts")
     array, words = spec[0], map(_word, spec[1:])
@@ -473,14 +478,14 @@ def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
 
 
 def _word(word: Any) -> Any:
-    """One part of a buffer's description in a form that can be looked up."""
+    """One element of a buffer specification in hashable form."""
     if word is None or type(word) in (int, str):
         return word
     if type(word) in (list, tuple, _ndarray):
         return _numbers(word)
     if isinstance(word, np.dtype):
         return word
-    if getattr(word, "is_predefined", False):  # MPI's: their names last
+    if getattr(word, "is_predefined", False):  # handles of predefined MPI datatypes do not change
         return "MPI", word.handle
     raise TypeError("not a simple description")
 

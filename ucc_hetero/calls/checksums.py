@@ -1,8 +1,9 @@
-"""Checksums of a call's data, hashes of what is moved and sums of what is reduced, and the search for a wrong element.
+"""Checksums of a call's data: hashes of data that is moved, sums of data that is reduced, and the search for a wrong
+element.
 
 A rank describes a range of elements, cut into pieces, by a row of words (:meth:`MovedData.words`,
-:meth:`ReducedData.words`). From the rows of all ranks each rank finds the same first wrong piece, and the next round is
-about that piece alone: a few rounds find the element, however long the data is.
+:meth:`ReducedData.words`). From the rows of all ranks every rank finds the same first wrong piece, and the next round
+covers that piece alone: a few rounds find the element in data of any length.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 from ..planner.collectives import ROWS, Call, Shape, operands
 from ..types import DTYPES, DType, Reduction
 
-#: Pieces of a range in one round, and of a reduction's vector in the first one.
+#: Pieces of a range in one round, and of a reduction's vector in the first round.
 PIECES, FIRST = 64, 512
 
-#: Operations for which the pieces of a result are those of the operands, reduced; exactly, but for rounded sums.
+#: Operations for which reducing the operands' pieces gives the result's pieces: exactly, except for rounded sums.
 _UFUNCS = {
     "SUM": np.add, "PROD": np.multiply, "MAX": np.maximum, "MIN": np.minimum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
@@ -37,8 +38,8 @@ _FLOATS = {
 class Span(NamedTuple):
     """Elements ``start`` to ``stop``, in ``pieces``.
 
-    ``about``: (sender, receiver) of the block; of a reduction (the rank whose share it is,), 0 for the whole vector,
-    and empty for a vector that should be equal on all ranks and is not.
+    ``about``: (sender, receiver) of a moved block. For a reduction: (rank,) whose share it is, (0,) for the whole
+    vector, and () for a vector that should be equal on all ranks and is not.
     """
 
     start: int
@@ -47,24 +48,24 @@ class Span(NamedTuple):
     about: tuple[int, ...]
 
     def edges(self) -> Any:
-        """Where the pieces begin, and where the last one ends."""
+        """Where each piece begins, and where the last one ends."""
         return self.start + np.arange(self.pieces + 1) * (self.stop - self.start) // self.pieces
 
     def piece(self, number: int) -> Span:
-        """One piece as a span of its own, in as many pieces as it has elements, or ``PIECES``."""
+        """Piece ``number`` as a span, with as many pieces as elements, at most ``PIECES``."""
         begin, end = (int(at) for at in self.edges()[number : number + 2])
         return Span(begin, end, max(1, min(PIECES, end - begin)), self.about)
 
 
 class Fault(NamedTuple):
-    """Wrong data, in words, and the ranks that have it; none where it is not known which are right."""
+    """Wrong data as text, and the ranks that have it; no ranks if it is not known which are right."""
 
     ranks: tuple[int, ...]
     text: str
 
 
 def length(name: str, ranks: int) -> int:
-    """Words of a rank's first row, the same for all arguments of a collective."""
+    """Words of a rank's first row: the same for all arguments of a collective."""
     row = ROWS["alltoallv" if name == "alltoallw" else name]
     return 1 + 3 * max(FIRST, ranks) if row.reduces else 2 * ranks
 
@@ -76,8 +77,8 @@ def _hash(data: Any) -> int:
 class MovedData:
     """Checksums of a collective that moves data, on ``rank``.
 
-    ``before`` and ``after`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
-    blocks lie in them, in elements, where they are not dense.
+    ``before`` and ``after`` are the bytes of its buffers before and after the call, or None. ``displs`` are the
+    displacements of the blocks in them, in elements, or None if the blocks are dense.
     """
 
     def __init__(self, call: Call, dtype: DType, rank: int, displs: Sequence[Sequence[int] | None]) -> None:
@@ -87,7 +88,7 @@ class MovedData:
         self.after: Any = None
 
     def _sent(self, dest: int) -> Any:
-        """The bytes that go to ``dest``; None where nothing does."""
+        """The bytes sent to rank ``dest``; None if there are none."""
         call, row = self.call, ROWS[self.call.collective]
         if self.before is None or (row.rooted and call.root not in (self._rank, dest)):
             return None
@@ -111,7 +112,7 @@ class MovedData:
         return memory[start * self._size : (start + count) * self._size]
 
     def first(self) -> Any:
-        """Hashes of what goes to each rank, and of what has come from each; 0 for nothing."""
+        """Hashes of the data sent to each rank, and of the data received from each; 0: none."""
         words = np.zeros(2 * self.call.ranks, np.int64)
         known: dict[tuple[int, int], int] = {}
         for dest in range(self.call.ranks):
@@ -124,7 +125,7 @@ class MovedData:
         return words
 
     def suspect(self, rows: Any) -> tuple[Span | None, list[int]]:
-        """The first block that arrived otherwise than it was sent, and the ranks that have got it wrong."""
+        """The first block whose received data differs from the sent data, and the ranks with wrong data."""
         sent, got = rows[:, : self.call.ranks], rows[:, self.call.ranks :].T
         wrong = np.argwhere((sent != got) & (sent != 0) & (got != 0))
         if not len(wrong):
@@ -139,11 +140,11 @@ class MovedData:
         return sent, got
 
     def count(self, span: Span) -> int:
-        """Elements of the block, as far as this rank knows."""
+        """Number of elements in the block, as far as this rank knows; -1: unknown."""
         return max((part.size // self._size for part in self._block(span.about) if part is not None), default=-1)
 
     def words(self, span: Span) -> Any:
-        """Hashes of the block's pieces, as sent and as received; of a single element the bytes."""
+        """Hashes of the block's pieces, as sent and as received; for a single element its bytes."""
         words = np.zeros((2, PIECES), np.int64)
         for side, data in enumerate(self._block(span.about)):
             if data is None:
@@ -156,7 +157,7 @@ class MovedData:
         return words.ravel()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """Number of the first piece that differs; -1 for none."""
+        """Index of the first piece that differs; -1: none."""
         sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
@@ -178,7 +179,7 @@ class MovedData:
 
 
 class ReducedData:
-    """Checksums of a reduction, on ``rank``: ``before`` and ``after`` as in :class:`MovedData`."""
+    """Checksums of a reduction, on ``rank``; ``before`` and ``after`` as in :class:`MovedData`."""
 
     def __init__(self, call: Call, how: Reduction, dtype: DType, rank: int) -> None:
         self.call, self._how, self._dtype, self._rank = call, how, dtype, rank
@@ -186,12 +187,12 @@ class ReducedData:
         self.before: Any = None
         self.after: Any = None
         self._exact = dtype.kind not in ("float", "complex")
-        #: The comparison of pieces; none where it tells nothing: errors of rounded products, and of truncated means,
-        #: have no bound.
+        #: How to compare pieces; None if that tells nothing: rounding errors of products, and truncated means, have no
+        #: bound.
         vague = how.divide if self._exact else how.op.name == "PROD"
         self._ufunc = None if vague else _UFUNCS[how.op.name]
         self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
-        #: Numbers of an element.
+        #: Numbers per element.
         self._each = 2 if dtype.kind == "complex" else 1
 
     def _segments(self) -> list[Span]:
@@ -205,14 +206,14 @@ class ReducedData:
         return [Span(b.offset, b.offset + b.count, min(most, b.count), (r,)) for r, b in blocks if b.count]
 
     def _expects(self, rank: int, span: Span) -> range:
-        """The ranks whose operands are in what ``rank`` has of a segment; none where it has nothing."""
+        """The ranks whose operands are in ``rank``'s part of a segment; empty if it has no part."""
         found = self._row.post(self._shape, rank)
         if not found or (self._row.shares and span.about[0] != rank):
             return range(0)
         return found[0].ranks
 
     def first(self) -> Any:
-        """Pieces of the operand, of its absolute values, and of the result; and a hash of that."""
+        """Per piece: checksum of the operand, of its absolute values, and of the result; and a hash of the result."""
         size = max(FIRST, self.call.ranks)
         words = np.zeros(1 + 3 * size, np.int64)
         for span, at in zip(self._segments(), self._places(), strict=True):
@@ -231,10 +232,11 @@ class ReducedData:
         return [span.about[0] * step for span in self._segments()]
 
     def suspect(self, rows: Any) -> tuple[Span | None, list[int]]:
-        """The first segment that cannot be the reduction of the ranks' operands, or differs among them, and where."""
+        """The first segment that is not the reduction of the operands, or differs between ranks; and the ranks with
+        wrong data."""
         size = max(FIRST, self.call.ranks)
         for span, at in zip(self._segments(), self._places(), strict=True):
-            # Copies where they stand, as words that _judge knows from later rounds, too.
+            # Copies at their places in the row, in the form that _judge gets in later rounds.
             cut = np.stack([rows[:, 1 + i * size + at :][:, : span.pieces] for i in range(3)], axis=1)
             same = len(set(rows[:, 0].tolist())) == 1 or not self._replicated
             number, ranks = self._judge(cut, span)
@@ -245,7 +247,7 @@ class ReducedData:
         return None, []
 
     def count(self, span: Span) -> int:
-        """As in :class:`MovedData`: every rank knows."""
+        """As in :class:`MovedData`; every rank knows it."""
         return span.stop
 
     def _pieces(self, span: Span) -> list[Any]:
@@ -280,7 +282,7 @@ class ReducedData:
         return found.astype(self._of).view(np.int64)
 
     def _judge(self, rows: Any, span: Span) -> tuple[int, list[int]]:
-        """The first wrong piece, and the ranks that have it; -1 where all are right. ``rows``: [rank, kind, piece]."""
+        """The first wrong piece, and the ranks that have it; -1 if there is none. ``rows``: [rank, kind, piece]."""
         if self._ufunc is None:
             return -1, []
         of, worst = rows.view(self._of), {}
@@ -296,7 +298,7 @@ class ReducedData:
         return first, [rank for rank, number in worst.items() if number == first]
 
     def _wrong(self, operands_: Any, result: Any, span: Span, rank: int) -> Any:
-        """Which pieces of a rank's result are none of the operands' reduction."""
+        """For each piece: True if the rank's result is not the reduction of the operands."""
         assert self._ufunc is not None
         if self._exact:
             due = self._ufunc.reduce(operands_[:, 0]).astype(self._of)
@@ -312,7 +314,7 @@ class ReducedData:
         return np.isfinite(due) & (total < most) & ~(np.abs(result * divisor - due) <= bound)
 
     def words(self, span: Span) -> Any:
-        """As :meth:`first`, of a span's pieces, each with a hash of the result."""
+        """As :meth:`first`, for a span's pieces, each with a hash of the result."""
         words = np.zeros((4, PIECES), np.int64)
         for i, part in enumerate(self._pieces(span)):
             words[i, : span.pieces] = part
@@ -322,7 +324,7 @@ class ReducedData:
         return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """Number of the first wrong piece; -1 for none."""
+        """Index of the first wrong piece; -1: none."""
         cut = self._cut(rows, span)
         if not span.about:  # replicas
             differ = (cut[:, 3] != cut[0, 3]).any(axis=0)
@@ -343,7 +345,7 @@ class ReducedData:
         shown: dict[str, list[int]] = {}
         for rank in have:
             shown.setdefault(str(of[rank, 2]), []).append(rank)
-        if not wrong and len(shown) > 1:  # within the bound of rounding
+        if not wrong and len(shown) > 1:  # all are within the bound of rounding
             wrong = min(shown.values(), key=len)
         of_what = " (real and imaginary part added)" if self._each == 2 else ""
         is_what = ", ".join(f"{value} on rank(s) {group}" for value, group in shown.items())
@@ -364,7 +366,7 @@ def _part_of(dtype: DType) -> DType:
 
 
 def values_of(data: Any, dtype: DType) -> Any:
-    """Bytes as numbers, complex ones as two; ``KeyError`` for types that numpy lacks."""
+    """Bytes as numbers, a complex element as two. ``KeyError`` for types that numpy lacks."""
     if dtype.name == "bfloat16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     if dtype.kind in ("fp8", "opaque"):

@@ -1,8 +1,8 @@
-"""Reductions whose operation MPI computes: the user's own, MINLOC and MAXLOC.
+"""Reductions whose operation MPI computes: user-defined ones, MINLOC and MAXLOC.
 
-The data of all ranks moves as bytes by a call of this package, and ``Reduce_local`` of MPI combines it on the ranks
-that get the result. No collective of MPI's is begun: if one rank refused it, it would stay under way on the others, and
-match the next one.
+A call of this package moves the data of all ranks as bytes, and MPI's ``Reduce_local`` combines it on the ranks that
+get the result. No collective of MPI is started: if one rank refused it, it would stay active on the others and match
+the next one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..errors import MismatchError
 from ..types import op_of
 from .arguments import CallSpec, counts_of, number_of, root_of
 
-#: A rank's part of the data begins at a multiple of so many bytes, as allocated memory does.
+#: Alignment of each rank's data, as of allocated memory.
 _ALIGNED = 16
-#: Bytes from which on each rank reduces a block, in place of the whole vector.
+#: Size from which each rank reduces a block instead of the whole vector.
 _LONG = 1 << 17
 
 
 def _free(datatype: Any) -> None:
-    """Free a datatype, unless MPI has ended before."""
+    """Free a datatype, unless MPI has been finalized."""
     from mpi4py import MPI
 
     if not MPI.Is_finalized():
@@ -33,8 +33,7 @@ def _free(datatype: Any) -> None:
 
 
 def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
-    """The calls of an allreduce of a long vector in which each rank reduces a block, if its operation commutes; else
-    none."""
+    """The calls of a long allreduce in which each rank reduces a block, if the operation commutes; else empty."""
     from mpi4py import MPI
 
     name, send, recv, op = call[:4]
@@ -59,11 +58,11 @@ def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
 
 
 class MPIReduction:
-    """A reduction on this ``rank``: ``transfer`` is the call that moves the data, which :meth:`finish` reduces by MPI.
+    """A reduction on ``rank``: ``transfer`` is the call that moves the data, which :meth:`finish` reduces with MPI.
 
-    A rank's part of the data is the memory of its entries with the gaps between them, as the operation needs it. Behind
-    it stands how many entries of a reduce_scatter's result are the rank's. The next call of the same signature can use
-    all of this with other addresses and another operation (:meth:`use_again`).
+    A rank's data is the memory of its entries including gaps between them, as the operation needs it; for
+    reduce_scatter the number of entries that the rank is to receive follows. The object can be reused for calls with
+    the same signature, with other addresses and another operation (:meth:`use_again`).
     """
 
     def __init__(self, call: CallSpec, size: int, rank: int) -> None:
@@ -76,18 +75,19 @@ class MPIReduction:
         target = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
         in_place = target is not None and is_in_place(send)
         source = target if target and in_place else self._entries("sendbuf", send, writable=False)
-        #: Entries of this rank's data, and those of the result that come to it.
+        #: Entries of this rank's data, and entries of the result that it gets.
         self._count, self._due = source.count, self._entries_due(source, target, counts, in_place=in_place)
-        #: Where the caller's data is and where the result goes, and what keeps that memory.
+        #: Addresses of the caller's data and of the result, and the objects that keep this memory alive.
         self._source_at, self._target_at = source.address, None if target is None else target.address
         self._keep: Any = source, target
         self._datatype = datatype = source.datatype
-        if not datatype.is_predefined:  # its caller may free it before the call ends
+        if not datatype.is_predefined:  # the caller may free it before the call ends
             self._datatype = datatype = datatype.Dup()
             weakref.finalize(self, _free, datatype)
         self._span, self._given = source.span(source.count), source.span(self._due)
-        nbytes = max(self._span[1] - self._span[0], source.count * datatype.extent)  # operations are shown that much
-        #: True if ranks get a block of each other's entries; where entries overlap the last one ends behind its block.
+        nbytes = max(self._span[1] - self._span[0], source.count * datatype.extent)  # operations read this many bytes
+        #: True if each rank gets one block of every other rank's entries. Not if entries overlap: the last entry of a
+        #: block then ends behind it.
         self._by_blocks = name == "reduce_scatter_block" and nbytes == source.count * datatype.extent
         if self._by_blocks:
             self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
@@ -133,12 +133,12 @@ class MPIReduction:
         return due
 
     def fits(self, send_at: Any, recv_at: Any) -> bool:
-        """True if it can be used again: it is short, and its data begins at these addresses of the signature."""
+        """True if it can be reused: it is short, and its data begins at the addresses of the signature."""
         at = self._source_at, self._target_at or number_of(recv_at)
         return self._parts.nbytes < _LONG and at == (number_of(send_at or recv_at), number_of(recv_at))
 
     def use_again(self, send_at: Any, recv_at: Any, op: Any) -> None:
-        """Use it for a call with other addresses, and with another operation if that is the user's own."""
+        """Reuse it for a call with other addresses, and with another operation if that is user-defined."""
         self._source_at, self._target_at = number_of(send_at or recv_at), self._target_at and number_of(recv_at)
         self._keep, self._op = (send_at, recv_at), self._op if op_of(op) else op
         self.fill()
@@ -147,14 +147,14 @@ class MPIReduction:
         self._keep = None
 
     def fill(self) -> None:
-        """Copy the caller's data, before each start of a persistent call."""
+        """Copy the caller's data; before each start of a persistent call."""
         start, end = self._span
         ctypes.memmove(self._fills, self._source_at + start, end - start)
         if self._name == "reduce_scatter":
             self._own[-8:].view(np.int64)[0] = self._due
 
     def finish(self) -> None:
-        """Reduce what has come, in the order of the ranks."""
+        """Reduce the data that has arrived, in rank order."""
         ranks = {"scan": self._rank + 1, "exscan": self._rank}.get(self._name, self._size)
         if self._target_at is None or not ranks:
             return
@@ -169,7 +169,7 @@ class MPIReduction:
         self._give(self._target_at, result[0].address)
 
     def _first_due(self) -> int:
-        """The first entry of the result that comes to this rank."""
+        """Index of the first entry of the result that this rank gets."""
         if self._name == "reduce_scatter_block" and not self._by_blocks:
             return self._rank * self._due
         if self._name != "reduce_scatter":
@@ -183,7 +183,7 @@ class MPIReduction:
         return int(counts[: self._rank].sum())
 
     def _part(self, rank: int, first: int) -> list[Any]:
-        """The entries of a rank from the first that is needed on, as MPI takes them."""
+        """A rank's entries from the first needed one on, as an MPI buffer specification."""
         from mpi4py import MPI
 
         parts, datatype = self._parts, self._datatype
@@ -191,7 +191,7 @@ class MPIReduction:
         return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
     def _give(self, target: int, result: int) -> None:
-        """Copy the result to the caller's memory, whose gaps between entries stay as they are."""
+        """Copy the result to the caller's memory, without touching gaps between entries."""
         from mpi4py import MPI
 
         datatype, (start, end) = self._datatype, self._given

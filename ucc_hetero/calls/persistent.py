@@ -1,4 +1,4 @@
-"""Requests of persistent calls: set up once, started again and again."""
+"""Requests of persistent calls: set up once, started any number of times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .request import Request, fill_empty, forget, under_way, wait_op
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again
 
-#: Persistent requests that were not freed.
+#: Persistent requests that have not been freed.
 _startable: Present[PersistentRequest] = Present()
 
 
@@ -28,11 +28,11 @@ def free_all(owner: object) -> None:
 
 
 class PersistentRequest(Request):
-    """A call that was set up once and can be started again and again: what methods with ``_init`` return."""
+    """A call that was set up once and can be started repeatedly: the result of methods with ``_init``."""
 
     lasting = True
     _begin: Callable[[], int]
-    _free: Callable[[], None] = staticmethod(nothing)  # of a request whose constructor has failed
+    _free: Callable[[], None] = staticmethod(nothing)  # if the constructor has failed
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class PersistentRequest(Request):
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, fill_status=fill_status, owner=owner)
-        #: ``start`` starts the native operation, or raises; None: a class has a method ``_begin`` for that. ``direct``
-        #: is the native program of a call that needs nothing before or after: it is started first, and ``start`` raises
-        #: why where that fails.
+        #: ``start`` starts the native operation, or raises; None: the class has a method ``_begin``. ``direct``: the
+        #: native program of a call that needs no work before or after; it is started first, and ``start`` is called for
+        #: the error if that fails.
         self._free, self._direct = free, direct
         if start is not None:
             self._begin = start
-        #: Tells other ranks that this one cannot start the call.
+        #: Tells the other ranks that this one cannot start the call.
         self._refuse = refuse
         self._done = True
         if self._call is not None:
@@ -64,13 +64,13 @@ class PersistentRequest(Request):
         _startable.add(self)
 
     def __del__(self) -> None:
-        """Release the call, as :meth:`Free` does, where it is not under way."""
+        """Release the call as :meth:`Free` does, unless it is active."""
         if self._done:
             self._free()
         super().__del__()
 
     def _drop(self) -> None:
-        """Leave a call that is under way to the end that releases it, too."""
+        """Leave an active call to the callback of its end, which then also releases it."""
         if self._call is not None:
             free, self._free = self._free, nothing
             self.at_end(lambda failed: free())
@@ -85,7 +85,7 @@ class PersistentRequest(Request):
         self._begin, self._free, self._direct = begin, nothing, None
 
     def __bool__(self) -> bool:
-        """True until it is freed: it can be started or waited for."""
+        """True until it is freed."""
         return self._begin is not _freed
 
     def Start(self) -> None:
@@ -98,7 +98,7 @@ class PersistentRequest(Request):
             self._start_refused(
                 ValueError("this persistent request is still active; Wait for it before the next Start")
             )
-        self._done = False  # first: Ctrl-C may come at any moment, and the call be under way
+        self._done = False  # first: Ctrl-C may interrupt here, and the call be active
         if self._call is not None:
             under_way.add(self._call)
         if self._direct is None or _again(self._direct) < 0:
@@ -109,7 +109,7 @@ class PersistentRequest(Request):
                 self._start_refused(error)
 
     def Wait(self, status: Any = None) -> bool:
-        """Wait until the call has finished; at once where it was not started.
+        """Wait until the call has finished; returns at once if it is not active.
 
         Args:
             status: ``MPI.Status`` to be filled.
@@ -118,7 +118,7 @@ class PersistentRequest(Request):
             True.
 
         Raises:
-            CollectiveTimeout, PeerError, CollectiveError: What the call came to, as its blocking form raises it.
+            CollectiveTimeout, PeerError, CollectiveError: The call failed; as its blocking form.
         """
         if self._done:
             fill_empty(status)
@@ -168,7 +168,7 @@ class PersistentRequest(Request):
 
 
 def idle() -> tuple[Any, Any]:
-    """(an operation that counts as finished, its owner): a message that was never begun."""
+    """(a finished operation, its owner): that of a message that was never started."""
     message = owned(lib.ucch_message_new(), lib.ucch_message_free)
     return lib.ucch_message_op(message), message
 

@@ -1,4 +1,5 @@
-"""From the arguments of a call to a program that is ready to start: binds, compares, chooses, plans, lowers, packs."""
+"""Preparation of a call, from its arguments to a program that can start: binds, compares, chooses, plans, lowers,
+packs."""
 
 from __future__ import annotations
 
@@ -33,33 +34,33 @@ from .state import State, Watch
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
-#: Entries that a table keeps before it drops the oldest.
+#: Most entries of a table; then the oldest is dropped.
 _MOST_ENTRIES = 1024
 
-#: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
-_LATE = 1.0
+#: Seconds after which a refusal by another rank is taken for the reason why teams are not made.
+_LATE_S = 1.0
 
-#: Bytes of a call's description that ranks compare under UCCH_CHECK.
-_SHOWN = 256
+#: Bytes of a call's label that ranks compare under UCCH_CHECK.
+_COMPARED_BYTES = 256
 
 _NULL = ffi.NULL
-#: Addresses for buffers of no elements, as sent and as received: the native engine wants different ones.
-_NOTHING = ffi.new("char[2]")
-_NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
+#: Addresses for empty send and receive buffers: the native engine needs different ones.
+_EMPTY = ffi.new("char[2]")
+_EMPTY_ADDRESSES = ffi.cast("void *", _EMPTY), ffi.cast("void *", _EMPTY + 1)
 
 
 class BoundedDict(dict[_K, _V]):
-    """A dict of bounded size: the oldest entry makes room for a new one."""
+    """A dict of bounded size: a new entry replaces the oldest."""
 
     def keep(self, key: _K, value: _V) -> _V:
         if len(self) >= _MOST_ENTRIES and key not in self:
-            self.pop((*self, key)[0], None)  # other threads change it
+            self.pop((*self, key)[0], None)  # other threads may change it
         self[key] = value
         return value
 
 
 class CountExchange(NamedTuple):
-    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
+    """The exchange of counts before a call: this rank's are in ``mine``, those of all ranks arrive in ``rows``."""
 
     mine: Any
     rows: Any
@@ -67,7 +68,8 @@ class CountExchange(NamedTuple):
 
 
 class ProgramPool:
-    """Idle programs of calls that differ in addresses alone; ``exchange`` comes before one, with these ``counts``."""
+    """Idle programs of calls that differ only in addresses. ``exchange`` runs before each of them; its ``counts`` must
+    be these."""
 
     __slots__ = ("counts", "exchange", "idle", "label")
 
@@ -93,7 +95,7 @@ ProgramCache: TypeAlias = BoundedDict[Hashable, ProgramPool]
 
 
 class _BoundCall(NamedTuple):
-    """A bound call with its label, reduction and exchange of counts; ``counted``: no rank alone knows its counts."""
+    """A bound call with its label, reduction and exchange of counts. ``counted``: no rank knew all counts by itself."""
 
     bound: Bound
     label: str
@@ -105,10 +107,11 @@ class _BoundCall(NamedTuple):
 
 
 class Prepared:
-    """A bound call of ``rank`` with its program, addresses, and the copies around it.
+    """A bound call on ``rank`` with its program, addresses and copies.
 
-    ``staged``: the program works on copies in pinned host memory of all that lies on the device. No library then sees
-    device memory, whatever devices the ranks have, or none. ``stream``: the data is there when this stream gets here.
+    ``staged``: bounce buffers; the program works on copies in pinned host memory of all buffers on the device, so no
+    library sees device memory, whichever devices the ranks have. ``stream``: the data is ready when this stream reaches
+    this point.
     """
 
     __slots__ = (
@@ -122,34 +125,34 @@ class Prepared:
     ) -> None:  # fmt: skip
         self.bound, self.pool, self.program, self.label = bound, pool, program, pool.label
         self._rank, self.staged, self._stream = rank, staged, stream
-        #: Recorded where a stream copies the results back.
+        #: Recorded behind the copies of the results in a stream.
         self._copied_back: Event | None = None
-        #: Raises ``MismatchError`` if counts that travel with the data do not match.
+        #: Raises ``MismatchError`` if counts that were sent along with the data do not match.
         self.compare_counts: Callable[[], None] | None = None
-        #: The reduction by MPI; and the list from which the next call like it may take this one.
+        #: The reduction by MPI; and the list in which this object waits for its next call.
         self.mpi_reduction: MPIReduction | None = None
         self.reusable_in: list[Prepared] | None = None
-        #: True if the next call of the same signature, and with the same counts, differs in addresses alone.
+        #: True if the next call with the same signature and counts differs only in addresses.
         self.repeatable = True
-        #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
+        #: True if no rank knew all counts by itself; ``exchange``: the exchange of counts that this call made, if any.
         self.counted = False
         self.exchange: CountExchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
-        #: Copies of memory that has gaps, or lies on a device.
+        #: Copies of memory that has gaps or is on a device.
         self.copies = list(bound.copies)
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
-            # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
-            # The root of a bcast may have it in memory that cannot be written to.
+            # Filled beforehand, too: in place it holds the input, and gaps between segments must not change. For the
+            # root of a bcast it may be read-only memory.
             self.recv = self._address(bound.recv, receives=not bound.recv.readonly)
         for each in bound.copies:
             copy_elements(each.original, each.copy)
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         if not buffer.nbytes and buffer.vendor == "host":
-            return _NOWHERE[receives]  # all empty bytearrays have one address
+            return _EMPTY_ADDRESSES[receives]  # all empty bytearrays have the same address
         if self.staged is not None:
             found = self._on_host(self.staged, buffer)
             if found.read:
@@ -161,18 +164,18 @@ class Prepared:
         return ffi.cast("void *", found.copy.ptr)
 
     def _on_host(self, bounce: Bounce, buffer: Buffer) -> Copy:
-        """Pinned memory for a buffer of the device."""
+        """The pinned copy of a device buffer."""
         read, written, bound = True, False, self.bound
         if buffer is bound.recv:
             call = bound.call
-            # In place it holds the input, gaps keep their contents, and at its root a broadcast's data lies there.
+            # It is read if it holds the input (in place, root of a bcast) or has gaps that must not change.
             whole = buffer.count == recv_length(call, self._rank) and bound.recv_displs is None
             read = bound.in_place or not whole
             written = not buffer.readonly and bool(ROWS[call.collective].post(Shape(call), self._rank))
         return Copy(bounce.memory_for(buffer), buffer, read, written)
 
     def refill(self) -> None:
-        """Take the caller's data into the copies again, before a persistent call starts anew."""
+        """Copy the caller's data again, before a new start of a persistent call."""
         if self.mpi_reduction is not None:
             self.mpi_reduction.fill()
         for copy, original, read, _ in self.copies:
@@ -209,11 +212,11 @@ class Prepared:
 
     @property
     def in_place(self) -> bool:
-        """True if the program works in the caller's own memory."""
+        """True if the program works in the caller's memory."""
         return not self.copies and self.staged is None and self.mpi_reduction is None
 
     def explained(self, failure: Exception) -> Exception:
-        """The ``MismatchError`` that explains a failure, if the ranks' counts do not match; else the failure."""
+        """The ``MismatchError`` that explains a failure if the ranks' counts do not match; else the failure."""
         try:
             if self.compare_counts is not None:
                 self.compare_counts()
@@ -221,11 +224,11 @@ class Prepared:
             mismatch.__cause__ = failure
             return mismatch
         except CollectiveError:
-            pass  # not every rank has called it
+            pass  # not all ranks have made the call
         return failure
 
     def give_back(self) -> None:
-        """Let the next such call use the program."""
+        """Return the program to its pool."""
         if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
             self.mpi_reduction.release()
             self.reusable_in.append(self)
@@ -237,7 +240,7 @@ class Prepared:
 
 
 class Preparation:
-    """Finds or makes the programs of one communicator's calls. ``run`` runs a prepared call, ``start`` begins it."""
+    """Finds or makes the programs of one communicator's calls. ``run`` runs a prepared call, ``start`` starts it."""
 
     def __init__(
         self, state: State, cache: ProgramCache, run: Callable[[Prepared], None], start: Callable[[Prepared], Request]
@@ -246,25 +249,25 @@ class Preparation:
 
         self._state, self.members, self._cache = state, state.members, cache
         self._in_place = MPI.IN_PLACE
-        #: Short reductions by MPI that have ended and can be used again, by their signatures.
+        #: Short reductions by MPI that have ended and can be reused, by signature.
         self.mpi_reductions: BoundedDict[Hashable, list[Prepared]] = BoundedDict()
         self._run, self._start = run, start
         self.rank, self.size = state.rank, state.size
-        #: UCCH_CHECK: every rank's call compared before anything is sent.
+        #: UCCH_CHECK: compare every rank's call before data is sent.
         self.check = env.get("CHECK") is True
-        #: Calls that ran so far: label -> (choice, what made it, execution).
+        #: Calls so far: label -> (choice, its source, execution).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._host_tuning = _tuning_on_host(state.members.tuning)
-        #: Calls of these ranks' earlier communicators, by signature: label, recipe, and what ``used`` has of them.
+        #: Calls of earlier communicators of the same ranks, by signature: label, recipe, and their entry in ``used``.
         known, same = state.members.known, state.board.shared and state.members.tuning == state.members.known.tuning
-        self._left: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if same and not self.check else {}
-        #: (specification, operation) -> True if devices do such calls themselves.
+        self._inherited: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if same and not self.check else {}
+        #: (specification, operation) -> True if devices run such calls themselves.
         self._on_device_cache: BoundedDict[Hashable, bool] = BoundedDict()
         self._bounces: list[Bounce] = []
 
     def inherited(self, key: Hashable) -> ProgramPool | None:
-        """The pool of a call that an earlier communicator of these ranks has made; None where there was none."""
-        found = self._left.get(key)
+        """The pool of a call that an earlier communicator of these ranks has made; None if there is none."""
+        found = self._inherited.get(key)
         if found is None:
             return None
         label, recipe, self.used[found[0]] = found
@@ -272,12 +275,12 @@ class Preparation:
         return self._cache.keep(key, ProgramPool(label, [program]))
 
     def keep(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
-        """Let calls of this signature that differ in addresses alone be made without a look at them, also by later
-        communicators."""
+        """Let calls with this signature, which differ only in addresses, skip preparation, also on later communicators
+        of these ranks."""
         if key is None or not prepared.repeatable:
             return
-        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
-        # use for.
+        # Not if the buffer begins at a displacement or is a copy. A rank may pass a buffer that its part of the call
+        # does not use.
         if any(
             used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
             for used, seen in ((prepared.send, send_at), (prepared.recv, recv_at))
@@ -290,10 +293,10 @@ class Preparation:
             if exchange is None:
                 return
             if exchange is mine:
-                prepared.exchange = None  # its program is not given back
+                prepared.exchange = None  # its program stays with the pool
             pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
-        elif recipe is not None and len(self._left) < _MOST_ENTRIES:
-            self._left[key] = prepared.label, recipe, self.used[prepared.label]
+        elif recipe is not None and len(self._inherited) < _MOST_ENTRIES:
+            self._inherited[key] = prepared.label, recipe, self.used[prepared.label]
         self._cache.keep(key, pool)
 
     def prepare(
@@ -308,10 +311,16 @@ class Preparation:
     ) -> Prepared:
         """Bind, choose, plan and lower a call.
 
-        ``exchange``: exchange counts that only some ranks know before the call, as blocking and persistent calls do;
-        ``rows`` are these counts, where they were exchanged already. ``sets_up``: the call is to be started many times
-        later. ``stream``: the data is there when this stream gets here. ``label``: what the ranks compare in place of
-        the call's own label.
+        Args:
+            call: The call.
+            exchange: Exchange counts that only some ranks know before the call, as blocking and persistent calls do.
+            sets_up: The call is persistent: it is started later.
+            rows: Counts that were exchanged already.
+            stream: The data is ready when this stream reaches this point.
+            label: What ranks compare instead of the call's own label.
+
+        Returns:
+            The prepared call.
         """
         if reduced_by_mpi(call, self.rank):
             return self._prepare_mpi_reduction(call, sets_up)
@@ -319,11 +328,11 @@ class Preparation:
         if label:
             bound = bound._replace(label=label)
         if self.members.device.everywhere and not bound.on_device and bound.bound.dtype is not None:
-            # Libraries choose by the kind of memory: all ranks must have the same.
+            # Libraries choose algorithms by memory type: all ranks must have the same.
             bound = bound._replace(label=f"{bound.label} host")
         if self.check:
             self.compare(bound.label)
-        compare_counts = self._send_counts_along(call.name, bound.bound.call) if bound.bound.local else None
+        compare_counts = self._attach_counts(call.name, bound.bound.call) if bound.bound.local else None
         prepared = self._lowered(bound, sets_up, stream)
         prepared.compare_counts = compare_counts
         prepared.exchange, prepared.counted = bound.exchange, bound.counted
@@ -331,7 +340,7 @@ class Preparation:
         return prepared
 
     def _prepare_mpi_reduction(self, call: CallSpec, sets_up: bool) -> Prepared:
-        """Prepare a call whose operation MPI computes, or take one of the same signature that has ended."""
+        """Prepare a call whose operation MPI computes, or reuse one of the same signature that has ended."""
         name, send, recv, op, root, counts = call
         key, ended, send_at, recv_at = look_up(
             self.mpi_reductions, self._in_place, name, send, recv, op_of(op), root, counts
@@ -349,20 +358,21 @@ class Preparation:
         return prepared
 
     def _bound_call(self, call: CallSpec, exchange: bool, rows: Any = None) -> _BoundCall:
-        """Bind a call, with the counts of all ranks if these are exchanged before it (``exchange``)."""
+        """Bind a call; with ``exchange`` the counts of all ranks are exchanged if needed."""
         name, bound = call.name, bind(call, self.size, self.rank)
         on_device = self._on_device(name, bound)
         reduction, op = reduction_of(name, bound.dtype, call.op, self.rank)
         counted, made = bound.local, None
-        # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
+        # mpi4py exchanges the counts of a reduce_scatter when it is called, in every form.
         if bound.local and (exchange or name == "reduce_scatter"):
             bound, made = self._exchange_counts(name, bound, rows)
         return _BoundCall(bound, label_of(name, bound, op), reduction, op, on_device, counted, made)
 
     def captured(self, call: CallSpec, rows: Any) -> Prepared:
-        """As :meth:`prepare`, for a stream that is being captured in a graph: every rank's kernels do it all.
+        """As :meth:`prepare`, for a stream that is being captured in a graph: the ranks' kernels do the whole call.
 
-        ``NotSupported``, on all ranks alike, for what they cannot do, or not yet.
+        Raises:
+            NotSupported: Kernels cannot do it, or are not loaded; raised on all ranks alike.
         """
         found, lacks = self._bound_call(call, True, rows), "its data lies in host memory"
         bound, label = found.bound, f"{found.label} in a graph"
@@ -403,7 +413,8 @@ class Preparation:
         if call.on_device and not self._runs_on_device(spec, local, call.op):
             spec = self._spec(call, on_device=False)
             bounce = self._bounce(label, local)
-        # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
+        # ``local`` is part of the key: a rank's own counts can equal those of another call that all ranks know, which
+        # uses another algorithm.
         pool = self._pool((spec, label, local), label)
         program = pool.take()
         if program is None:
@@ -414,11 +425,11 @@ class Preparation:
         return Prepared(bound, pool, program, self.rank, bounce, stream)
 
     def _pool(self, key: Hashable, label: str) -> ProgramPool:
-        """The pool of the programs that are lowered from ``key``."""
+        """The pool of programs that are lowered from ``key``."""
         return self._cache.get(key) or self._cache.keep(key, ProgramPool(label, []))
 
     def _spec(self, call: _BoundCall, *, on_device: bool) -> ProgramSpec:
-        """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
+        """All that the call's program depends on but addresses, on this rank's device or in host memory."""
         bound, how = call.bound, call.reduction
         dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
         if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
@@ -436,11 +447,12 @@ class Preparation:
         )
 
     def _runs_on_device(self, spec: ProgramSpec, local: bool, op: Op | None) -> bool:
-        """True, alike on all ranks, if the devices do a call themselves; else it goes by way of host memory whole."""
+        """True, alike on all ranks, if the devices run the call; else all of it goes by way of host memory."""
         members = self.members
         if members.topology.flat:
-            # libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
-            # each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products.
+            # libucc's kernels would give different bits on different ranks: they multiply complex numbers with fused
+            # operations, each rank starting with its own operand (ec_cuda of UCC 1.4). The vendors' libraries lack
+            # these products.
             by_order = spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
             return not (members.device.by_host or by_order)
         if members.channels is None or local:
@@ -454,7 +466,7 @@ class Preparation:
         return found
 
     def _bounce(self, label: str, local: bool) -> Bounce:
-        """Bounce buffers for a call that goes by way of host memory, which is logged once for each label."""
+        """Bounce buffers for a call that goes by way of host memory; logs why, once per label."""
         members = self.members
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"
@@ -464,7 +476,7 @@ class Preparation:
                 why = "no rank knows all of its counts; blocking calls exchange them"
             elif members.channels is not None:
                 why = "streams cannot do it: a vendor's library or compiler lacks the datatype or the operation"
-            # Not expected in a communicator whose other calls are queued.
+            # Unexpected in a communicator whose other calls are queued.
             first = members.channels is not None and not self._bounces and self.rank == 0
             say = log.log("coll").warning if first else log.log("coll").info
             say("%s goes by way of host memory, which is slower: %s", label, why)
@@ -488,7 +500,8 @@ class Preparation:
         sets_up: bool,
         graph: tuple[Plan, Channels] | None = None,
     ) -> Program:
-        """Plan and lower a call; ``chosen`` is its choice, and what made it. ``graph``: the plan for a capture."""
+        """Plan and lower a call. ``chosen``: its choice, and the choice's source. ``graph``: the plan and channels for
+        a capture."""
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
@@ -507,12 +520,12 @@ class Preparation:
         return program
 
     def _watch_teams(self, label: str, *, sets_up: bool) -> Callable[[], None]:
-        """A hook for the time in which this rank waits for others to make the teams of a call: it raises when they have
-        called something else.
+        """A hook for the time in which this rank waits for others to make a call's teams: raises if they have called
+        something else.
 
-        Setting up a persistent call is no call yet, and other ranks may make that call in another form. A rank that
-        refused the next call may have set this one up before that, and then the making of the teams ends well. So a
-        refusal counts only once it takes long (``_LATE``).
+        Setting up a persistent call is not a call yet, and other ranks may still make the next call in another form. A
+        rank that refused the next call may have set this one up before, so its teams may yet be made: a refusal counts
+        only after ``_LATE_S`` seconds.
         """
         began, watches = time.monotonic(), list[Watch]()
 
@@ -521,7 +534,7 @@ class Preparation:
 
         def look() -> None:
             run_poll_hooks()
-            if not watches and (not sets_up or time.monotonic() - began > _LATE):
+            if not watches and (not sets_up or time.monotonic() - began > _LATE_S):
                 watches.append(Watch(self._state, label, announce))
             for watch in watches:
                 watch.look()
@@ -529,13 +542,13 @@ class Preparation:
         return look
 
     def _choice_without_counts(self, spec: ProgramSpec) -> Choice:
-        """Choice where only some ranks know the counts: one step if libraries need a rank's own alone, else
+        """The choice if only some ranks know the counts: one step if libraries need only a rank's own counts, else
         messages."""
         one_step = self.members.topology.flat and spec.memory is not None
         return Choice(with_role(spec.call.collective, Role.ONE_STEP if one_step else Role.UNCOUNTED))
 
     def _gather_rows(self, label: str, mine: Any) -> CountExchange:
-        """Gather a row of int64 numbers from every rank, of equal lengths, by a call of its own on the board."""
+        """Gather a row of int64 from every rank, of equal lengths, by a call of its own with this label."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(_BoundCall(bound, label))
@@ -543,15 +556,14 @@ class Preparation:
         return CountExchange(mine, rows, prepared)
 
     def _exchange_counts(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
-        """Bind the counts of all ranks, alike on all; and the exchange that was made for it, None if ``rows`` are
-        given."""
+        """Bind the counts of all ranks. Returns also the exchange that was made, None if ``rows`` are given."""
         call, me, p = bound.call, self.rank, self.size
         if call.collective == "alltoallv":
             mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
         elif name == "reduce_scatter":
             assert bound.send is not None
             mine = call.counts[me], bound.send.count
-        else:  # the root alone knows what it expects: by a fingerprint of it every rank compares that with what comes
+        else:  # only the root knows what it expects; every rank compares a hash of that with the counts
             mine = call.counts[me], _fingerprint(call.counts) if me == call.root else 0
         label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
         made = self._gather_rows(label, np.array(mine, np.int64)) if rows is None else None
@@ -567,7 +579,7 @@ class Preparation:
         return bound._replace(call=call._replace(counts=counts), local=False), made
 
     def _count_matrix(self, name: str, rows: Any) -> tuple[int, ...]:
-        """Elements that each rank sends to each. ``MismatchError`` if a receiver expects another number."""
+        """Number of elements from each rank to each. ``MismatchError`` if a receiver expects another number."""
         sent, expected = np.split(rows, 2, axis=1)
         for sender, receiver in np.argwhere(sent != expected.T):
             raise MismatchError(
@@ -577,7 +589,7 @@ class Preparation:
         return tuple(sent.ravel().tolist())
 
     def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
-        """``MismatchError`` if a rank does not send as many elements as all of them receive."""
+        """``MismatchError`` if a rank does not send as many elements as all ranks receive."""
         for rank, count in enumerate(sent):
             if count != sum(counts):
                 raise MismatchError(
@@ -586,7 +598,7 @@ class Preparation:
                 )
 
     def _raise_unequal_counts(self, name: str, label: str, call: Call) -> None:
-        """Raise, on every rank, whose count is not what the root expects."""
+        """Raise ``MismatchError`` on every rank, naming the rank whose count is not what the root expects."""
         made = self._gather_rows(label, np.array(call.counts, np.int64))
         made.prepared.give_back()
         due = made.rows[call.root]
@@ -597,9 +609,9 @@ class Preparation:
                     f"which has {row[rank]}"
                 )
 
-    def _send_counts_along(self, name: str, call: Call) -> Callable[[], None]:
-        """Send the counts along with a non-blocking call; returns what compares them, as libucc does not, at its
-        end."""
+    def _attach_counts(self, name: str, call: Call) -> Callable[[], None]:
+        """Send the counts along with a non-blocking call. Returns a function that compares them at its end, as libucc
+        does not."""
         me, p, root = self.rank, self.size, call.root
         ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
         peers = [peer for peer in range(p) if ones[peer]]
@@ -624,14 +636,14 @@ class Preparation:
         self.mpi_reductions.clear()
 
     def retune(self, tuning: Tuning) -> None:
-        """Choose by other rules from now on; equal ones on every rank."""
+        """Choose by other rules from now on. They must be equal on all ranks."""
         self.members.tuning = replace(tuning, queued=self.members.channels is not None)
-        self._host_tuning, self._left = _tuning_on_host(tuning), {}
+        self._host_tuning, self._inherited = _tuning_on_host(tuning), {}
         self._on_device_cache.clear()
 
     def compare(self, label: str) -> None:
-        """Compare what every rank is about to call; ``MismatchError`` on all of them."""
-        text = label.encode()[:_SHOWN].ljust(_SHOWN)
+        """Compare the ranks' next call. ``MismatchError`` on all ranks if they differ."""
+        text = label.encode()[:_COMPARED_BYTES].ljust(_COMPARED_BYTES)
         made = self._gather_rows("UCCH_CHECK", np.frombuffer(text, np.int64))
         made.prepared.give_back()
         labels = [row.tobytes().decode(errors="replace").rstrip() for row in made.rows]
@@ -645,6 +657,6 @@ def _tuning_on_host(tuning: Tuning) -> Tuning:
 
 
 def _fingerprint(counts: Sequence[int]) -> int:
-    """A number that differs for counts that differ, but for one mistake in billions."""
+    """A hash of counts."""
     data = np.array(counts, np.int64).tobytes()
     return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32

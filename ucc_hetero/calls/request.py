@@ -1,4 +1,4 @@
-"""Requests of non-blocking and persistent calls, with mpi4py's names, and the filling of ``MPI.Status``."""
+"""Requests of non-blocking and persistent calls, with mpi4py's method names; filling of ``MPI.Status``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _release = lib.ucch_launch_release
 
 
 class _Operation:
-    """A native operation with what it needs until its end, and the functions that take its end or withdraw it."""
+    """A native operation with the objects that it needs until its end, and the functions that complete or cancel it."""
 
     __slots__ = ("finish", "keep", "op", "owner", "withdraw")
 
@@ -35,14 +35,14 @@ class _Operation:
         self.op, self.keep, self.finish, self.withdraw, self.owner = op, keep, finish, withdraw, owner
 
 
-#: Operations that have begun and were not seen to end. They are kept here and not by their requests: objects of a cycle
-#: are collected in any order, and the native operation must not go first.
+#: Active operations. This set keeps them, not their requests: objects of a reference cycle are finalized in any order,
+#: and the native operation must not be freed first.
 under_way: set[_Operation] = set()
-#: Operations under way whose requests were dropped.
+#: Active operations whose requests were dropped.
 dropped_calls: Kept[_Operation] = Kept()
 
 
-#: Functions that every wait calls now and then, for news such as a failure on another rank.
+#: Functions that every wait calls now and then, to notice failures on other ranks.
 poll_hooks: list[Callable[[], None]] = []
 
 
@@ -52,18 +52,18 @@ def run_poll_hooks() -> None:
 
 
 def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
-    """Wait for a native operation; 1 done, 2 failed. Signals are seen in between, and MPI makes progress."""
+    """Wait for a native operation. Returns 1: done, 2: failed. Checks for signals and lets MPI progress meanwhile."""
     refuse_children()
     return wait_in_slices(partial(lib.ucch_wait, op), look)
 
 
 def reap() -> None:
-    """Take the ends of operations whose requests were dropped."""
-    dropped_calls.sweep(_goes_on)
+    """Complete operations that have ended and whose requests were dropped."""
+    dropped_calls.sweep(_is_active)
 
 
-def _goes_on(call: _Operation) -> bool:
-    """True while a call is under way. Its end is taken once, even where that is interrupted."""
+def _is_active(call: _Operation) -> bool:
+    """True while an operation is active. Its end is handled once, even if that is interrupted."""
     state = int(_peek(call.op))
     if state:
         under_way.discard(call)
@@ -75,18 +75,18 @@ def _goes_on(call: _Operation) -> bool:
 def _finish(call: _Operation, state: int) -> None:
     try:
         call.finish(state, None)
-    except Exception as error:  # its request was dropped, and the call that cleans up here must not fail for it
+    except Exception as error:  # the request was dropped, and the call that completes it here must not fail for it
         log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
 
 def dropped(owner: object) -> list[Any]:
-    """The native operations of a communicator that are under way, and whose requests were dropped."""
+    """A communicator's active native operations whose requests were dropped."""
     reap()
     return [each.op for each in dropped_calls.all() if each.owner is owner]
 
 
 def withdraw(owner: object) -> None:
-    """Cancel a communicator's receives whose requests were dropped, and that have not been matched."""
+    """Cancel a communicator's unmatched receives whose requests were dropped."""
     for each in dropped_calls.all():
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
@@ -103,7 +103,7 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
 
 
 def fill_empty(status: Any) -> None:
-    """Fill a status as MPI does for collectives, and for requests that are not active."""
+    """Fill a status as MPI does for collectives and for inactive requests."""
     if status is not None:
         from mpi4py import MPI
 
@@ -111,7 +111,7 @@ def fill_empty(status: Any) -> None:
 
 
 def forget(request: Request) -> None:
-    """Leave a request without its call, which could not be started."""
+    """Detach a request from its call, which could not be started."""
     request._done = True
     if request._call is not None:
         under_way.discard(request._call)
@@ -119,19 +119,19 @@ def forget(request: Request) -> None:
 
 @forms
 class Request:
-    """A call that has begun: what methods with ``I`` return, such as ``Iallreduce`` and ``Irecv``.
+    """A call that has begun: the result of methods with ``I``, such as ``Iallreduce`` and ``Irecv``.
 
-    ``Wait`` and ``Test`` raise what the call would have raised, and fill an ``MPI.Status``. Dropping a request does
-    not cancel the call: its buffers stay alive until it has finished. The class methods take any mixture of requests
-    of this package, collectives' and messages'.
+    ``Wait`` and ``Test`` raise the call's error, and fill an ``MPI.Status``. Dropping a request does not cancel the
+    call: its buffers stay alive until it has finished. The class methods accept any mixture of requests of this
+    package.
     """
 
-    #: True if the call is a part of a stream, which waits for its end.
+    #: True if the call is part of a stream, which waits for its end.
     in_stream = False
     #: True if the native operation lives as long as the request.
     lasting = False
-    _done = True  # of a request whose constructor has failed
-    #: Fills the status of a call that has ended in a state; None for collectives, whose status is empty.
+    _done = True  # if the constructor has failed
+    #: Fills the status of a call that has ended; None for collectives, whose status is empty.
     _fill_status: Callable[[int, Any], None] | None = None
 
     def __init__(
@@ -147,17 +147,17 @@ class Request:
     ) -> None:
         self._op: Any = op
         self._keep = keep
-        #: ``finish`` is called with the final state and the status object to fill; it raises the call's error. None:
-        #: the request is made of others, and no native operation of its own begins.
+        #: ``finish`` is called with the final state and the status to fill; it raises the call's error. None: the
+        #: request combines others and has no native operation.
         self._call = None if finish is None else _Operation(op, keep, finish, cancel, owner)
         if fill_status is not None:
             self._fill_status = fill_status
-        #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
+        #: Seconds that a wait may take; 0: the operation has had its deadline since its start.
         self._timeout = timeout
-        #: The runner of the communicator.
+        #: The communicator's runner.
         self._owner: Any = owner
         self._done = False
-        if self._call is not None:  # last: from now on its end is that of the call
+        if self._call is not None:  # last: from now on the end of the operation ends the call
             under_way.add(self._call)
 
     def __del__(self) -> None:
@@ -167,11 +167,11 @@ class Request:
     # --- comparison with MPI.REQUEST_NULL -----------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """True if it is active or can be started, as with mpi4py's requests."""
+        """True if active or startable, as for mpi4py's requests."""
         return not self._done
 
     def __eq__(self, other: object) -> bool:
-        """True if it is the same request; all that have ended are equal, and equal ``MPI.REQUEST_NULL``."""
+        """True if it is the same request. All finished requests are equal to each other and to ``MPI.REQUEST_NULL``."""
         return self is other or (not self and (_is_null(other) or (isinstance(other, Request) and not other)))
 
     __hash__ = object.__hash__
@@ -191,7 +191,7 @@ class Request:
             True.
 
         Raises:
-            CollectiveTimeout, PeerError, CollectiveError: What the call came to, as its blocking form raises it.
+            CollectiveTimeout, PeerError, CollectiveError: The call failed; as its blocking form.
         """
         if self._done:
             fill_empty(status)
@@ -204,10 +204,10 @@ class Request:
         return True
 
     def Test(self, status: Any = None) -> bool:
-        """Do as :meth:`Wait`, with its arguments, but make some progress only.
+        """As :meth:`Wait`, with the same arguments, but make one round of progress and return.
 
         Returns:
-            True if the call has finished, and its result was taken.
+            True if the call has finished and the request is completed.
         """
         if self._done:
             fill_empty(status)
@@ -219,7 +219,7 @@ class Request:
         return True
 
     def _ended(self) -> int:
-        """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
+        """After a round of progress: 1: done, 2: failed, 0: active."""
         refuse_children()
         state = int(lib.ucch_test(self._op))
         if not state:
@@ -228,41 +228,41 @@ class Request:
         return state
 
     def wait(self, status: Any = None) -> None:
-        """Do as :meth:`Wait`, with its arguments; there is no pickled object to return."""
+        """As :meth:`Wait`, with the same arguments; there is no pickled object to return."""
         self.Wait(status)
 
     def test(self, status: Any = None) -> tuple[bool, None]:
-        """Do as :meth:`Test`, with its arguments.
+        """As :meth:`Test`, with the same arguments.
 
         Returns:
-            True if the call has finished; and None, for the pickled object that there is not.
+            (True if the call has finished, None in place of a pickled object).
         """
         return self.Test(status), None
 
     def Get_status(self, status: Any = None) -> bool:
-        """Tell if the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it.
+        """Test if the call has finished, without completing the request: the next ``Wait`` or ``Test`` does that.
 
         Args:
             status: ``MPI.Status`` to be filled.
 
         Returns:
-            True if it has.
+            True if the call has finished.
         """
         state = 0 if self._done else self._ended()
         self._describe(state, status)
         return self._done or bool(state)
 
     def _describe(self, state: int, status: Any) -> None:
-        """Fill the status of a call in this state, 0 while it goes on, without completing the request."""
+        """Fill the status of a call in this state (0: active) without completing the request."""
         if status is not None and state and self._fill_status is not None:
             self._fill_status(state, status)
         else:
             fill_empty(status)
 
     def Cancel(self) -> None:
-        """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
+        """Cancel a receive that has not been matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
 
-        Does nothing when it is too late, nor for a send, which MPI allows.
+        Has no effect on a matched receive, nor on a send, which MPI allows.
 
         Raises:
             NotSupported: The request is a collective's.
@@ -277,7 +277,7 @@ class Request:
         self.Cancel()
 
     def Free(self) -> None:
-        """Give the request up; the call goes on and its buffers stay alive until it has finished."""
+        """Drop the request; the call goes on and its buffers stay alive until it has finished."""
         if not self._done:
             self._done = True
             self._drop()
@@ -288,7 +288,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """True when the call has finished and its result was taken by ``Wait`` or ``Test``."""
+        """True if the call has finished and ``Wait`` or ``Test`` has completed the request."""
         return self._done
 
     def _drop(self) -> None:
@@ -296,7 +296,7 @@ class Request:
             dropped_calls.add(self._call)
 
     def at_end(self, then: Callable[[bool], None]) -> None:
-        """Call ``then`` once the call has ended, before any wait returns, with True if the call has failed."""
+        """Call ``then`` when the call has ended, before any wait returns; its argument is True if the call failed."""
         call = self._call
         assert call is not None, "requests made of others do not end as one native operation"
         finish = call.finish
@@ -315,7 +315,7 @@ class Request:
         return [self._op]
 
     def _arm(self) -> None:
-        """Begin to count the time limit of a wait."""
+        """Start the time limit of a wait."""
         if self._timeout:
             lib.ucch_op_deadline(self._op, self._timeout)
 
@@ -341,28 +341,28 @@ class Request:
         """Wait for all requests.
 
         Args:
-            requests: Requests of this package; ``MPI.REQUEST_NULL`` counts as one that has finished.
-            statuses: A list for as many ``MPI.Status``, which is made long enough.
+            requests: Requests of this package; ``MPI.REQUEST_NULL`` counts as finished.
+            statuses: A list of ``MPI.Status``, extended to the number of requests.
 
         Returns:
             True.
 
         Raises:
-            TypeError: One is a request of MPI's.
-            CollectiveError: Of the calls that failed the first one's error, once all have ended.
+            TypeError: A request is not of this package.
+            CollectiveError: The error of the first failed call, once all have ended.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         _wait_many(requests, every=True)
         return _complete_all(requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Do as :meth:`Waitall`, with its arguments, but make some progress only.
+        """As :meth:`Waitall`, with the same arguments, but make one round of progress and return.
 
         Returns:
-            True if all have finished; until then none of them is completed.
+            True if all have finished; until then none is completed.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         if not all(r._done or r._ended() for r in requests):
             return False
         return _complete_all(requests, statuses)
@@ -376,12 +376,12 @@ class Request:
             status: ``MPI.Status`` to be filled.
 
         Returns:
-            Its index; ``MPI.UNDEFINED`` when none was active.
+            Index of the completed request; ``MPI.UNDEFINED`` if none was active.
 
         Raises:
             TypeError, CollectiveError: As in :meth:`Waitall`.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         while True:
             index, found = cls.Testany(requests, status)
             if found:
@@ -390,13 +390,13 @@ class Request:
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
-        """Do as :meth:`Waitany`, with its arguments, but make some progress only.
+        """As :meth:`Waitany`, with the same arguments, but make one round of progress and return.
 
         Returns:
-            (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none has
+            (index, True); (``MPI.UNDEFINED``, True) if none was active; (``MPI.UNDEFINED``, False) if none has
             finished.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         index, found = cls.Get_status_any(requests, status)
         if index >= 0:
             requests[index].Wait(status)
@@ -411,12 +411,12 @@ class Request:
             statuses: As in :meth:`Waitall`; ``statuses[i]`` belongs to the i-th index of the result.
 
         Returns:
-            Indices of all that have finished; None when none was active.
+            Indices of all completed requests; None if none was active.
 
         Raises:
             TypeError, CollectiveError: As in :meth:`Waitall`.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         while True:
             _wait_many(requests, every=False)
             ready = cls.Testsome(requests, statuses)
@@ -425,12 +425,12 @@ class Request:
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """Do as :meth:`Waitsome`, with its arguments, but make some progress only.
+        """As :meth:`Waitsome`, with the same arguments, but make one round of progress and return.
 
         Returns:
-            Indices of the requests that have finished; None when none was active.
+            Indices of the completed requests; None if none was active.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         ready = cls.Get_status_some(requests)
         if ready is not None:
             _complete_all([requests[i] for i in ready], statuses)
@@ -438,19 +438,19 @@ class Request:
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Do as :meth:`Testall`, with its arguments, but leave the requests as they are.
+        """As :meth:`Testall`, with the same arguments, without completing requests.
 
         Returns:
-            True if all have ended.
+            True if all have finished.
         """
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         states = [0 if request._done else request._ended() for request in requests]
         _describe_all(requests, states, statuses)
         return all(state or request._done for request, state in zip(requests, states, strict=True))
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
-        """Do as :meth:`Testany`, with its arguments, but leave the request as it is.
+        """As :meth:`Testany`, with the same arguments, without completing the request.
 
         Returns:
             As :meth:`Testany`.
@@ -458,7 +458,7 @@ class Request:
         from mpi4py import MPI
 
         fill_empty(status)
-        requests = _ours(requests)
+        requests = _as_requests(requests)
         active = [i for i, r in enumerate(requests) if not r._done]
         for i in active:
             if state := requests[i]._ended():
@@ -468,26 +468,26 @@ class Request:
 
     @classmethod
     def Get_status_some(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """Do as :meth:`Testsome`, with its arguments, but leave the requests as they are.
+        """As :meth:`Testsome`, with the same arguments, without completing requests.
 
         Returns:
             As :meth:`Testsome`.
         """
-        active = {i: r for i, r in enumerate(_ours(requests)) if not r._done}
+        active = {i: r for i, r in enumerate(_as_requests(requests)) if not r._done}
         if not active:
             return None
         ready = {i: state for i, r in active.items() if (state := r._ended())}
         _describe_all([active[i] for i in ready], list(ready.values()), statuses)
         return list(ready)
 
-    # --- mpi4py's spellings for messages of pickled objects; there is no object in those of this package --------------
+    # --- mpi4py's lower-case names for messages of pickled objects; requests of this package have no object -----------
 
     get_status, get_status_all = Get_status, Get_status_all
     get_status_any, get_status_some = Get_status_any, Get_status_some
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[None]:
-        """Do as :meth:`Waitall`, with its arguments.
+        """As :meth:`Waitall`, with the same arguments.
 
         Returns:
             A None for each request.
@@ -497,7 +497,7 @@ class Request:
 
     @classmethod
     def testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> tuple[bool, list[None] | None]:
-        """Do as :meth:`Testall`, with its arguments.
+        """As :meth:`Testall`, with the same arguments.
 
         Returns:
             (True if all have finished, a None for each request).
@@ -507,7 +507,7 @@ class Request:
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, None]:
-        """Do as :meth:`Waitany`, with its arguments.
+        """As :meth:`Waitany`, with the same arguments.
 
         Returns:
             (index, None).
@@ -516,7 +516,7 @@ class Request:
 
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, None]:
-        """Do as :meth:`Testany`, with its arguments.
+        """As :meth:`Testany`, with the same arguments.
 
         Returns:
             (index, True if one has finished, None).
@@ -527,7 +527,7 @@ class Request:
     def waitsome(
         cls, requests: Sequence[Request], statuses: list[Any] | None = None
     ) -> tuple[list[int] | None, list[None] | None]:
-        """Do as :meth:`Waitsome`, with its arguments.
+        """As :meth:`Waitsome`, with the same arguments.
 
         Returns:
             (indices, a None for each of them).
@@ -539,7 +539,7 @@ class Request:
     def testsome(
         cls, requests: Sequence[Request], statuses: list[Any] | None = None
     ) -> tuple[list[int] | None, list[None] | None]:
-        """Do as :meth:`Testsome`, with its arguments.
+        """As :meth:`Testsome`, with the same arguments.
 
         Returns:
             (indices, a None for each of them).
@@ -554,7 +554,7 @@ def native_of(request: Request) -> Any:
 
 
 def kept_by(request: Request) -> Any:
-    """The object that keeps the native operation of a request; None once its end was taken."""
+    """The object that keeps the native operation of a request alive; None once it is completed."""
     return request._keep
 
 
@@ -570,7 +570,7 @@ def finished() -> Request:
 
 
 class Launched(Request):
-    """A call that was left to a stream, which does not pass it before its end. It needs no ``Wait``.
+    """A call in a stream, which waits for its end. ``Wait`` is not required.
 
     The arrays must stay allocated until the stream has passed the call, as for a kernel.
     """
@@ -579,16 +579,16 @@ class Launched(Request):
     in_stream = lasting = True
 
     def __init__(self, op: Any, about: tuple[Any, str, float], owner: Any) -> None:
-        """``about``: program, label and time limit, of which ``owner`` raises why they have failed."""
-        # Not the base class's: who makes many such calls waits for each of these lines.
+        """``about``: program, label and time limit of the call; ``owner`` raises its error."""
+        # The base class's constructor is not called: each line here adds to the time of a launch.
         self._op, self._about, self._owner, self._done = op, about, owner, False
 
     def __del__(self, release: Any = _release) -> None:
-        """The engine may forget it; what was launched goes on."""
+        """Release the engine's object; the launched call goes on."""
         release(self._op)
 
     def Wait(self, status: Any = None) -> bool:
-        """As that of any request; short where the call has ended well."""
+        """As :meth:`Request.Wait`, with a fast path for a call that has succeeded."""
         if self._done or _peek(self._op) != 1:
             return super().Wait(status)
         self._done = True
@@ -603,7 +603,7 @@ class Launched(Request):
 
 
 class Captured(Request):
-    """A call that was captured in a graph, whose replays it knows nothing of: there is nothing to wait for."""
+    """A call captured in a graph: there is nothing to wait for, and replays are not tracked."""
 
     in_stream = True
 
@@ -613,13 +613,13 @@ class Captured(Request):
 
 
 def _is_null(request: object) -> bool:
-    """True if this is ``MPI.REQUEST_NULL``, which lists of requests may hold."""
+    """True for ``MPI.REQUEST_NULL``, which lists of requests may contain."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
 
 
-def _ours(requests: Sequence[Any]) -> Sequence[Request]:
-    """The requests of a list, with those of nothing in the place of ``MPI.REQUEST_NULL``."""
+def _as_requests(requests: Sequence[Any]) -> Sequence[Request]:
+    """The requests, with finished ones in place of ``MPI.REQUEST_NULL``."""
     nulls = 0
     for i, request in enumerate(requests):
         if isinstance(request, Request):
@@ -634,7 +634,7 @@ def _ours(requests: Sequence[Any]) -> Sequence[Request]:
 
 
 def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
-    """Wait until every or one of the active requests has ended."""
+    """Wait until every, or one, active request has ended."""
     active = [r for r in requests if not r._done]
     if active:
         refuse_children()
@@ -645,7 +645,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
 
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:
-    """Complete requests that have ended; the first failure in order is raised when all are completed."""
+    """Complete requests that have ended, then raise the first failure in order."""
     _extend(statuses, len(requests))
     failure: Exception | None = None
     for i, request in enumerate(requests):
@@ -659,7 +659,7 @@ def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bo
 
 
 def _extend(statuses: list[Any] | None, count: int) -> None:
-    """Make a list of statuses long enough, as mpi4py does."""
+    """Extend a list of statuses, as mpi4py does."""
     if statuses is not None and len(statuses) < count:
         from mpi4py import MPI
 
@@ -667,7 +667,7 @@ def _extend(statuses: list[Any] | None, count: int) -> None:
 
 
 def _describe_all(requests: Sequence[Request], states: Sequence[int], statuses: list[Any] | None) -> None:
-    """Fill the statuses of requests that have ended in these states, or not (0), and are not completed."""
+    """Fill the statuses of requests in these states (0: active) without completing them."""
     _extend(statuses, len(requests))
     for request, state, status in zip(requests, states, statuses or (), strict=False):
         request._describe(state, status)

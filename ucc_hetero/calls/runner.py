@@ -1,4 +1,4 @@
-"""Runner of one communicator's collectives: starts what is prepared, waits, keeps the books of what runs."""
+"""Runner of one communicator's collectives: starts prepared calls, waits for them, and tracks active ones."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _LAUNCHED = Execution.LAUNCHED
 
 
 class RepeatableCall(NamedTuple):
-    """A call that can be made again with other addresses and without a look at its arguments.
+    """A call that can be repeated with other addresses without examining its arguments.
 
-    ``program`` is the one that is launched into streams; None where such calls run on the host. ``mean``: the caller
-    divides the sum by the number of ranks.
+    ``program``: the program to launch into streams; None if such calls run on the host. ``mean``: the caller divides
+    the sum by the number of ranks.
     """
 
     pool: ProgramPool
@@ -68,60 +68,60 @@ class RepeatableCall(NamedTuple):
     mean: bool
 
 
-#: Seconds between looks, at the end of a communicator, while nothing of this rank's is under way.
-_NAP = 2e-4
-#: Seconds at most in which streams go on without a call that has failed: until then they may write to its buffers.
+#: Seconds between checks while a communicator is closed and nothing of this rank is active.
+_NAP_S = 2e-4
+#: Most seconds to wait for streams to pass a failed call: until then they may write to its buffers.
 _LET_GO_S = 1.0
-#: Seconds in which the other ranks most often come there, too, without one.
-_SPIN = 1e-4
+#: Seconds in which the other ranks usually arrive: no nap before.
+_SPIN_S = 1e-4
 
 
 class Runner(State):
-    """Everything that the collectives of one communicator need. Collective to create, unless its seat is ready."""
+    """The collectives of one communicator. Collective to create, unless its seat is ready."""
 
     def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         from mpi4py import MPI
 
-        #: Makes calls of numpy arrays again in one crossing into C, where that is possible. It has a copy of the time
-        #: limit, which the base class sets.
+        #: Repeats calls on numpy arrays in one crossing into C where possible. It has a copy of the time limit, which
+        #: the base class sets.
         self._repeater: Any = None
         every = sampled()
         if repeater and not every:
             self._repeater = repeater(self.run, self._await, self._interrupted, MPI.IN_PLACE)
         super().__init__(mpi, seat, queues)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
-        #: Waits for an operation; replaced by a caller that has more to poll while it waits.
+        #: Waits for an operation. A caller that has more to poll replaces it.
         self.wait: Callable[[Any], int] = wait_op
-        #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
-        #: in non-blocking calls: where other ranks may make the same call as such a one.
+        #: True if blocking calls exchange counts that only some ranks know. If not, counts travel with the data as in
+        #: non-blocking calls: other ranks may make the same call in that form.
         self.exchanges = True
         self._prepared = Preparation(self, self._cache, self._run_prepared, self._start)
-        #: Calls that ran so far, as ``Preparation.used``.
+        #: Calls so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        #: The same of communicators whose calls are shown with those of this one.
+        #: The same for communicators whose calls are reported together with this one's.
         self.beside: list[dict[str, tuple[Choice, str, Execution]]] = []
-        #: Calls that can be repeated, by keys that their callers choose.
+        #: Calls that can be repeated, by keys of their callers.
         self.repeatable: BoundedDict[Hashable, RepeatableCall] = BoundedDict()
-        #: Persistent calls that were not freed: their requests must go before their teams.
+        #: Persistent calls that have not been freed: their requests must be freed before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
-        #: Runs a blocking call to its end, with the arguments of :meth:`run`, by position.
+        #: Runs a blocking call, with the arguments of :meth:`run` by position.
         self.blocking: Callable[..., None] = self.run if self._repeater is None else self._repeater.call
-        #: As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that.
+        #: As :meth:`start`, for a caller that makes progress itself for a moment and wakes the progress thread then.
         self.begin: Callable[[CallSpec, Any, Completion], Request] = self._begin
         if self._verification is not None:
             self.blocking = partial(self._verification.blocking, self.run)
             self.begin = partial(self._verification.begin, self._begin)
-        #: The exchange by which ranks leave, and its memory, once it has begun: by a Free that Ctrl-C ended, too.
+        #: The exchange with which ranks close, and its memory, once begun; also by a Free that Ctrl-C interrupted.
         self._leaving: tuple[Any, ...] = ()
-        #: Wrong data that was found when the communicator was closed.
+        #: Wrong data that was found while the communicator was closed.
         self.unfit: DataError | None = None
 
     # --- before a call ------------------------------------------------------------------------------------------------
 
     def check_usable(self, *, calls: bool = True) -> None:
-        """Raise if the communicator cannot be used; of a refused call, what makes no ``calls`` goes on until this rank
-        comes to it."""
+        """Raise if the communicator cannot be used. If a later call was refused, operations that make no ``calls`` may
+        go on until this rank reaches that call."""
         if self.orphaned:
             raise CollectiveError(forked_text(self.rank))
         if lib.ucch_board_broken(self.board.native):
@@ -150,7 +150,7 @@ class Runner(State):
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a call fails; 0 = never."""
+        """Seconds after which a call fails; 0: never."""
         return self._timeout
 
     @timeout.setter
@@ -162,15 +162,15 @@ class Runner(State):
     def run(
         self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
     ) -> None:
-        """Run a collective to its end; with ``stream`` it starts when the stream gets there.
+        """Run a collective to its end; with ``stream`` it starts when the stream reaches this point.
 
-        The arguments are those of a ``CallSpec``, which would take a tenth of a short call to make.
+        The arguments are those of ``CallSpec``: making the tuple would take a tenth of a short call.
         """
         if stream is not None:
             self.start(CallSpec(name, send, recv, op, root, counts), stream, Completion.HOST).Wait()
             return
         try:
-            # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
+            # The fast path, for arrays as in an earlier call: look up, take addresses, run.
             key, pool, send_at, recv_at = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
             pool, rows = pool or self._prepared.inherited(key), None
             if pool is not None and not self.broken:
@@ -201,8 +201,8 @@ class Runner(State):
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
-        """Run a call on host memory that is part of something larger: ranks compare ``label``, by which it is
-        repeated."""
+        """Run a call on host memory that is part of a larger one: ranks compare ``label``, which is also the key for
+        repeating it."""
         try:
             with self.refusing:
                 pool = self._cache.get(label) or self._prepared.inherited(label)
@@ -220,7 +220,7 @@ class Runner(State):
     def _run_from_pool(
         self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
-        """Run a program of a pool to its end; False if it could not be started. With ``call`` the next needs no
+        """Run a program of a pool to its end. False if it could not be started. With ``call`` the next one needs no
         Python."""
         program = pool.take()
         if program is None:
@@ -247,7 +247,8 @@ class Runner(State):
         return bool(state >= 0)
 
     def _await(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
-        """Wait for the end of a program that was begun, and raise what went wrong. Then it is :meth:`_interrupted`."""
+        """Wait for a program that was started, and raise its failure. An exception here is followed by
+        :meth:`_interrupted`."""
         pool, program = held
         state = self.wait(program.op)
         if state > 1:
@@ -255,7 +256,7 @@ class Runner(State):
         pool.give_back(program)
 
     def start(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
-        """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
+        """Start a collective and return its request; with ``stream`` it is part of the stream's work."""
         if stream is None:
             lib.ucch_progress_thread(1)
             return self.begin(call, None, completion)
@@ -263,7 +264,7 @@ class Runner(State):
         try:
             request = self.begin(call, stream, completion)
         finally:
-            if request is None or not request.lasting:  # a launch wakes the thread if it has to: that takes as long
+            if request is None or not request.lasting:  # a launch wakes the thread itself if it has to
                 lib.ucch_progress_thread(1)
         return request
 
@@ -285,11 +286,11 @@ class Runner(State):
                 send_at = _cast("void *", send_at)
             if type(recv_at) is int:
                 recv_at = _cast("void *", recv_at)
-            request = self._request(program, pool, (call, send_at, recv_at))  # first: Ctrl-C may come at any moment
+            request = self._request(program, pool, (call, send_at, recv_at))  # first: Ctrl-C may interrupt here
             if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
                 return request
             forget(request)
-            pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
+            pool.give_back(program)  # for example the same buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
         self._prepared.keep(prepared, key, send_at, recv_at)
@@ -305,18 +306,18 @@ class Runner(State):
         return request
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
-        """The request of a program that is started now: what starts without one is lost where Ctrl-C comes then."""
+        """The request of a program that is about to start; made before, so that Ctrl-C cannot lose the call."""
         given_back = False
 
         def finish(state: int, status: Any) -> None:
             nonlocal given_back
             if given_back:
-                return  # Ctrl-C came after that, and the request was waited for again
+                return  # Ctrl-C came afterwards, and the request was waited for again
             if state != 1:
                 self._judge(program, state, keep, pool.label)
             if prepared is not None:
                 prepared.finish()
-            given_back = True  # first: another call may have the program at once
+            given_back = True  # first: another call may take the program at once
             if prepared is None:
                 pool.give_back(program)
             else:
@@ -325,11 +326,11 @@ class Runner(State):
         return Request(program.op, keep, finish, owner=self)
 
     def _streamed(self, call: CallSpec, stream: int, completion: Completion) -> Request:
-        """The request of a call that begins when ``stream`` gets there.
+        """The request of a call that starts when ``stream`` reaches this point.
 
-        Where the stream must not wait for it (docs/gpu.md) the host does, here if it is the stream that should. No
-        stream is held for a call that the wait for its request completes: a thread that allocates on the device could
-        wait for that stream, with the locks that the call needs to end.
+        If the stream must not wait for it (docs/gpu.md) the host waits: here, if the stream should (``completion``). No
+        stream is held for a call that completes in its request's wait: a thread that allocates device memory could wait
+        for that stream while it holds locks that the call needs.
         """
         key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
@@ -362,7 +363,7 @@ class Runner(State):
         return launched
 
     def _same_counts(self, pool: ProgramPool) -> tuple[ProgramPool | None, Any]:
-        """(a pool, if the counts that its ranks exchange now are those that it was made for; these counts)."""
+        """Exchange the counts again. Returns (the pool if they are those it was made for, else None; the counts)."""
         assert pool.exchange is not None
         self._run_prepared(pool.exchange.prepared)
         rows = pool.exchange.rows
@@ -380,9 +381,9 @@ class Runner(State):
         return Captured()
 
     def make_repeatable(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
-        """Let calls like this one, which has been made, be made by ``key``, as :class:`RepeatableCall` says."""
+        """Let :meth:`repeat` make calls like this one, which has been made, by ``key``."""
         if self._verification is not None:
-            return  # the checksums must be compared, which the short way does not do
+            return  # checksums must be compared, which repeated calls do not do
         pool = look_up(self._cache, self._in_place, *call)[1]
         if pool is None or pool.exchange is not None or key in self.repeatable or (program := pool.take()) is None:
             return
@@ -396,7 +397,8 @@ class Runner(State):
     ) -> bool:
         """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
-        The next call tells of its failure. False where it has to be made in the general way; one at a time of a kind.
+        A failure is raised by the next call. Returns False if the general way has to make the call. One call per kind
+        at a time.
         """
         pool, program, _ = repeatable
         if self.broken:
@@ -411,14 +413,14 @@ class Runner(State):
         return False
 
     def repeat_in_stream(self, repeatable: RepeatableCall, send_at: int, recv_at: int, stream: int) -> Request | None:
-        """As :meth:`repeat` with a stream, and with a request; None where the general way has to make the call."""
+        """As :meth:`repeat` with a stream, returning a request; None if the general way has to make the call."""
         pool, program, _ = repeatable
         if program is None or self.broken:
             return None
         return self._launched(program, pool.label, send_at, recv_at, stream)
 
     def _launched(self, program: Program, label: str, send_at: Any, recv_at: Any, stream: int) -> Request | None:
-        """Launch a program into a stream, and return its request; None if the stream cannot take it now."""
+        """Launch a program into a stream and return its request; None if that is not possible now."""
         if program.execution < _LAUNCHED:
             return None
         op = _launch(program.handle, number_of(send_at), number_of(recv_at), self._timeout, stream)
@@ -428,7 +430,7 @@ class Runner(State):
         return Launched(op, (program, label, self._timeout), self)
 
     def _not_launched(self, program: Program, label: str) -> None:
-        """Raise if an earlier call has failed. Otherwise the general way makes the call, or refuses it."""
+        """Raise if an earlier call has failed. If not, the general way makes or refuses the call."""
         op = lib.ucch_launch_failed()
         if op != ffi.NULL:
             self.failed_in_stream(op, program, label, self._timeout)
@@ -445,13 +447,13 @@ class Runner(State):
         return int(lib.ucch_board_launches(self.board.native))
 
     def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
-        """Start what was prepared when ``stream`` gets there; ``ordered``: the stream waits for the end."""
+        """Start a prepared call when ``stream`` reaches this point; ``ordered``: the stream waits for its end."""
         program = prepared.program
         runtime = self.members.runtime
         if runtime is None:
             raise DeviceError(no_runtime(self.rank, self.members.place.vendor))
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
-        # Calls that could not be launched yet hold the stream, where streams may be held.
+        # Calls that could not be launched hold the stream, if streams may be held.
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
         if prepared.staged is not None:
             holds = ordered and runtime.holds
@@ -463,7 +465,7 @@ class Runner(State):
         if state and prepared.staged is not None:
             prepared.copy_back_in(stream)
         if ordered and not state:
-            request.Wait()  # the stream cannot wait for this call, or must not: the host does
+            request.Wait()  # the stream cannot or must not wait for this call: the host does
         return request
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
@@ -492,7 +494,7 @@ class Runner(State):
 
         def free() -> None:
             if id(prepared) in self._persistent:
-                lib.ucch_program_drop(program.handle)  # first: who closes the communicator meanwhile finds it, too
+                lib.ucch_program_drop(program.handle)  # first: a thread that closes the communicator must find it
                 self._persistent.pop(id(prepared), None)
 
         ways: tuple[Callable[[], int], Callable[[int, Any], None]] = start, finish
@@ -517,10 +519,10 @@ class Runner(State):
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _interrupted(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
-        """After Ctrl-C in a blocking call: the other ranks may finish it, and this one never learns of that.
+        """Clean up after Ctrl-C in a blocking call: the other ranks may finish it, but this rank's result is lost.
 
-        One that has failed is the libraries' still, as any that fails. Called after each exception of a call that was
-        begun: where that has been judged, nothing is left to do.
+        Buffers of a failed call stay with the libraries. Called after every exception in an active call; has no effect
+        if the failure was already judged.
         """
         pool, program = held
         state = int(lib.ucch_peek(program.op))
@@ -546,7 +548,7 @@ class Runner(State):
         raise failure
 
     def retune(self, tuning: Tuning) -> None:
-        """Choose by other rules from now on. Collective, with nothing in flight; equal ones on every rank."""
+        """Choose by other rules from now on. Collective, with nothing in flight; rules must be equal on all ranks."""
         self._forget()
         self._prepared.retune(tuning)
 
@@ -557,7 +559,7 @@ class Runner(State):
             self._repeater.clear()
 
     def stats(self) -> dict[str, float]:
-        """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
+        """Number of finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
         calls, seconds, nbytes = ffi.new("uint64_t *"), ffi.new("double *"), ffi.new("uint64_t *")
         lib.ucch_board_stats(self.board.native, calls, seconds, nbytes)
         return {"calls": int(calls[0]), "seconds": float(seconds[0]), "bytes": int(nbytes[0])}
@@ -569,10 +571,13 @@ class Runner(State):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Release teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
+        """Free teams and board; collective.
+
+        Returns:
+            True if all ranks do so: the MPI communicator is no longer needed then.
 
         Raises:
-            ValueError: The caller holds active requests; nothing was changed.
+            ValueError: There are active requests; nothing was changed.
         """
         self.ended_by_refusal()
         together = self._drain()
@@ -580,10 +585,10 @@ class Runner(State):
             self.unfit = self._verification.close(together)
         free_all(self)
         if self.broken or self.ended_by_refusal():
-            # Its teams hang in libucc with whatever the failure left there; they are not touched again.
+            # Its teams hang in libucc with the failed call's operations: they are leaked.
             self.members.part()
             quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
-            self._persistent = {}  # nor does a dropped call that ends now release its own
+            self._persistent = {}  # else a dropped call that ends later would release its own
             self.members.release_id()
             return together
         for prepared in list(self._persistent.values()):
@@ -594,19 +599,19 @@ class Runner(State):
         return together
 
     def _drain(self) -> bool:
-        """End the calls whose requests were dropped, on all ranks: True if they have. A broken communicator's rank does
-        not wait.
+        """Wait on all ranks for calls whose requests were dropped. Returns True if all have ended. A rank of a broken
+        communicator does not wait.
 
-        A receive whose request was dropped is taken back, as no caller would see its data. Its message may be on its
-        way, and the sender wait until it is taken: such messages are thrown away until no rank has calls under way.
+        Receives whose requests were dropped are cancelled. Their messages may still arrive, with senders waiting for
+        them, and are discarded until no rank has active calls.
         """
         if not self.broken:
-            given_up = len(dropped(self))  # before what is busy: this completes what has ended
+            given_up = len(dropped(self))  # before `busy` is read: this completes operations that have ended
             self._refuse_active(self.busy - given_up)
             if not self.board.shows_all:
-                self.board.announce("Free")  # ranks that make a call instead need not wait for the deadline
+                self.board.announce("Free")  # ranks that make a call see this and need not time out
         withdraw(self)
-        progress_until(self._all_ended, self.timeout, longest=_NAP)
+        progress_until(self._all_ended, self.timeout, longest=_NAP_S)
         if not self.broken:
             if late := len(dropped(self)):
                 text = f"{late} call(s) whose requests were dropped have not ended after {self.timeout:g} s"
@@ -621,17 +626,20 @@ class Runner(State):
             )
 
     def _all_ended(self) -> bool:
-        """True if nothing that was dropped or launched is under way."""
+        """True if no dropped or launched call is active."""
         left = dropped(self) or self.launches
         self._discard()
         run_poll_hooks()
         return not left
 
     def meet(self, seconds: float) -> bool:
-        """Wait until all ranks have got here, or ``seconds`` (0: for ever); one that died on this host is not waited
-        for. True if they have.
+        """Wait until all ranks of the communicator close it, at most ``seconds`` (0: no limit), or until one on this
+        host has died.
 
-        A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
+        A call can fail on one rank alone, which then has nothing to wait for; the other ranks do not know that.
+
+        Returns:
+            True if all ranks have arrived.
         """
         from mpi4py import MPI
 
@@ -641,14 +649,14 @@ class Runner(State):
             if self.board.shows_all:
                 self.board.give_back()
                 all_do = partial(lib.ucch_board_given_back, self.board.native, -1)
-                return progress_until(all_do, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
+                return progress_until(all_do, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
             if not self._leaving:
                 mine, least = array("i", [1]), array("i", [0])
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
-                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
-        except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
+                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
+        except (RuntimeError, OSError) as error:  # of MPI or torch's store: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False
         if not over:
@@ -657,19 +665,19 @@ class Runner(State):
         return over
 
     def _hopeless(self) -> bool:
-        """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
+        """True if it is useless to wait for the other ranks; also discards messages that have arrived."""
         self._discard()
         run_poll_hooks()
         return self.ended_by_refusal() or bool(self.broken) or self.board.dead() >= 0
 
     def _discard(self) -> None:
-        """Throw away messages that came for receives that were taken back, but not those of collectives."""
+        """Discard messages for receives that were cancelled, but not those of collectives."""
         if not self.broken:
             self.members.discard_users()
 
 
 def _all_have_left(request: Any, mpi: Any) -> bool:
-    """True once all ranks have left MPI's communicator, which is given back: there are not many (2048 in MPICH)."""
+    """True once all ranks have closed; then frees the MPI communicator, of which there are few (2048 in MPICH)."""
     try:
         if not request.Test():
             return False

@@ -1,6 +1,6 @@
-"""State of one communicator for its calls: can it be used, and if not, or if a call has failed, why.
+"""State of one communicator for its calls: whether it can be used, and why it or a call has failed.
 
-Reasons come from what the engine noted and what the arrival board knows of other ranks, as exceptions.
+Reasons come from the engine and from what the arrival board shows of other ranks; they are raised as exceptions.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .request import run_poll_hooks
 _E = TypeVar("_E", bound=UCCHError)
 
 
-#: End of error texts: the way out once a call was refused that other ranks make.
+#: End of error texts after a call that other ranks make was refused.
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class Refusing:
-    """A context in which an error is that of a call that this rank refuses."""
+    """A context manager: an error inside means that this rank refuses the call."""
 
     def __init__(self, refuse: Callable[[Exception], None]) -> None:
         self._refuse = refuse
@@ -59,58 +59,59 @@ class Refusing:
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create."""
+    """One communicator as its calls see it: ranks, time limit, usability. Collective to create."""
 
     def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         timeout = settings.timeout()
-        #: Seconds after which a call fails; 0 = never.
+        #: Seconds after which a call fails; 0: never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
         self.members = members = Membership(mpi, self.timeout or 3600.0, seat, queues)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
-        #: True if it is that of a parent process.
+        #: True in a child of the process that made it.
         self.orphaned = False
         self.refusing = Refusing(self.refuse)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def freed_text(self) -> str:
-        """What to add to an error where ranks have freed the communicator, in which they take no more messages."""
+        """Text to add to an error if ranks have freed the communicator and take no more messages."""
         freed = self.board.freed_by()
         return f"; rank(s) {freed} have freed this communicator" if freed else ""
 
     def abandon(self, why: str) -> None:
-        """From now on nothing is started, in Python or by the native engine."""
+        """Start nothing more, in Python or in the engine."""
         self.broken = why
         lib.ucch_board_break(self.board.native)
-        self.board.leave()  # ranks that come to later calls need not wait for the deadline
+        self.board.leave()  # ranks in later calls need not wait for the deadline
 
     def fail(self, failure: Exception, keep: object) -> None:
-        """End the communicator after a failure, and keep what a library or stream may still use."""
+        """End the communicator after a failure, and keep the objects that a library or stream may still use."""
         self.abandon(str(failure))
         if isinstance(failure, CollectiveTimeout):
             self.members.job.stale = True
         quarantine.keep(keep)
 
     def orphan(self) -> None:
-        """Make the communicator unusable in a child that was forked: it is the parent's."""
+        """Make the communicator unusable in a forked child: it belongs to the parent."""
         self.orphaned, self.broken = True, "it is the parent process's"
         lib.ucch_board_break(self.board.native)
         quarantine.keep(self)
 
     def refuse(self, error: Exception) -> None:
-        """Tell the other ranks that this one cannot make its next call.
+        """Tell the other ranks that this one refuses its next call.
 
-        Where all ranks make the same mistake, all refuse the call, and go on. Else the communicator ends on all ranks.
+        If all ranks make the same mistake all refuse the call, and can go on. If not the communicator ends on all
+        ranks.
         """
         if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
             self.board.refuse(f"{type(error).__name__}: {error}")
             self.ended_by_refusal(self.board.next)
 
     def ended_by_refusal(self, seq: int = 0) -> bool:
-        """True if call ``seq`` or one before it was refused, by which the communicator ends; 0: if any was."""
+        """True if call ``seq`` or an earlier one was refused, which ends the communicator; 0: any call."""
         why = "" if self.broken else refusal_text(self.board, seq)
         if why:
             self.abandon(why)
@@ -123,12 +124,12 @@ class State:
 
     def not_started(self, label: str, status: int) -> Exception:
         where = f"rank {self.rank}: {label}"
-        # A rank may have refused it since the communicator was checked.
+        # A rank may have refused the call since the communicator was checked.
         if status == lib.UCCH_FAIL_BROKEN and (why := refusal_text(self.board, self.board.next)):
             return RefusedError(f"{where}: {why}; {ANEW}")
         if status == lib.UCCH_FAIL_BROKEN and lib.ucch_board_revoked(self.board.native):
             return RevokedError(f"{where}: {_TEXTS[lib.UCCH_FAIL_REVOKED][1]}")
-        if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
+        if status == lib.UCCH_FAIL_PINNED:  # the communicator has not failed: this rank refuses the call
             return DeviceError(
                 f"{where} needs rings, and no pinned memory is left "
                 f"({ffi.string(lib.ucch_device_error()).decode(errors='replace')}; {lib.ucch_channels_pinned() >> 20} "
@@ -159,7 +160,7 @@ def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return with_record_path(_failure_for(error, board, rank, label, timeout))
 
 
-#: Reason of what fails once libucp has thrown a message away.
+#: Reason of failures after libucp has dropped a message.
 LOST = (
     "this rank had no memory for a message that had come in, and libucp has thrown it away: give the rank more "
     "(ulimit -v); a communicator that is made anew can be used"
@@ -167,12 +168,12 @@ LOST = (
 
 
 def with_record_path(failure: _E) -> _E:
-    """A failure with the path of the flight record that the engine has written of it, if it has."""
+    """Add the path of the flight record of a failure to its text, if the engine has written one."""
     path = flight.usual_path()
     grave = isinstance(failure, CollectiveError) and not isinstance(
         failure, RefusedError | RevokedError | TruncationError
     )
-    if path is not None and grave and os.path.exists(path):  # a full disk takes none, nor does another user's folder
+    if path is not None and grave and os.path.exists(path):  # none if the disk is full or the folder another user's
         failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {shlex.quote(str(path.parent))})",)
     return failure
 
@@ -215,10 +216,10 @@ def _failure_for(error: Any, board: Board, rank: int, label: str, timeout: float
 
 
 def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, where: str) -> CollectiveError:
-    """A peer takes no part in a call any more, or the connection with it has broken."""
+    """The exception for a peer that no longer takes part in a call, or whose connection has broken."""
     fate, failed = board.fate(peer), board.given_up(peer)
-    if fate == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-        first, odd = board.parted(seq)  # the first call that a rank made differently, and what it called
+    if fate == lib.UCCH_LEFT:  # ranks leave when they see that calls differ
+        first, odd = board.parted(seq)  # first call that a rank made differently, and that rank
         called = board.label(odd, first) or "something else" if first else ""
         if not first:
             first, odd, called = board.difference(seq)
@@ -230,21 +231,21 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
     if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
         why = f": {broken_text(board, peer)}" if board.is_cut(peer) else ""
         return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there{why}; {ANEW}")
-    return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
+    return PeerError(f"{where}: {gone_text(board, peer, rank)}")
 
 
 def broken_text(board: Board, peer: int) -> str:
-    """What to say of a connection of network threads with a peer, which has broken."""
+    """Text for a broken connection of wires with a peer."""
     return f"the connection with rank {peer} has broken: {wires.cut_text(board.link_to(peer))}"
 
 
 def unheard_text(board: Board) -> str:
-    """What to say of ranks of hosts to which a link was found to be cut; empty without one."""
+    """Text for ranks of hosts to which a link is cut; empty if there are none."""
     links = {rank: board.link_to(rank) for rank in range(len(board.hosts)) if board.is_cut(rank)}
     return f"; rank(s) {[*links]} cannot be heard: {wires.cut_text(max(links.values()))}" if links else ""
 
 
-#: Failures with one reason each.
+#: Failures with a fixed reason.
 _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator; Shrink() goes on without the dead"),
     lib.UCCH_FAIL_LOST: (CollectiveError, LOST),
@@ -255,31 +256,32 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     ),
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }
-#: How calls and messages end where a refused call has ended the communicator: ranks leave it.
+#: Statuses of calls and messages that a refusal may have caused: ranks leave the communicator then.
 _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_CONNECTION, lib.UCCH_FAIL_BROKEN)
 
-#: Statuses of what a peer's end may have caused: it is waited for why.
+#: Statuses that the death of a peer may cause: wait for the reason.
 _OF_A_PEER = (lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_CONNECTION)
 
 
-#: Seconds in which a rank says why it has given a call up. That it has, rings of devices tell other hosts at once; who
-#: has refused it or died goes beside the data, in turns of a tenth of a second (net/circle.c). The call has failed, and
-#: nothing is under way that could end by then: no more is waited than it takes to name the right rank.
+#: Seconds to wait for the reason why a rank failed in a call. Rings of devices tell other hosts of a failure at once;
+#: which rank refused or died is told over links ten times a second (net/circle.c). The call has failed already: the
+#: wait only serves to name the right rank.
 _WHY_S = 1.0
 
 
 def _why_is_known(board: Board, peer: int, seq: int) -> bool:
-    """True once this rank need not wait to learn why ``peer`` takes no part in call ``seq``.
+    """True once the reason why ``peer`` takes no part in call ``seq`` is known.
 
-    That a call has failed on ``peer`` is no reason: what made it fail, a rank of another host that refused a call, made
-    another one or died, is heard of before or after that.
+    That the call failed on ``peer`` is no reason: its cause, a rank of another host that refused, made another call or
+    died, may be reported before or after that.
     """
     if refusal_text(board, seq) or board.difference(seq)[0] or board.parted(seq)[0] or board.dead() != -1:
         return True
     return bool(board.fate(peer)) and not board.given_up(peer)
 
 
-def _how_gone(board: Board, peer: int, rank: int) -> str:
+def gone_text(board: Board, peer: int, rank: int) -> str:
+    """What to say of a peer that is gone."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"
@@ -294,7 +296,7 @@ def _how_gone(board: Board, peer: int, rank: int) -> str:
 
 
 def refusal_text(board: Board, seq: int = 0) -> str:
-    """Which rank has refused a call, and why; empty while none has. ``seq``: only call ``seq`` and those before it."""
+    """Which rank has refused a call, and why; empty if none has. ``seq``: only calls up to this one; 0: all."""
     found = board.refusal()
     if found is None or found[0] > seq > 0:
         return ""
@@ -304,7 +306,8 @@ def refusal_text(board: Board, seq: int = 0) -> str:
 
 
 class Watch:
-    """A call that is prepared or made of messages: ``show`` puts it on the board; timed, and compared."""
+    """A call that is being prepared or is made of messages: on the board (by ``show``), with a deadline, and compared
+    with others."""
 
     def __init__(self, state: State, label: str, show: Callable[[str], tuple[int, int]] | None = None) -> None:
         self.state, self.board, self.label = state, state.board, label
@@ -312,7 +315,8 @@ class Watch:
         self.seq, self.record = (show or self.board.publish)(label)
 
     def look(self) -> None:
-        """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
+        """Raise if the call can no longer succeed: a peer refused it, made another call, or is gone; or the deadline
+        has passed."""
         run_poll_hooks()
         elapsed, timeout = time.monotonic() - self.began, self.state.timeout
         status, peer = self.board.verdict(self.seq)
@@ -328,7 +332,7 @@ class Watch:
         raise explain(error, self.board, self.state.rank, self.label, timeout)
 
     def finish(self, nbytes: int) -> None:
-        """Count the call, unless a rank has called something else."""
+        """Count the call; raise if a rank has called something else."""
         if self.board.verdict(self.seq)[0]:
             self.look()
         lib.ucch_record_end(self.record, 0)

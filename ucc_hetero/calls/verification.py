@@ -1,8 +1,8 @@
-"""Verification of a sample of calls (``UCCH_CHECK=data``), by checksums of what they have read and written.
+"""Verification of a sample of calls (``UCCH_CHECK=data``), by checksums of the data they have read and written.
 
-All ranks sample the same calls, and keep copies of their data. Checksums are exchanged over MPI or torch's store, one
-call after the other, in the order in which they began. A call that other ranks have not finished by its end here is
-judged in a later call, or at last in ``Free``.
+All ranks sample the same calls and keep copies of their data. Checksums are exchanged over MPI or torch's store, one
+call after the other, in the order of their starts. If other ranks have not finished a call when it ends on this rank,
+it is judged in a later call or in ``Free``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .checksums import PIECES, Fault, MovedData, ReducedData, Span, length
 from .request import Request, poll_hooks
 from .state import State, with_record_path
 
-#: Seconds that the end of a call waits for the checksums of other ranks; that the ranks have to find the wrong element;
-#: and that ``Free`` waits for ranks, once one is known to be gone.
-_MOMENT, _SEARCH, _GRACE = 0.5, 10.0, 1.0
-#: Words before a row: the call's number, and whether there is anything to compare.
+#: Seconds: how long the end of a call waits for other ranks' checksums; how long ranks may search for the wrong
+#: element; how long ``Free`` waits once a rank is known to be gone.
+_MOMENT, _SEARCH_S, _GRACE_S = 0.5, 10.0, 1.0
+#: Words before a row: the call's number, and whether it can be compared.
 _HEAD = 2
 
 
@@ -71,7 +71,7 @@ class _Sample:
             self.sums.before = self.sums.before[start * size : (start + own.count) * size]
 
     def finish(self, failed: bool, call: int) -> None:
-        """Copy what the call has written. A call that failed is not compared."""
+        """Copy what the call has written. A failed call is not compared."""
         self.call = call
         if failed:
             self.sums = None
@@ -82,7 +82,7 @@ class _Sample:
         self.over = True
 
     def _refresh(self) -> None:
-        """Copy blocks that lie anywhere to where the call has them one behind the other."""
+        """Copy blocks that are not contiguous to the packed copies that the call used."""
         assert self.bound is not None
         for each in self.bound.copies:
             copy_elements(each.original, each.copy)
@@ -101,21 +101,21 @@ def _no_memory(buffer: Buffer) -> Any:
 
 
 class Verification:
-    """Samples of one communicator's calls, one in ``every``. Collective to create."""
+    """Samples of one communicator's calls: one in ``every``. Collective to create."""
 
     def __init__(self, state: State, every: int, used: Mapping[str, tuple[Choice, str, Execution]]) -> None:
         self._state, self._every, self._used = state, every, used
         self._mpi = state.mpi.Dup()
         self._number = 0
-        #: Samples that are not judged, in the order of their calls; the exchange for the first of them, and its words.
+        #: Samples not judged yet, in call order; and the exchange for the first of them, with its words.
         self._queue: deque[_Sample] = deque()
         self._exchange: tuple[Any, Any, Any] | None = None
         self._lock = threading.RLock()
         self._failure: DataError | None = None
-        #: The failure until a caller has been told of it.
-        self._untold: DataError | None = None
+        #: The failure, until it has been raised.
+        self._not_raised: DataError | None = None
         poll_hooks.append(self.attend)
-        #: Samples that were compared, and others.
+        #: Numbers of samples that were compared, and that were not.
         self._judged = [0, 0]
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ class Verification:
             self.end(sample)
 
     def begin(self, begin: Callable[..., Request], call: CallSpec, stream: Any, completion: Completion) -> Request:
-        """As ``begin``. The host waits for the end of a sample in a stream."""
+        """As ``begin``. The host waits for the end of a sampled call in a stream."""
         try:
             stream = None if stream is None else stream_handle(stream)
         except TypeError:
-            return begin(call, stream, completion)  # which refuses it
+            return begin(call, stream, completion)  # raises the error
         if stream is not None and lib.ucch_stream_captures(stream):
             return begin(call, stream, completion)
         sample = self.take(call, stream)
@@ -154,7 +154,7 @@ class Verification:
     def around(
         self, call: CallSpec, start: Callable[[], int], finish: Callable[[int, Any], None]
     ) -> tuple[Callable[[], int], Callable[[int, Any], None]]:
-        """(``start``, ``finish``) of a persistent call, each start of which may be a sample."""
+        """(``start``, ``finish``) of a persistent call, each start of which may be sampled."""
         sample: _Sample | None = None
 
         def started() -> int:
@@ -172,7 +172,7 @@ class Verification:
         return started, finished
 
     def within(self, sample: _Sample, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a part of a sampled call; if that fails, the sample has failed."""
+        """Run a part of a sampled call; if it raises, the sample has failed."""
         try:
             return make(*arguments)
         except BaseException:
@@ -180,19 +180,19 @@ class Verification:
             raise
 
     def take(self, call: CallSpec, stream: Any = None) -> _Sample | None:
-        """Begin a sample, before the call starts; None if the call is not to be verified."""
+        """Begin a sample before the call starts; None if the call is not sampled."""
         with self._lock:
             if not self._state.broken:
                 self._advance()
             self._number += 1
-            chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # at no regular distance
+            chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # not periodic
             if not chosen or self._state.size == 1 or call.name == "barrier" or self._state.broken:
                 return None
             sample = _Sample(self._number, call.name)
             self._queue.append(sample)
         try:
             self._fill(sample, call, stream)
-        except Exception as error:  # the call itself will say what is wrong
+        except Exception as error:  # the call itself raises it
             sample.sums = None
             log.log("coll").debug("%s is not verified: %s", call.name, error)
         return sample
@@ -218,7 +218,7 @@ class Verification:
         return Bounce(self._state.members.runtime)
 
     def _read(self, buffer: Buffer, stream: Any) -> Any:
-        """The bytes of a buffer, as they are when ``stream`` gets here."""
+        """The bytes of a buffer as of when ``stream`` reaches this point."""
         if buffer.vendor == "host":
             packed = pack(buffer)
         else:
@@ -231,18 +231,18 @@ class Verification:
         return np.frombuffer(ffi.buffer(ffi.cast("char *", packed.ptr), packed.nbytes), np.uint8).copy()
 
     def end(self, sample: _Sample, failed: bool = False) -> None:
-        """End a sample, and judge what can be judged. ``DataError`` if data of this or an earlier call is wrong."""
+        """End a sample and judge samples. ``DataError`` if data of this or an earlier call is wrong."""
         with self._lock:
-            if failed and self._state.broken and sample in self._queue:  # others may have left because of earlier ones
-                progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
+            if failed and self._state.broken and sample in self._queue:  # ranks may have left over earlier samples
+                progress_until(lambda: self._is_judged() or self._queue[0] is sample, _MOMENT, longest=1e-4)
             sample.finish(failed, int(lib.ucch_board_next(self._state.board.native)) - 1)
             if not (failed or self._state.broken):
-                progress_until(lambda: self._over(sample), _MOMENT, longest=1e-4)
+                progress_until(lambda: self._is_judged(sample), _MOMENT, longest=1e-4)
 
     # --- judgement ----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Exchange the checksums of the samples that have ended, in order, and judge them."""
+        """Exchange the checksums of ended samples, in order, and judge them."""
         while self._failure is None and self._queue and self._queue[0].over:
             try:
                 if self._exchange is None:
@@ -257,24 +257,24 @@ class Verification:
             self._judge(self._queue.popleft(), rows)
 
     def attend(self) -> None:
-        """Go on while this rank waits in another call: others may need it before they come to that call."""
+        """Advance while this rank waits in another call: other ranks may wait for its checksums."""
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:
             if not self._state.broken:
                 self._advance()
         except DataError as found:
-            self._untold = found
+            self._not_raised = found
         finally:
             self._lock.release()
 
     def found(self) -> DataError | None:
-        """The failure that :meth:`attend` has found, the first time; then None."""
-        found, self._untold = self._untold, None
+        """The failure found by :meth:`attend`, once; then None."""
+        found, self._not_raised = self._not_raised, None
         return found
 
-    def _over(self, sample: _Sample | None = None) -> bool:
-        """Go on. True if a sample, or without one all of them, has been judged."""
+    def _is_judged(self, sample: _Sample | None = None) -> bool:
+        """Advance. True if ``sample`` has been judged, or without one all samples."""
         self._advance()
         return sample not in self._queue if sample else not self._queue
 
@@ -296,16 +296,16 @@ class Verification:
             fault = self._search(sums, span, ranks) or fault
         where = f"rank {self._state.rank}: {sample.label} (call {sample.call} of this communicator)"
         flight.failed()
-        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
+        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._route_text(sample, fault.ranks)}"))
         self._state.abandon(str(self._failure))
         raise self._failure
 
     def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
         if span.stop < 0:
-            span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
+            span = span._replace(stop=int(self._gather_words(np.array([sums.count(span)])).max()))
         span = span._replace(pieces=min(PIECES, span.stop - span.start))
         while True:
-            answer = self._ask(sums.words(span))
+            answer = self._gather_words(sums.words(span))
             if span.stop - span.start == 1:
                 return sums.describe(answer, span, ranks)
             number = sums.worse(answer, span)
@@ -313,16 +313,16 @@ class Verification:
                 return None
             span = span.piece(number)
 
-    def _ask(self, mine: Any) -> Any:
-        """Gather the words of all ranks; ``OSError`` if not all have come in time."""
+    def _gather_words(self, mine: Any) -> Any:
+        """Gather the words of all ranks. ``OSError`` if they have not arrived in time."""
         request, _, rows = self._start(mine)
         with quarantine.unless_over((mine, rows)):
-            if not progress_until(request.Test, _SEARCH, longest=1e-4):
+            if not progress_until(request.Test, _SEARCH_S, longest=1e-4):
                 raise TimeoutError("other ranks do not take part")
         return rows
 
-    def _way(self, sample: _Sample, ranks: Sequence[int]) -> str:
-        """The algorithm, and the steps of the first rank that has wrong data, as text."""
+    def _route_text(self, sample: _Sample, ranks: Sequence[int]) -> str:
+        """The algorithm, and the steps of the first rank with wrong data, as text."""
         choice = self._used.get(sample.label) or self._used.get(f"{sample.label} host")
         if choice is None or sample.sums is None:
             return "it is not known which way it went"
@@ -334,23 +334,23 @@ class Verification:
         return f"it went by the algorithm {choice[0].algorithm}: on rank {rank} by {', '.join(dict.fromkeys(steps))}"
 
     def close(self, together: bool) -> DataError | None:
-        """Judge what is left, if all ranks have come to the end (``together``), and return what is wrong."""
+        """Judge the remaining samples if all ranks are closing (``together``); returns the failure, if any."""
         poll_hooks.remove(self.attend)
         failure = self.found()
         if not together:
             return failure
         gone = math.inf
 
-        def nobody_comes() -> bool:
-            """True if a rank has been known to be gone for a while."""
+        def is_abandoned() -> bool:
+            """True if a rank has been known to be gone for ``_GRACE_S`` seconds."""
             nonlocal gone
             if gone == math.inf and self._state.board.dead() >= 0:
                 gone = time.monotonic()
-            return time.monotonic() > gone + _GRACE
+            return time.monotonic() > gone + _GRACE_S
 
         try:
             if not self._state.broken:
-                progress_until(self._over, self._state.timeout, nobody_comes)
+                progress_until(self._is_judged, self._state.timeout, is_abandoned)
         except DataError as found:
             failure = found
         if self._exchange is None:
@@ -362,6 +362,6 @@ class Verification:
 
 
 def sampled() -> int:
-    """One call in how many is verified; 0 for none."""
+    """N if one call in N is to be verified; 0: none."""
     wanted = env.get("CHECK")
     return wanted.every if isinstance(wanted, env.Sampling) else 0

@@ -21,7 +21,7 @@ from ..planner.topology import Topology, emulated_vendors, numbered
 from .plan import facts, render
 from .topo import DrawnHost, draw, tree
 
-#: Collectives that ``tune`` measures unless told otherwise.
+#: Collectives that ``tune`` measures by default.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
 
 
@@ -70,7 +70,7 @@ def _in_job() -> bool:
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
-    """The numbers of an option such as ``--hosts 2,2``; none without it."""
+    """The numbers of an option such as ``--hosts 2,2``; empty if it is not given."""
     words = text.split(",") if text else []
     if not all(word.strip().isdecimal() and int(word) for word in words):
         raise ValueError(f"{option} {text}: must be numbers from 1 on, as in {option} 2,2")
@@ -86,7 +86,7 @@ def _layout(args: argparse.Namespace) -> Topology:
     vendors = emulated_vendors(spec, size) if spec else ["host"] * size
     where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
     weights = _numbers("--weights", args.weights)
-    # With the RDMA of this host, as there is no other to look at.
+    # With this host's RDMA, as the planned hosts are not known.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
     fabrics = numbered((vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True))
     return Topology.group(vendors, where, weights, (), fabrics)
@@ -137,7 +137,7 @@ def _topo(args: argparse.Namespace) -> int:
 
         if args.record:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
-        # A record has the machine's files, not its libraries.
+        # A record has files of a machine, but not its libraries.
         carriers = {} if args.record else _carriers()
         print(draw(tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)])), flush=True)
         return 0
@@ -176,9 +176,9 @@ def _tune(args: argparse.Namespace) -> int:
     if not sizes:
         raise ValueError(f"--sizes {args.sizes}: no size from {least} to {most} bytes")
     writes = path and number("RANK", os.environ, 0, torchrun=False) == 0
-    if writes and not os.access(Path(path).absolute().parent, os.W_OK):  # not once all is measured
+    if writes and not os.access(Path(path).absolute().parent, os.W_OK):  # check now, not after the measurement
         raise ValueError(f"--file {path}: its folder is not there, or cannot be written")
-    # The table that is about to be written may not be there yet, and must not steer what is measured.
+    # The table that will be written may not exist, and must not influence the measurement.
     os.environ.pop("UCCH_TUNE_FILE", None)
     from ..api.comm import Communicator
     from .tune import tune

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero info``: what is installed, what was loaded, and from where."""
+"""``python -m ucc_hetero info``: installed versions, loaded libraries, and their paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..transport.wires import describe, survey
 
 
 def components(ucc_path: str) -> list[str]:
-    """Components beside libucc: ``tl/ucp``, ``mc/cuda``, ... (libucc loads them from there and nowhere else)."""
+    """Components beside libucc: ``tl/ucp``, ``mc/cuda``, ... (libucc loads them from that folder only)."""
     files = Path(ucc_path).resolve().parent.glob("ucc/libucc_*.so")
     names = (re.fullmatch(r"libucc_(cl|tl|mc|ec)_(\w+)", f.stem) for f in files)
     return sorted(f"{n[1]}/{n[2]}" for n in names if n)
@@ -47,7 +47,7 @@ def fabrics() -> dict[str, str]:
 
 
 def collect() -> dict[str, Any]:
-    """All facts as plain data. Raises :class:`LibraryNotFound` when UCC or UCX cannot be loaded."""
+    """Collect everything as plain data. Raises :class:`LibraryNotFound` if UCC or UCX cannot be loaded."""
     libraries = load()
     memory, transports = survey()
     with ucc.Lib("UCC") as library:

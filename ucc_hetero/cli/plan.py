@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero plan``: what would run for a collective and size, over which links."""
+"""``python -m ucc_hetero plan``: the algorithm for a collective and size, and the bytes on each link."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..planner.topology import Topology
 _LINKS = {"native": "inside islands", "bridge": "between islands", "local": "in a rank's memory"}
 #: Bytes of an element: float32.
 _ITEM = 4
-#: Teams shown by their ranks; more are counted.
+#: Maximum number of teams whose ranks are listed; of more only the number is printed.
 _SHOWN = 4
 
 
 def size_text(nbytes: float) -> str:
-    """``1.5 MiB``."""
+    """Format bytes, such as ``1.5 MiB``."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -34,12 +34,12 @@ def _time_text(seconds: float) -> str:
 
 
 def _span(step: Step) -> int:
-    """Elements of the largest operand of one member."""
+    """Elements of the largest operand of any member."""
     return max(sum(r.count for r in regions(o)) for side in (step.src, step.dst) for o in side)
 
 
 def _stages(plan: Plan) -> list[dict[str, Any]]:
-    """Per stage of the first fragment and kind of step: link, kind, teams, bytes of the largest operand."""
+    """For each stage of the first fragment and kind of step: link, kind, teams, bytes of the largest operand."""
     out: list[dict[str, Any]] = []
     for number, stage in enumerate(plan.fragments[0].stages if plan.fragments else ()):
         groups: dict[tuple[str, str], list[Step]] = {}
@@ -60,9 +60,9 @@ def facts(
     tuning: Tuning | None = None,
     wanted: Choice | None = None,
 ) -> dict[str, Any]:
-    """Everything there is to say about the plan of a call of ``nbytes`` (of the vector, or of all blocks together).
+    """Describe the plan of a call of ``nbytes`` (of the vector, or of all blocks together).
 
-    ``wanted`` takes the place of what would be chosen. ``ValueError`` for what does not exist.
+    ``wanted`` replaces the choice. ``ValueError`` if it does not exist.
     """
     tune = tuning or Tuning()
     call: Call = example_call(topology, collective, nbytes // _ITEM)
@@ -88,7 +88,7 @@ def facts(
 
 
 def short_name(choice: Choice) -> str:
-    """``ring/4``: an algorithm, and its fragments where they are several."""
+    """``ring/4``: the algorithm, and the number of fragments if more than one."""
     return choice.algorithm + (f"/{choice.fragments}" if choice.fragments > 1 else "")
 
 
@@ -136,8 +136,8 @@ def render(found: dict[str, Any]) -> str:
 class Traffic:
     """Bytes that each rank sends over native and bridge links, and that leave and enter each host.
 
-    A step that a library carries out is counted as a ring or chain in team order for bcast, reduce, allreduce,
-    reduce_scatter and allgather (no algorithm sends less per member), and as direct messages for the others.
+    Steps that a library executes count as a ring or chain in team order for bcast, reduce, allreduce, reduce_scatter
+    and allgather (no algorithm sends less per member), and as direct messages otherwise.
     """
 
     native: tuple[int, ...]
@@ -147,7 +147,7 @@ class Traffic:
 
 
 def flows(step: Step) -> Iterator[tuple[int, int, float]]:
-    """(sender, receiver, elements), senders and receivers as indices in ``step.ranks``."""
+    """(sender, receiver, elements) of a step; sender and receiver are indices in ``step.ranks``."""
     n, kind, root = len(step.ranks), step.kind, step.root
     ring = [(i, (i + 1) % n) for i in range(n)]
     if kind in ("bcast", "reduce"):
@@ -170,7 +170,7 @@ def flows(step: Step) -> Iterator[tuple[int, int, float]]:
 
 
 def traffic_of(plan: Plan, topology: Topology, itemsize: int = 1) -> Traffic:
-    """Bytes that a plan sends, for elements of ``itemsize`` bytes."""
+    """Bytes that a plan sends if elements have ``itemsize`` bytes."""
     hosts = topology.hosts
     sent = {"native": [0.0] * topology.size, "bridge": [0.0] * topology.size}
     out, into = ([0.0] * (max(hosts) + 1) for _ in range(2))

@@ -15,7 +15,7 @@ Lines = list[tuple[int, str]]
 
 
 class DrawnHost(NamedTuple):
-    """One host of the drawing: its name, its machine, (rank, vendor, device) of its ranks, what carries its bytes."""
+    """A host of the drawing: name, machine, (rank, vendor, device) of its ranks, carriers of its bytes."""
 
     name: str
     machine: Machine
@@ -47,7 +47,7 @@ def tree(
     rings: Sequence[Sequence[str]] = (),
     fabric: Sequence[str] = (),
 ) -> Lines:
-    """The lines of the drawing of a job, or of this host; ``fabric``: on which hosts a vendor's ranks are joined."""
+    """Draw a job, or this host, as lines. ``fabric``: lines about which hosts a vendor's ranks are joined on."""
     lines: Lines = []
     for number, host in enumerate(hosts):
         lines += _host(number, host, topology)
@@ -56,7 +56,7 @@ def tree(
         for one in topology.islands:
             lines.append((1, f"island {one.index}: {one.vendor}, {ranks_text(one.ranks)}"))
         lines += [(1, f"fabric between hosts: {text}") for text in fabric]
-        if topology.deep:  # the groups of every level between the job and ranks
+        if topology.deep:  # levels between the job and the ranks
             groups = [group for group in topology.tree.walk() if group is not topology.tree]
             lines += [(1, f"group of height {g.height}: {ranks_text(g.ranks)}") for g in reversed(groups)]
         if topology.weights:
@@ -74,7 +74,7 @@ def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
     for node in nodes:
         if machine.numa:
             lines.append((1, f"NUMA node {node}: cores {dict(machine.numa)[node]}"))
-        # A device without a NUMA node (-1) belongs to the only node there is.
+        # A device with NUMA node -1 belongs to the only node.
         mine = {node, -1} if node == nodes[0] else {node}
         depth = 2 if machine.numa else 1
         lines += [(depth, _device(d, machine)) for d in machine.accelerators if d.numa in mine]
@@ -91,7 +91,7 @@ def draw(lines: Lines) -> str:
     for i, (depth, text) in enumerate(lines):
         prefix = ""
         for level in range(1, depth + 1):
-            # The depth of the next line of this level or of a shallower one.
+            # Depth of the next line on this level or above.
             later = next((d for d, _ in lines[i + 1 :] if d <= level), 0)
             more = later == level
             prefix += ("├─ " if more else "└─ ") if level == depth else ("│  " if more else "   ")

@@ -1,7 +1,7 @@
-"""``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
+"""``python -m ucc_hetero tune``: measures algorithms on a job's own ranks, and writes the fastest for later jobs.
 
-Measured are the algorithms of collectives, and what each host's links carry. What is clearly faster than the usual
-choice becomes a rule (UCCH_TUNE_FILE).
+It measures the algorithms of collectives, and the speed of each host's links. An algorithm that is clearly faster than
+the default becomes a rule (UCCH_TUNE_FILE).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
 from .plan import short_name
 
-#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
+#: A candidate must take less than this share of the default's time; less gain counts as noise.
 _GAIN = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Seconds of each choice for a collective; ``noise``: in which the middle half of its samples lie."""
+    """Seconds of each choice for a collective. ``noise``: width of the middle half of its samples."""
 
     collective: str
     nbytes: int
@@ -41,7 +41,7 @@ class Finding:
 
     @classmethod
     def of(cls, collective: str, nbytes: int, default: Choice, samples: Mapping[Choice, Sequence[float]]) -> Finding:
-        """The finding of one or more ``samples`` of each choice, in seconds: medians, and how far they lie apart."""
+        """Summarise the samples of each choice, in seconds: medians, and their spread."""
         noise = {}
         for choice, times in samples.items():
             low, _, high = quantiles(times, method="inclusive") if len(times) > 1 else (0.0, 0.0, 0.0)
@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def best(self) -> Choice:
-        """The fastest of those that are faster than the default by more than the noise of both, or the default."""
+        """The fastest choice that beats the default by more than both choices' noise; otherwise the default."""
         usual, noise = self.seconds[self.default], self.noise.get
         clear = {
             choice: seconds
@@ -60,17 +60,17 @@ class Finding:
         return self._fastest(clear)
 
     def _fastest(self, seconds: Mapping[Choice, float]) -> Choice:
-        """The fastest of these, or the default where nothing is clearly faster."""
+        """The fastest of these choices; the default if none is clearly faster."""
         fastest = min(seconds, key=seconds.__getitem__)
         return fastest if seconds[fastest] < _GAIN * seconds[self.default] else self.default
 
     @property
     def doubtful(self) -> bool:
-        """True if the default stays although something was faster: by no more than noise."""
+        """True if a choice was faster than the default, but by no more than the noise."""
         return self.best == self.default != self._fastest(self.seconds)
 
     def line(self) -> str:
-        """The best, and what the first choices took."""
+        """A line with the best choice, and the times of the first few."""
         times = sorted(self.seconds.items(), key=lambda item: item[1])[:6]
         mark = "?" if self.doubtful else "=" if self.best == self.default else "!"
         parts = ", ".join(f"{short_name(what)} {seconds * 1e6:.1f}" for what, seconds in times)
@@ -78,10 +78,10 @@ class Finding:
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
-    """Rules for ranges of sizes, which end halfway (geometrically) between sizes with different bests.
+    """Rules for ranges of sizes. A range ends at the geometric mean of two sizes with different best choices.
 
-    There are none for sizes where the default was best, so that they follow what later versions know better, and none
-    from twice the longest size on.
+    No rules are made where the default was best, so that improvements of later versions apply, and none from twice the
+    longest size on.
     """
     names = dict.fromkeys(one.collective for one in found)
     return tuple(rule for name in names for rule in _rules(name, [one for one in found if one.collective == name]))
@@ -100,39 +100,39 @@ def _rules(collective: str, found: Sequence[Finding]) -> Iterator[Rule]:
             low = high
 
 
-#: Collectives with counts that a size alone gives.
+#: Collectives whose counts follow from a size.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
-#: Candidates slower than the best by this factor after the first round are measured no further.
+#: Candidates that are this much slower than the best in the first round are dropped.
 _HOPELESS = 1.5
-#: Samples of a choice, seconds that one should take, and the most calls in it.
+#: Samples of a choice, seconds per sample, and maximum calls per sample.
 _ROUNDS, _SECONDS, _MOST = 5, 1e-3, 4096
-#: Samples, each as long as the one before asks for, until they are as long as they should be.
+#: Attempts to find the number of calls for a sample of that length.
 _TRIES = 4
-#: Bytes by which links are measured.
+#: Bytes per message when links are measured.
 _LONG = 8 << 20
 
 
 class Trial:
-    """A call that all ranks make again and again, timed. Collective to use."""
+    """A call that all ranks repeat and time. All methods are collective."""
 
     def __init__(self, comm: Communicator, call: Callable[[], None]) -> None:
         self.mpi: Any = comm.mpi
         self.call = call
-        #: Calls in a sample, which ``warm`` chooses.
+        #: Calls in a sample; set by ``warm``.
         self.calls = 1
 
     def warm(self) -> None:
-        """Make what the first calls make, and choose how many calls are a sample."""
+        """Do what only first calls need, and choose the number of calls in a sample."""
         self.call()
         self.calls = 1
         for _ in range(_TRIES):
             took = self.sample()
             before, self.calls = self.calls, int(min(max(_SECONDS / max(took, 1e-9), 1), _MOST))
-            if self.calls <= 2 * before:  # a single call after a barrier looks longer than it is
+            if self.calls <= 2 * before:  # a single call after a barrier takes longer than the average
                 break
 
     def sample(self) -> float:
-        """Seconds of one call, on the slowest rank, the same on every rank."""
+        """Seconds of one call on the slowest rank; equal on every rank."""
         self.mpi.Barrier()
         start = perf_counter()
         for _ in range(self.calls):
@@ -141,7 +141,7 @@ class Trial:
 
 
 class _Example:
-    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one."""
+    """``nbytes`` of float32 for a collective, on the rank's device if it has one."""
 
     def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
         if collective not in MEASURABLE:
@@ -150,7 +150,7 @@ class _Example:
         call = example_call(comm.topology, collective, nbytes // 4)
         self.root = root = call.root
         send, recv = (f(call, comm.rank) for f in (send_length, recv_length))
-        one = collective == "bcast"  # in one buffer
+        one = collective == "bcast"  # send and receive buffer are one
         self._vectors = [
             Vector(np.ones(n, np.float32), runner_of(comm).members.runtime) for n in (send, one * send or recv)
         ]
@@ -170,7 +170,7 @@ class _Example:
 
 
 def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | None, samples: int) -> list[float]:
-    """Seconds of a collective by its usual choice, or the ``wanted`` one; the same on every rank."""
+    """Times of a collective with its default choice, or with ``wanted``, in seconds; equal on every rank."""
     if wanted:
         runner_of(comm).retune(_forced(wanted, collective))
     example = _Example(comm, collective, nbytes)
@@ -182,7 +182,7 @@ def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | N
 
 
 def _forced(choice: Choice, collective: str) -> Tuning:
-    """A tuning that makes a collective run as ``choice`` says."""
+    """A tuning that forces ``choice`` for a collective."""
     return Tuning((Rule(collective, 0, inf, choice.algorithm, choice.fragments),))
 
 
@@ -203,7 +203,8 @@ def measure_collectives(
 
 
 def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) -> Finding:
-    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
+    """Measure every candidate at one size. The default is what ``tuning`` chooses. Changes the communicator's
+    tuning."""
     topology, runner = comm.topology, runner_of(comm)
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
     default = choose(topology, collective, total, tuning)
@@ -215,11 +216,11 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
         runner.retune(_forced(choice, collective))
         trials[choice].warm()
         times[choice].append(trials[choice].sample())
-    # All ranks know the same times, so all measure the same candidates on.
+    # Times are equal on all ranks, so all go on with the same candidates.
     best = min(min(t) for t in times.values())
     hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
     for turn in range(1, _ROUNDS):
-        # Each in another place of a round: what comes before it is not always the same.
+        # Rotate the order: what runs before a candidate should not always be the same.
         for choice in hopeful[turn % len(hopeful) :] + hopeful[: turn % len(hopeful)]:
             runner.retune(_forced(choice, collective))
             example.call()
@@ -229,10 +230,10 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
 
 
 def link_speeds(comm: Communicator) -> list[int]:
-    """MB/s of the links of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
+    """MB/s of each rank's host links, measured between neighbouring hosts. Collective; equal on every rank.
 
-    All ranks of a host send at once, so that several ports count together. A pair of hosts shows its slower one, so a
-    host's own speed is the better of its two pairs.
+    All ranks of a host send at once, so that several ports count together. A pair of hosts shows the slower one's
+    speed, so a host's own is the maximum of its two pairs.
     """
     hosts = max(comm.topology.hosts) + 1
     if hosts == 1:
@@ -243,7 +244,7 @@ def link_speeds(comm: Communicator) -> list[int]:
 
 
 def _pair_speed(comm: Communicator, one: int, other: int) -> int:
-    """MB/s between two hosts, both ways at once, over as many pairs of ranks as there are; equal on every rank."""
+    """MB/s between two hosts, both ways at once, over as many pairs of ranks as possible; equal on every rank."""
     sides = [[rank for rank, host in enumerate(comm.topology.hosts) if host == side] for side in (one, other)]
     peers = {a: b for pair in zip(*sides, strict=False) for a, b in (pair, pair[::-1])}
     pairs = len(peers) // 2
@@ -261,24 +262,24 @@ def _pair_speed(comm: Communicator, one: int, other: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Everything that was measured on a communicator."""
+    """All measurements on a communicator."""
 
-    #: The islands with which it was.
+    #: The topology at the time of the measurement.
     bare: Topology
     speeds: list[int]
     collectives: list[Finding]
 
     @property
     def doubtful(self) -> int:
-        """Sizes that have no rule although something was faster: by no more than noise."""
+        """Number of sizes without a rule although a choice was faster, by no more than noise."""
         return sum(one.doubtful for one in self.collectives)
 
     def save(self, path: str | Path, rank: int) -> int:
-        """Write the table on rank 0; returns the number of rules."""
+        """Write the table on rank 0. Returns the number of rules."""
         rules = rules_of(self.collectives)
         if rank == 0:
             weights = link_weights(self.bare.hosts, self.speeds)
-            # Measuring them makes some difference of its own.
+            # Differences below this are measurement errors.
             clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
             save_table(path, self.bare, Measured(rules, clear))
         return len(rules)

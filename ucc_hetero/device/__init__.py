@@ -1,7 +1,7 @@
-"""GPU runtimes behind one narrow interface: which are here, whose memory an address is, which device a rank works with.
+"""GPU runtimes behind one interface: which are installed, whose memory an address is, which device a rank uses.
 
-A runtime's library is found and opened when it is first asked for, never at import; a machine without one has ranks of
-the vendor ``host``.
+A runtime's library is loaded when it is first needed, never at import. On a machine without one all ranks have the
+vendor ``host``.
 """
 
 from .rank import Place, bind, free_memory, local_rank, own_device, place_of

@@ -1,4 +1,4 @@
-"""Vendor and device that this rank works with, and binding the native engine to it."""
+"""Vendor and device of this rank, and binding the native engine to them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .runtime import DeviceRuntime
 
 
 class Place(NamedTuple):
-    """A rank's vendor and its device number there; ``host`` and 0 for a rank without a GPU."""
+    """A rank's vendor, and its device number in that vendor's runtime; ``host`` and 0 without a GPU."""
 
     vendor: str
     device: int
 
 
 def local_rank() -> int:
-    """This rank's number on its host, as the launcher says; 0 where none does."""
+    """This rank's number on its host, from the launcher's variables; 0 without a launcher."""
     return number("LOCAL_RANK", os.environ, 0)
 
 
 def place_of(emulated: str = "") -> Place:
-    """Where this rank's buffers live.
+    """Choose this rank's vendor and device.
 
-    The first vendor whose runtime sees a device; there the device that the calling thread has chosen, else the local
-    rank's turn. ``emulated`` names the vendor where it is decided already (``UCCH_EMULATE``): that vendor's runtime is
-    used if it is here, and else the name alone counts. A process that has a device keeps it, whichever the calling
-    thread has chosen: threads start with the first.
+    That is the first vendor whose runtime sees a device, and of its devices the one that the calling thread has
+    selected, else the one for the local rank. ``emulated`` (``UCCH_EMULATE``) fixes the vendor: its runtime is used if
+    installed, otherwise only the name counts. A process that has a device keeps it, whichever the calling thread has
+    selected: new threads start with device 0.
     """
     if _bound is not None:
         return _bound
@@ -44,23 +44,23 @@ def place_of(emulated: str = "") -> Place:
 
 
 def _device(runtime: DeviceRuntime) -> int:
-    # Where "none chosen" cannot be told from "the first", only another than the first was chosen for certain.
+    # Some runtimes cannot tell "none selected" from "device 0": only another device was selected for certain.
     chosen = runtime.current()
     undecided = chosen is None or (chosen == 0 and not runtime.traits & lib.UCCH_TELLS_CURRENT)
     return local_rank() % runtime.count() if undecided or chosen is None else chosen
 
 
 def bind(place: Place) -> DeviceRuntime | None:
-    """Let the engine and this thread work with this device from now on; its runtime, or None. A second one is
-    refused."""
+    """Bind the engine and this thread to a device; returns its runtime or None. A second device raises
+    ``DeviceError``."""
     global _bound
     runtime = runtime_of(place.vendor)
     if runtime is None:
         return None
     if _bound is not None and _bound != place:
         raise DeviceError(
-            f"this process works with {_bound.vendor} device {_bound.device} already and cannot change to "
-            f"{place.vendor} device {place.device}: choose the device before the first Communicator"
+            f"this process uses {_bound.vendor} device {_bound.device} already and cannot change to {place.vendor} "
+            f"device {place.device}: select the device before the first Communicator"
         )
     if _bound == place:
         return runtime
@@ -76,7 +76,7 @@ def bound() -> Place | None:
 
 @contextmanager
 def own_device() -> Iterator[None]:
-    """Work with this rank's device in the calling thread, whichever it has chosen, and restore that."""
+    """Make this rank's device current in the calling thread; restore the thread's own device afterwards."""
     before = lib.ucch_device_enter()
     try:
         yield
@@ -85,7 +85,7 @@ def own_device() -> Iterator[None]:
 
 
 def free_memory() -> int:
-    """Bytes of memory that this process's device has left; 0 without one."""
+    """Free memory of this process's device in bytes; 0 without a device."""
     runtime = runtime_of(_bound.vendor) if _bound is not None else None
     if runtime is None:
         return 0

@@ -1,4 +1,4 @@
-"""Vendor -> its runtime, found and loaded once; why one is absent."""
+"""Vendor -> its runtime, loaded once, or the reason why it is absent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .runtime import DeviceRuntime
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}
-#: One thread at a time loads: the engine gives each adapter the first place that is free.
+#: Held while loading: the engine gives each adapter the first free slot.
 _loading = threading.Lock()
 
 
 def register(row: Vendor) -> None:
-    """Add a vendor, on every rank before its first communicator; ``ValueError`` where something of it is another's.
+    """Add a vendor, on every rank before its first communicator. ``ValueError`` if a name or number is in use.
 
-    Its library brings the adapter, or the engine has it. ``UCCH_`` and the row's ``setting`` name another library.
+    The adapter is in the row's library, or in the engine. ``UCCH_<setting>`` of the row names another library.
     """
     vendors.register(row)
     if row.setting:
@@ -29,7 +29,7 @@ def register(row: Vendor) -> None:
 
 
 def runtime_of(vendor: str) -> DeviceRuntime | None:
-    """The runtime of a vendor; None for ``host``, and where it is absent or sees no device."""
+    """The runtime of a vendor. None for ``host``, and if it is absent or sees no device."""
     if vendor not in _loaded:
         with _loading:
             if vendor not in _loaded:
@@ -58,18 +58,18 @@ def _load(row: Vendor) -> DeviceRuntime | None:
 
 
 def late_settings(vendor: str) -> tuple[str, ...]:
-    """The settings that a vendor's runtime has read by now, or may have: those for its load, and for its start."""
+    """The kinds of settings ("load", "start") that a vendor's runtime has read already, or may have read."""
     name = VENDORS[vendor].library.name
     return ("load", "start") if name and mapped(name) else ()
 
 
 def available() -> list[DeviceRuntime]:
-    """The runtimes that are here and see a device."""
+    """The runtimes that are loaded and see a device."""
     return [runtime for vendor in VENDORS if (runtime := runtime_of(vendor)) is not None]
 
 
 def report(vendor: str) -> str:
-    """One line: what was loaded for ``vendor``, or why nothing was."""
+    """One line: the library that was loaded for ``vendor``, or why none was."""
     runtime = runtime_of(vendor)
     if runtime is not None:
         return f"{runtime.path}, version {runtime.version()}, {runtime.count()} device(s)"
@@ -77,26 +77,26 @@ def report(vendor: str) -> str:
 
 
 def no_runtime(rank: int, vendor: str) -> str:
-    """What is wrong with ``stream=`` on a rank without a device, and the way out."""
+    """Error text for ``stream=`` on a rank without a device."""
     why = f" ({report(vendor)})" if vendor in VENDORS and VENDORS[vendor].setting else ""
     return f"rank {rank} has no GPU runtime for stream={why}; leave it out for host memory"
 
 
 @cache
 def collective_library(memory: int) -> bool:
-    """True if libucc has loaded the vendor's own library of collectives, which it has once a context exists."""
+    """True if libucc has loaded the vendor's collective library, which it does in a context."""
     wanted = vendors.of_memory(memory).collectives
     return bool(wanted) and all(map(mapped, wanted))
 
 
 def forget() -> None:
-    """Look for the libraries anew at the next call (for tests, after a change of the environment)."""
+    """Search for the libraries again at the next call (for tests, after a change of the environment)."""
     _loaded.clear()
     _tried.clear()
 
 
 def pointer_vendor(address: int) -> tuple[str, int]:
-    """Vendor and device number of a device pointer, ``host`` for pinned memory; ``BufferError`` where none knows it."""
+    """Vendor and device number of a device pointer; ``host`` for pinned memory. ``BufferError`` if unknown."""
     runtimes = available()
     if not runtimes:
         tried = "; ".join(f"{row.name}: {report(row.name)}" for row in VENDORS.values() if row.adapter)
@@ -112,7 +112,7 @@ def pointer_vendor(address: int) -> tuple[str, int]:
 
 
 def whose(address: int) -> tuple[str, int] | None:
-    """As :func:`pointer_vendor`, with None for what is not device memory or cannot be told."""
+    """As :func:`pointer_vendor`, but None for memory that is not a device's, or is unknown."""
     for runtime in available():
         found = runtime.pointer(address)
         if found.kind in ("device", "managed"):

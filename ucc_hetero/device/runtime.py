@@ -1,4 +1,4 @@
-"""One GPU runtime as the rest of the package sees it. Device numbers are the runtime's own, from 0."""
+"""One GPU runtime, as the rest of the package uses it. Device numbers are the runtime's, from 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..machine import vendors
 from ..machine.vendors import STREAMS, VENDORS
 from ..native.libraries import ffi, lib
 
-#: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
+#: Kinds of memory: unknown to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
     lib.UCCH_MEMORY_UNKNOWN: "unknown",
     lib.UCCH_MEMORY_PINNED: "pinned",
@@ -26,34 +26,34 @@ KINDS = {
 
 
 class Pointer(NamedTuple):
-    """A runtime's answer about an address: ``unknown``, ``pinned``, ``device`` or ``managed``, and whose device."""
+    """A runtime's answer about an address: kind (``unknown``, ``pinned``, ``device`` or ``managed``) and device."""
 
     kind: str
     device: int
 
 
 class DeviceRuntime:
-    """A loaded runtime library. Calls that fail raise :class:`~ucc_hetero.errors.DeviceError` with its reason.
+    """A loaded runtime library. Failed calls raise :class:`~ucc_hetero.errors.DeviceError` with the runtime's reason.
 
-    ``code`` is the native engine's number of the runtime, ``path`` the file it came from.
+    ``code`` is the runtime's number in the native engine, ``path`` its file.
     """
 
     def __init__(self, vendor: str, code: int, path: str) -> None:
         self.vendor, self.code, self.path = vendor, code, path
-        #: Its functions (cffi_build/gpu/ops.h); each returns 0, or a code for :meth:`check`.
+        #: Its functions (cffi_build/gpu/ops.h). Each returns 0, or a code for :meth:`check`.
         self.ops = lib.ucch_device_ops(code)
 
     def __repr__(self) -> str:
         return f"<DeviceRuntime of {self.vendor} from {self.path}>"
 
     def check(self, call: str, code: int) -> None:
-        """Raise what the library says of a code that is not 0."""
+        """Raise the runtime's error for a code other than 0."""
         if code:
             lib.ucch_device_check(self.code, code, call.encode())
             raise self.failure()
 
     def failure(self, call: str = "") -> DeviceError:
-        """The error for the reason that the engine has last noted in this thread."""
+        """The error for the reason that the engine recorded last in this thread."""
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
         return DeviceError(f"{self.vendor} runtime ({self.path}): {call}{reason}")
 
@@ -71,36 +71,36 @@ class DeviceRuntime:
 
     @cached_property
     def traits(self) -> int:
-        """The runtime's traits, bit by bit (``UCCH_EAGER`` and those beside it, cffi_build/api/constants.h)."""
+        """The runtime's traits as bits (``UCCH_EAGER`` and the following ones, cffi_build/api/constants.h)."""
         return self._int("traits", self.ops.traits)
 
     @property
     def eager(self) -> bool:
-        """True if no kernel is loaded at its first launch, which waits for the device."""
+        """True if kernels are loaded before their first launch. A load at the launch would wait for the device."""
         return bool(self.traits & lib.UCCH_EAGER)
 
     @property
     def holds(self) -> bool:
-        """True if streams may wait for work that has not begun: nothing that this work needs may be behind them in a
-        queue.
+        """True if a stream may wait for work that has not started: that work must not be behind the stream in a queue.
 
-        HIP's streams share a few queues (four, or GPU_MAX_HW_QUEUES), in which each holds up those behind it. A stream
-        may wait there for what has been queued before; for more only if the user says that there are enough.
+        HIP's streams share a few hardware queues (four, or GPU_MAX_HW_QUEUES), in which a waiting stream blocks those
+        behind it. Such a stream may then only wait for work that is queued already, unless the user says that there are
+        enough queues.
         """
         wanted = str(env.get("HOLD"))
         return self.eager and (wanted == "y" or (wanted == "auto" and bool(self.traits & lib.UCCH_OWN_QUEUES)))
 
     def target(self, device: int) -> str:
-        """Target of kernels for a device; empty where neither the runtime nor the kernel's files say.
+        """Compiler target of a device. Empty if neither the runtime nor the kernel's files tell it.
 
-        Nor is it said where the runtime was told to take the device for another one.
+        Also empty if the runtime was told to treat the device as another model.
         """
         text = ffi.new("char[]", 64)
         self.check(f"target of device {device}", self.ops.target(device, text, 64))
         compiler = vendors.VENDORS[self.vendor].compiler
         if text[0] != b"\0" or compiler is None or any(name.startswith(compiler.override) for name in os.environ):
             return str(ffi.string(text).decode())
-        bus = self.bus(device).partition(".")[0]  # of any partition
+        bus = self.bus(device).partition(".")[0]  # without a partition number
         return next((found.arch for found in vendors.devices() if found.pci.partition(".")[0] == bus), "")
 
     def version(self) -> str:
@@ -111,7 +111,7 @@ class DeviceRuntime:
         return self._int("count", self.ops.count)
 
     def current(self) -> int | None:
-        """The calling thread's device; None where it has not chosen one, which cannot always be told from the first."""
+        """The calling thread's device. None if it has selected none, which some runtimes cannot tell from device 0."""
         device = self._int("current device", self.ops.current)
         return None if device < 0 else device
 
@@ -125,7 +125,7 @@ class DeviceRuntime:
             raise DeviceError(f"device {device} does not exist: the {self.vendor} runtime sees {count} device(s)")
 
     def bus(self, device: int) -> str:
-        """PCI address, as sysfs spells it: ``0000:3b:00.0``."""
+        """PCI address as in sysfs: ``0000:3b:00.0``."""
         self._known(device)
         text = ffi.new("char[32]")
         self.check(f"PCI address of device {device}", self.ops.bus(device, text, 32))
@@ -141,7 +141,7 @@ class DeviceRuntime:
 
     @cached_property
     def memory_type(self) -> int:
-        """The memory type under which UCC and UCX know the device memory (``ucc_memory_type_t``)."""
+        """The memory type of device memory in UCC and UCX (``ucc_memory_type_t``)."""
         return int(lib.ucch_device_memory_type(self.code))
 
     def room(self) -> int:
@@ -150,40 +150,41 @@ class DeviceRuntime:
         return int(out[0])
 
     def alloc(self, nbytes: int, *, pinned: bool = False) -> Block:
-        """Memory of the current device, or pinned host memory; freed by ``close``, never behind your back."""
+        """Allocate memory on the current device, or pinned host memory. Only ``close`` frees it, no finalizer does."""
         what = f"{nbytes} bytes of {'pinned' if pinned else 'device'} memory"
         return Block(self, self._handle(what, self.ops.pinned if pinned else self.ops.alloc, nbytes), nbytes, pinned)
 
     def flag(self) -> int:
-        """Address of a word, 0, that the host and streams see and that is kept: HIP's streams wait for no other."""
+        """Address of a word, initially 0, for host and streams. It is never freed. HIP's streams wait for no other
+        memory."""
         return self._handle("flag", self.ops.flag)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
-        """Copy in ``stream``, between any two kinds of memory; done when the stream gets there."""
+        """Copy between any two kinds of memory, in ``stream``."""
         to, of, at = (ffi.cast("void *", a) for a in (dst, src, stream))
         self.check("copy", self.ops.copy(to, of, nbytes, at))
 
     # --- streams and events -------------------------------------------------------------------------------------------
 
     def stream(self) -> Stream:
-        """A stream of the current device, not ordered with its default stream."""
+        """Make a stream on the current device, without ordering against the default stream."""
         return Stream(self, self._handle("stream", self.ops.stream_new))
 
     def event(self) -> Event:
         return Event(self, self._handle("event", self.ops.event_new))
 
     def wait_event(self, stream: int, event: Event) -> None:
-        """Let what follows in ``stream`` wait for what came before the event."""
+        """Make later work in ``stream`` wait for the event."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", event.handle)
         self.check("wait for an event", self.ops.stream_wait(at, what))
 
     def wait_value(self, stream: int, word: int, least: int) -> None:
-        """Let what follows in ``stream`` wait until the 4 bytes at ``word`` have reached ``least``."""
+        """Make later work in ``stream`` wait until the 32-bit word at ``word`` is at least ``least``."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
         self.check("wait for a value", self.ops.stream_hold(at, what, least))
 
     def write_value(self, stream: int, word: int, value: int) -> None:
-        """Write 4 bytes when ``stream`` gets there."""
+        """Write a 32-bit word when ``stream`` gets to it."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
         self.check("write a value", self.ops.stream_write(at, what, value))
 
@@ -199,21 +200,21 @@ class _Handle(ABC):
         self.close()
 
     def close(self) -> None:
-        """Release it; a second call does nothing."""
+        """Release the handle. May be called again."""
         handle, self.handle = self.handle, 0
         if handle:
             self._release(ffi.cast("void *", handle))
 
     @abstractmethod
     def _release(self, handle: Any) -> None:
-        """Give it back to the runtime."""
+        """Release the handle in the runtime."""
 
 
 class Stream(_Handle):
-    """Work in order, asynchronous to the host. ``handle`` is the runtime's."""
+    """A stream. ``handle`` is the runtime's."""
 
     def synchronize(self) -> None:
-        """Wait on the host until the stream has done everything."""
+        """Block the host until the stream's work is complete."""
         handle = ffi.cast("void *", self.handle)
         self.runtime.check("synchronize", self.runtime.ops.stream_sync(handle))
 
@@ -222,15 +223,15 @@ class Stream(_Handle):
 
 
 class Event(_Handle):
-    """A point in a stream."""
+    """An event in a stream."""
 
     def record(self, stream: int) -> None:
-        """Mark the point that ``stream`` has reached when all work given to it so far is done."""
+        """Record the event behind all work in ``stream``."""
         event, at = ffi.cast("void *", self.handle), ffi.cast("void *", stream)
         self.runtime.check("record", self.runtime.ops.event_record(event, at))
 
     def done(self) -> bool:
-        """True when the stream has passed the point."""
+        """True once the stream has passed the event."""
         return bool(self.runtime._int("event", partial(self.runtime.ops.event_done, ffi.cast("void *", self.handle))))
 
     def _release(self, handle: Any) -> None:
@@ -249,17 +250,17 @@ class Block(_Handle):
         self.runtime.check("free", (ops.unpin if self.pinned else ops.release)(handle))
 
 
-# --- streams of PyTorch, CuPy and others, turned into the runtime's handle --------------------------------------------
+# --- streams of PyTorch, CuPy and other libraries -> the runtime's handle ---------------------------------------------
 
 
-#: CuPy's; numba's and cuda.core's.
+#: Attributes with the handle: of CuPy; of numba and cuda.core.
 _ATTRIBUTES = ("ptr", "handle")
 
 
 def stream_handle(stream: Any) -> int:
-    """The handle of a stream: an integer (0 is the default stream), or an object that has or gives one.
+    """The handle of a stream: an integer (0 is the default stream), or a stream object.
 
-    Takes torch's and CuPy's streams, ours, and everything with an attribute that a vendor's row has for them
+    Takes streams of torch, CuPy and this package, and objects with an attribute that a vendor's row lists
     (``__cuda_stream__``: a pair of version and handle). ``TypeError`` for anything else.
     """
     if isinstance(stream, int):
@@ -278,21 +279,23 @@ def stream_handle(stream: Any) -> int:
 
 
 def uncaptured(stream: Any, what: str) -> int:
-    """The handle of a stream for something that hosts take part in: ``NotSupported`` while it is being captured."""
+    """The handle of a stream for work in which hosts take part. ``NotSupported`` while it is being captured."""
     handle = stream_handle(stream)
     if lib.ucch_stream_captures(handle):
-        raise NotSupported(f"{what} cannot be captured in a graph, as hosts take part in it; do it outside of graphs")
+        raise NotSupported(
+            f"{what} cannot be captured in a graph, as hosts take part in it; call it outside of captures"
+        )
     return handle
 
 
-# --- numbers of our own in the memory that a rank's buffers live in, for measurements and checks ----------------------
+# --- vectors in the memory that a rank communicates from, for measurements and checks ---------------------------------
 
 
 Array = npt.NDArray[Any]
 
 
 class Vector:
-    """``values`` in the memory of ``runtime``'s device, or for None in the host's."""
+    """``values`` in memory of ``runtime``'s device; in host memory if ``runtime`` is None."""
 
     def __init__(self, values: Array, runtime: DeviceRuntime | None) -> None:
         self.runtime = runtime
@@ -311,7 +314,7 @@ class Vector:
 
     @property
     def buffer(self) -> Any:
-        """The buffer to pass to a communicator."""
+        """The buffer for a communicator's methods."""
         return self if self.block else self.host
 
     def get(self) -> Array:
@@ -320,7 +323,7 @@ class Vector:
         return self.host
 
     def _copy(self, runtime: DeviceRuntime, dst: int, src: int) -> None:
-        with runtime.stream() as stream:  # calls without a stream do not wait for the device's other work
+        with runtime.stream() as stream:  # calls without a stream do not wait for other work of the device
             runtime.copy(dst, src, self.host.nbytes, stream.handle)
             stream.synchronize()
 

@@ -1,6 +1,6 @@
-"""Lowers a plan for this rank into a native program: flat steps with addresses relative to the caller's buffers.
+"""Lowers a plan for this rank to a native program: a flat list of steps, with offsets relative to the caller's buffers.
 
-The program runs in C (``cffi_build/coll/program.c``); from start to completion no Python runs.
+The program runs in C (``cffi_build/coll/program.c``), without Python from start to completion.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from ..trace.timeline import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each, may_hold, of_vendors, queued
 
-#: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
+#: Idle programs of one kind that are kept. On a device they borrow scratch, and many may be in flight.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
 class Execution(IntEnum):
-    """Waiter for the steps of a program, from the host alone to streams alone."""
+    """What waits for the steps of a program, from the host alone to streams alone."""
 
-    #: The host, which works on copies in its own memory of what is on a device.
+    #: The host; the program works on copies of device data in host memory.
     STAGED = -1
-    #: The host: no stream may wait for its end.
+    #: The host; no stream may wait for its end.
     HOST = 0
-    #: The host, while a stream may be held.
+    #: The host; a stream may be held meanwhile.
     HELD = 1
-    #: A stream, of which it is a part: a vendor's library does all of it.
+    #: The caller's stream: a vendor's library runs the whole call in it.
     LAUNCHED = 2
-    #: Streams of all ranks, for each other: it is queued whole.
+    #: Streams of all ranks: the whole call is queued in them.
     QUEUED = 3
 
 
 class Recipe:
-    """A native program but for the communicator's board: fields of a ``ucch_spec``, each step those of a
-    ``ucch_part``."""
+    """A native program without a board: fields of a ``ucch_spec``, and for each step those of a ``ucch_part``."""
 
     __slots__ = ("_about", "_keep", "_steps")
 
@@ -58,7 +57,7 @@ class Recipe:
         self._steps, self._keep = ffi.new("ucch_part[]", steps), (text, keep)
 
     def program(self, board: Board) -> Any:
-        """The native program, which the board must outlive, and so must what its steps use."""
+        """Make the native program. The board, and everything that its steps use, must outlive it."""
         status = ffi.new("int *")
         handle = lib.ucch_program_new(board.native, self._about, len(self._steps), self._steps, status)
         if handle == ffi.NULL:
@@ -67,7 +66,7 @@ class Recipe:
 
 
 class Program:
-    """A native program and what it keeps alive; its ``recipe`` where that needs nothing but a board of these ranks."""
+    """A native program and what it keeps alive. ``recipe`` is set if it needs nothing but a board of these ranks."""
 
     __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "recipe", "spare")
 
@@ -78,54 +77,54 @@ class Program:
         self.handle, self.keep, self.recipe = handle, keep, recipe
         self.address = int(ffi.cast("uintptr_t", handle))
         self.op = lib.ucch_program_op(handle)
-        #: How many idle ones of its kind are kept.
+        #: Number of idle programs of its kind that are kept.
         self.spare = spare
         self.execution = execution
 
 
 class Route(NamedTuple):
-    """Way of what a program sends: the communicator's part of a tag, and the channels."""
+    """How a program's messages travel: the communicator's part of tags, and its channels."""
 
     tag: int
-    #: The communicator's channels, for a call that is queued in streams whole.
+    #: The communicator's channels, for a call that is queued in streams.
     channels: Channels | None = None
     #: True if the stream is being captured in a graph.
     in_graph: bool = False
 
 
 class Lowering:
-    def __init__(self, plan: Plan, rank: int, what: ProgramSpec, teams: Teams, board: Board, route: Route) -> None:
-        self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
+    def __init__(self, plan: Plan, rank: int, spec: ProgramSpec, teams: Teams, board: Board, route: Route) -> None:
+        self.plan, self.rank, self.spec, self.teams, self.board = plan, rank, spec, teams, board
         self.tag, self.channels, self.in_graph = route
-        self.at = Placement(plan, rank, what)
-        #: True if its one step is an exchange of parcels.
+        self.placement = Placement(plan, rank, spec)
+        #: True if its only step is an exchange of parcels.
         self.exchanged = False
-        #: True if steps of our own compute on the host, or move data that overlaps.
+        #: True if the engine's own steps compute on the host, or copy overlapping memory.
         self.arithmetic = False
-        #: Of each step the fields of its ``ucch_part``, and what these point to.
+        #: The fields of each step's ``ucch_part``, and the arrays they point to.
         self.steps: list[dict[str, Any]] = []
         self.kept: list[Any] = []
         #: The steps' entries in the timeline.
         self.notes: list[Note] = []
-        #: The most bytes that one copy within overlapping memory moves.
+        #: Bytes of the longest copy within overlapping memory.
         self.bounce = 0
 
     def program(self, label: str, nbytes: int) -> Program:
-        """Make the program, shown as ``label``, and the teams that are new (collective among their members)."""
+        """Make the program, shown as ``label``, and teams that do not exist yet (collective among their members)."""
         steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
-            self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
-        at = self.at
+            self.teams.prepare((step for _, _, _, step in steps), self.spec.memory)
+        placement = self.placement
         self.packed = self._packings(steps)
-        before = [self._add(self._copy("enter", local), [], self._local(local)) for local in at.before]
+        before = [self._add(self._copy("enter", local), [], self._local(local)) for local in placement.before]
         last = self._emit(before, steps)
-        for local in at.after:
+        for local in placement.after:
             last = [self._add(self._copy("leave", local), last, self._local(local))]
         return self._make(label, nbytes)
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
-        """Copies that pack sources before steps, by their numbers."""
+        """Copies that pack the sources of steps, by step number."""
         out: dict[int, list[Local]] = {}
         taken: dict[int, int] = {}
         most = self.plan.in_flight
@@ -133,75 +132,75 @@ class Lowering:
             if step.kind == "reduce_scatter":
                 slot = fragment % most, taken.get(fragment, 0)
                 taken[fragment] = slot[1] + 1
-                out[i] = self.at.packing(step, member, slot)
+                out[i] = self.placement.packing(step, member, slot)
         return out
 
     def _execution(self) -> Execution:
-        """The waiter for the program's end, by its steps."""
+        """What waits for the program's end, from its steps."""
         if self.channels is not None:
             return Execution.QUEUED
-        if self.what.memory is None:
+        if self.spec.memory is None:
             return Execution.HELD
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.steps_of(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         holds = runtime is not None and runtime.holds
-        if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
-            around = self.at.before or self.at.after or any(self.packed.values())
-            alone = not around and of_vendors(self.at, steps)
-            library = job.vendors_library(self.what.memory)
-            # libucc answers calls that move nothing by itself, and not in a stream.
-            if alone and steps and all(self.what.call.counts) and library:
+        if self.spec.memory:  # else it is the memory of a rehearsal library, which UCC sees as host memory
+            around = self.placement.before or self.placement.after or any(self.packed.values())
+            alone = not around and of_vendors(self.placement, steps)
+            library = job.vendors_library(self.spec.memory)
+            # libucc completes calls that move no data itself, outside of the stream.
+            if alone and steps and all(self.spec.call.counts) and library:
                 return Execution.LAUNCHED
-            holds = holds and not self.arithmetic and library and may_hold(self.at, steps)
+            holds = holds and not self.arithmetic and library and may_hold(self.placement, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], part: dict[str, Any]) -> int:
-        """Take down a step; returns its number."""
+        """Add a step; returns its number."""
         self.steps.append({**part, "ndeps": len(after), "deps": self._kept("int[]", after)})
         self.notes.append(note)
         return len(self.steps) - 1
 
     def _kept(self, kind: str, values: Sequence[int]) -> Any:
-        """An array of C's that lives as long as the program; NULL without values."""
+        """A C array that lives as long as the program; NULL without values."""
         if not values:
             return ffi.NULL
         self.kept.append(ffi.new(kind, list(values)))
         return self.kept[-1]
 
     def _copy(self, kind: str, local: Local, fragment: int = -1, stage: int = -1) -> Note:
-        return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
+        return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.placement.itemsize)
 
     def _make(self, label: str, nbytes: int) -> Program:
         stages: dict[tuple[int, int], int] = {}
         for part, note in zip(self.steps, self.notes, strict=True):
             part["stage"] = stages.setdefault((note.fragment, note.stage), len(stages))
         recipe = Recipe(label, self._spec(label) | {"bytes": nbytes}, self.steps, self.kept)
-        spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
+        spare = _SPARE if self.spec.memory is None else _SPARE_ON_DEVICE
         keep = self.plan, self.teams, self.board, self.channels, recipe
         left = recipe if self.exchanged and timeline.recorder is None else None
         return Program(recipe.program(self.board), keep, left, spare, self._execution())
 
     def _spec(self, label: str) -> dict[str, Any]:
-        spec: dict[str, Any] = {"tmp_bytes": self.at.tmp_bytes}
+        spec: dict[str, Any] = {"tmp_bytes": self.placement.tmp_bytes}
         if self.teams.far:
             spec["salt"] = salt(label)
-        if self.what.memory is not None:
-            spec |= {"on_device": True, "memory_type": self.what.memory}
+        if self.spec.memory is not None:
+            spec |= {"on_device": True, "memory_type": self.spec.memory}
         if timeline.recorder is not None:
             spec["number"] = timeline.recorder.describe(label, self.plan, self.board.number, self.notes)
         if self.channels is not None:
-            spec |= queued(self.channels, self.notes, self.at, self.bounce, self.in_graph)
+            spec |= queued(self.channels, self.notes, self.placement, self.bounce, self.in_graph)
         return spec
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
-        """Write the plan's steps after the steps ``before``; returns all numbers so far."""
+        """Write the plan's steps behind the steps ``before``. Returns all step numbers so far."""
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
         whole: dict[int, list[int]] = {}
         most = self.plan.in_flight
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
-            if len(earlier) == len(before):  # the fragment begins
+            if len(earlier) == len(before):  # the fragment's first stage
                 earlier += whole.get(fragment - most, ())
             packed = self.packed.get(position, [])
             ready = [
@@ -229,18 +228,18 @@ class Lowering:
         return self._coll(step, member, packed) if len(step.ranks) > 1 else None
 
     def _nbytes(self, step: Step, member: int) -> int:
-        """The larger side of a member's part in a step, or 0 where no trace is recorded."""
+        """Bytes of the larger side of a member's part in a step; 0 if no trace is recorded."""
         if timeline.recorder is None:
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
-        return max(sides) * self.at.itemsize
+        return max(sides) * self.placement.itemsize
 
     def _local(self, local: Local) -> dict[str, Any]:
         kind, code, to, src, dst, n, by = local
-        overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
+        overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.placement.itemsize
         self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
         if overlaps and kind == lib.UCCH_COPY:
-            self.bounce = max(self.bounce, n * self.at.itemsize)
+            self.bounce = max(self.bounce, n * self.placement.itemsize)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         how = {"kind": lib.UCCH_STEP_LOCAL + kind, "dtype": code, "to": to, "factor": by}
         return {**how, "src": spans[0], "dst": spans[1]}
@@ -249,24 +248,24 @@ class Lowering:
         src, dst = step.src[0], step.dst[0]
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
-        self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.what.op, self.at.code, 0)
-        spans = self.at.span(src), self.at.span(dst)
-        if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.at.itemsize:
-            self.bounce = max(self.bounce, src.count * self.at.itemsize)
-        how = {"kind": lib.UCCH_STEP_LOCAL + kind, "op": self.what.op, "dtype": self.at.code}
+        self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.spec.op, self.placement.code, 0)
+        spans = self.placement.span(src), self.placement.span(dst)
+        if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.placement.itemsize:
+            self.bounce = max(self.bounce, src.count * self.placement.itemsize)
+        how = {"kind": lib.UCCH_STEP_LOCAL + kind, "op": self.spec.op, "dtype": self.placement.code}
         return {**how, "src": spans[0], "dst": spans[1]}
 
     def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
-        """True if the device does such a step itself."""
-        return self.what.memory is not None and kernels.ready(kind, op, code, to)
+        """True if the device has a kernel for such a step."""
+        return self.spec.memory is not None and kernels.ready(kind, op, code, to)
 
     def _message(self, step: Step, member: int, ordinal: int) -> dict[str, Any]:
         sender, receiver = step.ranks
         tag = self.tag | sender << 31 | ordinal
         region = step.src[0] if member == 0 else step.dst[1]
         assert isinstance(region, Region)
-        base, offset, count = self.at.span(region)
-        span = (base, offset, count * self.at.itemsize)
+        base, offset, count = self.placement.span(region)
+        span = (base, offset, count * self.placement.itemsize)
         job = self.teams.job
         if member == 0:
             peer = self.teams.members[receiver]
@@ -278,20 +277,20 @@ class Lowering:
         return {"kind": lib.UCCH_STEP_RECV, "worker": worker, "tag": tag, "dst": span, "peer": sender}
 
     def _by_parcels(self, steps: Sequence[tuple[int, int, int, Step]]) -> bool:
-        """True if the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
-        call, n, kind = self.what.call, self.what.call.ranks, ROWS[self.what.call.collective].step
+        """True if the call is an exchange of parcels on the board (base/parcel.c). Alike on all ranks."""
+        call, n, kind = self.spec.call, self.spec.call.ranks, ROWS[self.spec.call.collective].step
         shared = self.board.shared and self.board.ranks == list(range(n)) and n <= lib.UCCH_PARCEL_RANKS
-        if not (shared and kind and self.what.memory is None and len(steps) == 1 and len(set(call.counts)) < 2):
+        if not (shared and kind and self.spec.memory is None and len(steps) == 1 and len(set(call.counts)) < 2):
             return False
-        if self.plan.algorithm != with_role(call.collective, Role.ONE_STEP) or not self.at.equal(steps[0][3]):
+        if self.plan.algorithm != with_role(call.collective, Role.ONE_STEP) or not self.placement.equal(steps[0][3]):
             return False
         nbytes = self._parcel(kind) * (n if "each" in KINDS[kind].src else 1)
-        adds = not KINDS[kind].reduces or not lib.ucch_combine(self.what.op, self.at.code, ffi.NULL, ffi.NULL, 0)
+        adds = not KINDS[kind].reduces or not lib.ucch_combine(self.spec.op, self.placement.code, ffi.NULL, ffi.NULL, 0)
         return adds and nbytes <= int(lib.UCCH_PARCEL_BYTES)
 
     def _parcel(self, kind: str) -> int:
-        """Bytes that each reader takes of every rank."""
-        return 0 if kind == "barrier" else self.what.call.counts[0] * self.at.itemsize
+        """Bytes that each rank reads of every parcel."""
+        return 0 if kind == "barrier" else self.spec.call.counts[0] * self.placement.itemsize
 
     def _exchange(self, step: Step, member: int, packed: Sequence[Local]) -> dict[str, Any]:
         (src, dst), kind, all_alike = (step.src[member], step.dst[member]), KINDS[step.kind], step.kind == "barrier"
@@ -300,23 +299,23 @@ class Lowering:
         writes, reads, nbytes = all_alike or src is not None, all_alike or dst is not None, self._parcel(step.kind)
         whom = step.root if kind.rooted and kind.src[1] == "none" else lib.UCCH_ALL_PEERS
         at = member * nbytes if "each" in kind.src else 0
-        span = base, offset, count * self.at.itemsize if writes else 0
+        span = base, offset, count * self.placement.itemsize if writes else 0
         how = {"writes": writes, "from": whom if reads else lib.UCCH_NOBODY, "combines": kind.reduces, "at": at}
-        what = {"kind": lib.UCCH_STEP_EXCHANGE, "op": self.what.op, "dtype": self.at.code, "bytes": nbytes}
-        return {**what, **how, "src": span, "dst": self._side(dst)}
+        fields = {"kind": lib.UCCH_STEP_EXCHANGE, "op": self.spec.op, "dtype": self.placement.code, "bytes": nbytes}
+        return {**fields, **how, "src": span, "dst": self._side(dst)}
 
     def _coll(self, step: Step, member: int, packed: Sequence[Local]) -> dict[str, Any]:
         src, dst = step.src[member], step.dst[member]
         kind = KINDS[step.kind]
-        coll = kind.ucc if self.at.equal(step) else kind.ucc_v
+        coll = kind.ucc if self.placement.equal(step) else kind.ucc_v
         uneven = coll == kind.ucc_v and bool(kind.each)
         in_place = self._in_place(step, member) and not packed
         tables: list[Any] = [ffi.NULL] * 4
         spans = self._side(src), self._side(dst)
         if step.kind == "bcast":
-            spans = self._side(src if member == step.root else dst), self.at.span(None)
+            spans = self._side(src if member == step.root else dst), self.placement.span(None)
         elif step.kind == "reduce_scatter":
-            # The v-form's counts describe the source although they stand with the destination, and have no gaps.
+            # The v-form's counts describe the source, although they are passed with the destination, and have no gaps.
             counts = [r.count for r in regions(src)]
             whole = self._source(regions(src), packed)
             spans = whole, whole if in_place else spans[1]
@@ -325,39 +324,45 @@ class Lowering:
         elif uneven:
             for side, operand in ((0, src), (2, dst)):
                 if is_each(operand):
-                    tables[side : side + 2] = self._tables(*self.at.table(operand))
+                    tables[side : side + 2] = self._tables(*self.placement.table(operand))
         flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if uneven else 0)
         team = self.teams.get(step.ranks, step.link)
-        what = {"kind": lib.UCCH_STEP_COLL, "op": self.what.op, "dtype": self.at.code, "src": spans[0], "dst": spans[1]}
+        fields = {
+            "kind": lib.UCCH_STEP_COLL,
+            "op": self.spec.op,
+            "dtype": self.placement.code,
+            "src": spans[0],
+            "dst": spans[1],
+        }
         how = {"team": team.native, "coll": coll, "flags": flags, "root": max(step.root, 0), "tables": tables}
-        return {**what, **how}
+        return {**fields, **how}
 
     def _tables(self, counts: Sequence[int], displs: Sequence[int]) -> list[Any]:
         return [self._kept("uint64_t[]", counts), self._kept("uint64_t[]", displs)]
 
     def _source(self, each: Sequence[Region], packed: Sequence[Local]) -> tuple[int, int, int]:
-        """The span of a reduce_scatter's whole source, where it was packed or where it lies."""
+        """The span of a reduce_scatter's whole source, packed or in place."""
         count = sum(r.count for r in each)
         if packed:
             return (*packed[0].dst, count)
-        base, offset, _ = self.at.span(next((r for r in each if r.count), each[0]))
+        base, offset, _ = self.placement.span(next((r for r in each if r.count), each[0]))
         return base, offset, count
 
     def _side(self, operand: Operand) -> tuple[int, int, int]:
-        """Base, offset in bytes and element count of one side; blocks count from the buffer's beginning."""
+        """Base, byte offset and element count of one side; blocks are relative to the buffer's beginning."""
         if operand is None:
-            return self.at.span(None)
+            return self.placement.span(None)
         if isinstance(operand, Region):
-            return self.at.span(operand)
-        whole = self.at.whole(operand)
+            return self.placement.span(operand)
+        whole = self.placement.whole(operand)
         if whole is not None:
-            return self.at.span(whole)
+            return self.placement.span(whole)
         each = regions(operand)
-        place = self.at.places[each[0].buffer]
+        place = self.placement.places[each[0].buffer]
         return place.base, place.offset, sum(r.count for r in each)
 
     def _in_place(self, step: Step, member: int) -> bool:
-        """True if the member's two sides are one memory, where the library must be told."""
+        """True if the library must be told that the member's two sides are the same memory."""
         src, dst = step.src[member], step.dst[member]
         if src is None or dst is None:
             return False
@@ -365,4 +370,4 @@ class Lowering:
         if many == "both":
             return False
         one, two = regions(src)[member if many == "src" else 0], regions(dst)[member if many == "dst" else 0]
-        return one.count == two.count and self.at.span(one)[:2] == self.at.span(two)[:2]
+        return one.count == two.count and self.placement.span(one)[:2] == self.placement.span(two)[:2]

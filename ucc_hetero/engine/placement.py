@@ -1,7 +1,9 @@
-"""Places of a plan's buffers: in the caller's memory, in one another (in place), or in scratch with copies around.
+"""Placement of a plan's buffers: in the caller's memory, one inside the other (in place), or in scratch with copies
+around.
 
-Dense coordinates of the plan become bytes from the bases of the native engine here; what cannot be worked on where the
-caller has it (blocks with gaps, a datatype that needs a wider one, staged in-place data) is moved before and after.
+Dense offsets of the plan become byte offsets from the engine's base buffers here. Data that steps cannot use where the
+caller has it (blocks with gaps, a datatype that is computed in a wider one, staged in-place data) is copied before and
+after.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from ..types import DTYPES, OPS, DType
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """Everything but addresses that a program depends on.
+    """Everything that a program depends on but addresses.
 
-    ``dtype`` is the caller's, ``compute`` the one that steps work in (float32 for float16 reductions on host memory).
-    ``divisor`` is the number of ranks for AVG, else 0. Displacements are those of the caller's v-form blocks in
-    elements, or None where the blocks are dense.
+    ``dtype`` is the caller's, ``compute`` the one that steps use (float32 for float16 reductions on host memory).
+    ``divisor``: number of ranks for AVG, else 0. Displacements are those of the caller's v-form blocks in elements, or
+    None if blocks are dense.
     """
 
     call: Call
@@ -37,19 +39,19 @@ class ProgramSpec:
     in_place: bool
     send_displs: tuple[int, ...] | None = None
     recv_displs: tuple[int, ...] | None = None
-    #: The memory type of a call on device memory; None on host memory.
+    #: Memory type of a call on device memory; None on host memory.
     memory: int | None = None
 
 
 class Place(NamedTuple):
-    """Place of a buffer: a base of the native engine and bytes from it."""
+    """Where a buffer is: a base buffer of the engine and an offset in bytes."""
 
     base: int
     offset: int
 
 
 class Local(NamedTuple):
-    """A local step: ``kind`` of the native engine on ``elements`` of UCC datatype ``code`` (casts: to ``to``)."""
+    """A local step: ``kind`` of the engine on ``elements`` of UCC datatype ``code`` (casts: to ``to``)."""
 
     kind: int
     code: int
@@ -61,42 +63,43 @@ class Local(NamedTuple):
 
 
 class Placement:
-    """The places of one lowering, and the local steps around the plan (``before``, ``after``)."""
+    """The places for one lowering, and the local steps ``before`` and ``after`` the plan."""
 
-    def __init__(self, plan: Plan, rank: int, what: ProgramSpec) -> None:
-        self.plan, self.rank, self.what = plan, rank, what
-        self.row = ROWS[what.call.collective]
-        self.itemsize = what.compute.itemsize
+    def __init__(self, plan: Plan, rank: int, spec: ProgramSpec) -> None:
+        self.plan, self.rank, self.spec = plan, rank, spec
+        self.row = ROWS[spec.call.collective]
+        self.itemsize = spec.compute.itemsize
         self.send_length, self.recv_length, self.tmp_length = plan.sizes[rank]
         self.tmp_bytes = self.tmp_length * self.itemsize
         self.before: list[Local] = []
         self.after: list[Local] = []
-        #: Scratch of packed sources, and its bytes.
+        #: Scratch for packed sources, and its size in bytes.
         self.slots: dict[tuple[int, int], tuple[Place, int]] = {}
         self.places = self._user_places()
-        self.displs = {"send": what.send_displs, "recv": what.recv_displs}
+        self.displs = {"send": spec.send_displs, "recv": spec.recv_displs}
         self._stage()
 
     @property
     def code(self) -> int:
-        """UCC's datatype that steps work in; UCC has none for bool and fp8, which are bytes."""
-        return self.what.compute.code if self.what.compute.code >= 0 else DTYPES["uint8"].code
+        """UCC datatype of the steps; bool and fp8, which UCC lacks, are treated as bytes."""
+        return self.spec.compute.code if self.spec.compute.code >= 0 else DTYPES["uint8"].code
 
     def _user_places(self) -> dict[str, Place]:
-        """Send and receive buffers as the caller gave them; in place they lie in one another (``Row.in_place``)."""
+        """Send and receive buffers as the caller gave them; in place one lies in the other (``Row.in_place``)."""
         send, recv = Place(lib.UCCH_SEND, 0), Place(lib.UCCH_RECV, 0)
         places = {"send": send, "recv": recv, "tmp": Place(lib.UCCH_TMP, 0)}
-        if self.what.call.collective == "bcast":
+        if self.spec.call.collective == "bcast":
             places["send"] = recv
-        elif self.what.in_place:
-            inside = alias(self.what.call, self.rank)
+        elif self.spec.in_place:
+            inside = alias(self.spec.call, self.rank)
             if inside is not None:
-                # The caller passes one buffer: a scatter's root its send buffer, other ranks the receive buffer.
+                # The caller passes one buffer: on the root of a scatter its send buffer, on other ranks the receive
+                # buffer.
                 outer = send if self.row.rooted and inside.outer == "send" else recv
                 places[inside.outer] = outer
-                displs = self.what.recv_displs if inside.outer == "recv" else self.what.send_displs
+                displs = self.spec.recv_displs if inside.outer == "recv" else self.spec.send_displs
                 at = inside.offset if displs is None else displs[self.rank]
-                places[inside.inner] = Place(outer.base, at * self.what.dtype.itemsize)
+                places[inside.inner] = Place(outer.base, at * self.spec.dtype.itemsize)
             elif self.row.staged:
                 places["send"] = recv
         return places
@@ -107,26 +110,26 @@ class Placement:
         return place
 
     def _stage(self) -> None:
-        """Put copies or conversions around the plan where it cannot work in the caller's memory."""
-        what, places = self.what, self.places
-        cast = what.compute is not what.dtype
-        copied = what.in_place and self.row.staged
+        """Add copies or casts around the plan where steps cannot use the caller's memory."""
+        spec, places = self.spec, self.places
+        cast = spec.compute is not spec.dtype
+        copied = spec.in_place and self.row.staged
         if cast:
             places["tmp"] = self._scratch(self.tmp_length * self.itemsize)
         if self.send_length and (cast or copied or self._gaps("send")):
             self._move("send", self.send_length, cast, into=True)
-        # Nothing comes to some ranks (the first one, before which none is): their buffers are left alone.
-        receives = self.recv_length and bool(self.row.post(Shape(what.call), self.rank))
-        # MPI wants an in-place reduce_scatter's result at the start of the buffer, and the rest of it left alone.
-        shared = what.in_place and self.row.shares
+        # Some ranks receive nothing (the first of an exscan): their buffers must not change.
+        receives = self.recv_length and bool(self.row.post(Shape(spec.call), self.rank))
+        # MPI wants the result of an in-place reduce_scatter at the start of the buffer, and the rest unchanged.
+        shared = spec.in_place and self.row.shares
         if receives and (cast or shared or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
-        if what.divisor and self.recv_length:
+        if spec.divisor and self.recv_length:
             at = places["recv"]
-            self.after.insert(0, Local(lib.UCCH_SCALE, what.compute.code, 0, at, at, self.recv_length, what.divisor))
+            self.after.insert(0, Local(lib.UCCH_SCALE, spec.compute.code, 0, at, at, self.recv_length, spec.divisor))
 
     def _gaps(self, name: str) -> bool:
-        """True when a region of the plan spans blocks that do not touch in the caller's memory."""
+        """True if a region of the plan spans blocks that are not adjacent in the caller's memory."""
         if self.displs[name] is None:
             return False
         return any(
@@ -138,16 +141,16 @@ class Placement:
         )
 
     def _move(self, name: str, count: int, cast: bool, *, into: bool) -> None:
-        """Let ``name`` lie in scratch, filled before the plan (``into``) or emptied after it."""
-        what, user = self.what, self.places[name]
-        if not into and what.in_place and self.row.shares:
+        """Place buffer ``name`` in scratch, copied before the plan (``into``) or after it."""
+        spec, user = self.spec, self.places[name]
+        if not into and spec.in_place and self.row.shares:
             user = Place(lib.UCCH_RECV, 0)
         here = self.places[name] = self._scratch(count * self.itemsize)
         pieces = self._pieces(name, count)
         self.displs[name] = None
-        kind, theirs = (lib.UCCH_CAST, what.dtype.code) if cast else (lib.UCCH_COPY, self.code)
+        kind, theirs = (lib.UCCH_CAST, spec.dtype.code) if cast else (lib.UCCH_COPY, self.code)
         for dense, actual, n in pieces:
-            outside = Place(user.base, user.offset + actual * what.dtype.itemsize)
+            outside = Place(user.base, user.offset + actual * spec.dtype.itemsize)
             inside = Place(here.base, here.offset + dense * self.itemsize)
             if into:
                 self.before.append(Local(kind, theirs, self.code, outside, inside, n))
@@ -155,19 +158,20 @@ class Placement:
                 self.after.append(Local(kind, self.code, theirs, inside, outside, n))
 
     def _pieces(self, name: str, count: int) -> list[tuple[int, int, int]]:
-        """(dense offset, offset in the caller's memory, elements) of what the buffer consists of."""
+        """(dense offset, offset in the caller's memory, elements) of each block of the buffer."""
         displs = self.displs[name]
         if displs is None:
             return [(0, 0, count)]
         return [(b.offset, displs[peer], b.count) for peer, b in enumerate(self._blocks(name)) if b.count]
 
     def _blocks(self, name: str) -> list[Block]:
-        shape = Shape(self.what.call)
+        shape = Shape(self.spec.call)
         at = shape.send if name == "send" else shape.recv
-        return [at(self.rank, peer) for peer in range(self.what.call.ranks)]
+        return [at(self.rank, peer) for peer in range(self.spec.call.ranks)]
 
     def offset(self, region: Region) -> int | None:
-        """A dense region's first element in the caller's memory; None when it spans blocks that do not touch."""
+        """Offset of a dense region in the caller's memory, in elements; None if it spans blocks that are not
+        adjacent."""
         displs = self.displs.get(region.buffer)
         if displs is None or not region.count:
             return region.offset
@@ -184,16 +188,16 @@ class Placement:
         return region.offset if start is None else start
 
     def span(self, region: Region | None) -> tuple[int, int, int]:
-        """A region as the native engine wants it: base, bytes from it, elements."""
+        """A region as the engine wants it: base, byte offset, elements."""
         if region is None:
             return lib.UCCH_TMP, 0, 0
         place = self.places[region.buffer]
         offset = self.offset(region)
-        assert offset is not None  # _stage saw to that
+        assert offset is not None  # ensured by _stage
         return place.base, place.offset + offset * self.itemsize, region.count
 
     def table(self, operand: Operand) -> tuple[list[int], list[int]]:
-        """Counts and displacements of an operand with a region per member, relative to its side's span."""
+        """Counts and displacements of an operand with a region per member, relative to the beginning of its side."""
         each = regions(operand)
         offsets = [self.offset(r) or 0 for r in each]
         if self.whole(operand) is not None:
@@ -201,28 +205,28 @@ class Placement:
         return [r.count for r in each], offsets
 
     def equal(self, step: Step) -> bool:
-        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
+        """True if the library's form with equal counts fits; follows from the plan, so it is the same on every rank."""
         each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if is_each(o)]
         if (
             self.displs["send"] is not None
             or self.displs["recv"] is not None
-            # Of these only reduce_scatter has counts and places that are the same on every rank.
+            # Of these only reduce_scatter has counts and offsets that are the same on every rank.
             or (self.row.layout in ("ranks", "matrix") and not self.row.shares)
         ):
             return not each
         return all(isinstance(o, EqualRegions) and o.stride == o.count for o in each)
 
     def whole(self, operand: Operand) -> Region | None:
-        """Equal blocks as one region, where they touch in the caller's memory too."""
+        """Equal blocks as one region, if they are adjacent in the caller's memory, too; else None."""
         if isinstance(operand, EqualRegions) and operand.stride == operand.count:
             region = Region(operand.buffer, operand.offset, operand.count * operand.n)
             return region if self.offset(region) is not None else None
         return None
 
     def packing(self, step: Step, member: int, slot: tuple[int, int]) -> list[Local]:
-        """Copies that make a reduce_scatter's source contiguous: libucc cannot take blocks that do not touch.
+        """Copies that make a reduce_scatter's source contiguous, as libucc needs it.
 
-        Steps of one ``slot`` are never under way at the same time: they share their scratch.
+        Steps with the same ``slot`` are never under way at the same time: they share scratch.
         """
         each = [r for r in regions(step.src[member]) if r.count]
         touching = all(
@@ -247,70 +251,75 @@ def is_each(operand: Operand) -> bool:
     return isinstance(operand, (EqualRegions, tuple))
 
 
-#: Datatypes that the vendors' own collective libraries lack.
+#: Datatypes that the vendors' collective libraries lack.
 _NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
-#: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.
+#: Reductions that they have (``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.
 _VENDORS_OPS = range(4)
 
 
-def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
+def vendors_know(placement: Placement, steps: Sequence[Step]) -> bool:
     """True if the vendors' libraries have the collectives, the datatype and the operation."""
-    if any(step.kind == "reduce_scatter" and not at.equal(step) for step in steps):
-        return False  # libucc has no uneven one over them, and takes TL/UCP
+    if any(step.kind == "reduce_scatter" and not placement.equal(step) for step in steps):
+        return False  # libucc has no uneven one over the vendors' libraries, and uses TL/UCP
     reduces = any(KINDS[step.kind].reduces and KINDS[step.kind].ucc for step in steps)
-    return at.what.compute.name not in _NOT_VENDORS and (not reduces or at.what.op in _VENDORS_OPS)
+    return placement.spec.compute.name not in _NOT_VENDORS and (not reduces or placement.spec.op in _VENDORS_OPS)
 
 
-def of_vendors(at: Placement, steps: Sequence[Step]) -> bool:
-    """True if vendors' libraries do all of these steps."""
-    return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(at, steps)
+def of_vendors(placement: Placement, steps: Sequence[Step]) -> bool:
+    """True if vendors' libraries run all of these steps."""
+    return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(placement, steps)
 
 
-def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
-    """True if a stream may be held for as long as such steps take.
+def may_hold(placement: Placement, steps: Sequence[Step]) -> bool:
+    """True if a stream may be held while such steps run.
 
-    It may where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies in the default
-    stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own that is done on the
-    host, which allocates. What one vendor's library does does not, nor do our copies and kernels, nor anything on host
+    It may if nothing in them can wait for the stream. Work of libucp and TL/UCP on device memory can: it copies in the
+    default stream, and allocates and frees, which waits for the whole device. So can the engine's arithmetic on the
+    host, which allocates. The vendors' libraries do not, nor do the engine's copies and kernels, nor anything on host
     memory.
     """
-    return vendors_know(at, steps) and not any(step.kind == "message" for step in steps)
+    return vendors_know(placement, steps) and not any(step.kind == "message" for step in steps)
 
 
-def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
-    """True if a call is queued whole; alike on every rank, as ``plan`` is that of all ranks."""
+def queues(channels: Channels, plan: Plan, placement: Placement) -> bool:
+    """True if the whole call is queued; alike on every rank, as ``plan`` is that of all ranks."""
     steps = [step for f in plan.fragments for stage in f.stages for step in stage]
     if any(step.link == "bridge" and step.kind != "message" for step in steps):
         return False
     native = [step for step in steps if step.link == "native" and len(step.ranks) > 1]
-    # libucc answers calls that move nothing by itself, and not in a stream.
+    # libucc completes calls that move no data itself, outside of the stream.
     full = all(r.count for step in native for side in (*step.src, *step.dst) for r in regions(side))
-    if not full or (native and not (channels.native_in_stream and vendors_know(at, native))):
+    if not full or (native and not (channels.native_in_stream and vendors_know(placement, native))):
         return False
-    return _computes(steps, at, channels.computes)
+    return _computes(steps, placement, channels.computes)
 
 
-def queued(channels: Channels, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool) -> dict[str, Any]:
-    """What the ``ucch_spec`` of a program has that is queued whole, ``in_graph`` where streams are captured. ``notes``
-    of its steps.
+def queued(
+    channels: Channels, notes: Sequence[Note], placement: Placement, bounce: int, in_graph: bool
+) -> dict[str, Any]:
+    """Fields of the ``ucch_spec`` of a queued program; ``in_graph``: for capture. ``notes``: of its steps.
 
-    ``bounce``: bytes of the longest copy within overlapping memory; it makes a stop in scratch.
+    ``bounce``: bytes of the longest copy within overlapping memory, which goes through scratch.
     """
-    end = -(-at.tmp_bytes // 64) * 64
+    end = -(-placement.tmp_bytes // 64) * 64
     combines = any(note.kind == "combine" for note in notes)
-    key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
-    kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which take it in graphs
+    key = (placement.spec.op, placement.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
+    kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which use it in graphs
     where = {"channels": channels.handle, "in_graph": in_graph, "tmp_bytes": end + bounce, "bounce": end}
     return {**where, "op": key[0], "dtype": key[1]}
 
 
-def _computes(steps: Sequence[Step], at: Placement, compiles: bool) -> bool:
-    """True if devices do all the arithmetic themselves, also that of other ranks' steps; ``compiles``: all can."""
-    what, wanted = at.what, []
+def _computes(steps: Sequence[Step], placement: Placement, compiles: bool) -> bool:
+    """True if devices have kernels for all arithmetic, also that of other ranks' steps; ``compiles``: all have a
+    compiler."""
+    spec, wanted = placement.spec, []
     if any(step.kind == "combine" for step in steps):
-        wanted.append((lib.UCCH_COMBINE, what.op, at.code, 0))
-    if what.divisor or at.row.prefix:
-        wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
-    if what.compute is not what.dtype:
-        wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]
+        wanted.append((lib.UCCH_COMBINE, spec.op, placement.code, 0))
+    if spec.divisor or placement.row.prefix:
+        wanted.append((lib.UCCH_SCALE, 0, placement.code, 0))
+    if spec.compute is not spec.dtype:
+        wanted += [
+            (lib.UCCH_CAST, 0, spec.dtype.code, placement.code),
+            (lib.UCCH_CAST, 0, placement.code, spec.dtype.code),
+        ]
     return not wanted or (compiles and kernels.all_ready(wanted))

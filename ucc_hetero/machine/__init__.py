@@ -1,1 +1,1 @@
-"""Devices, links and network ports of this host."""
+"""Devices, links and network ports of this host, and settings that they need."""

@@ -1,4 +1,4 @@
-"""Facts about the machine that this process runs on, from the kernel's own files. Nothing is required to exist."""
+"""The machine of this process, read from the kernel's files. Every file may be missing."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .vendors import VENDORS, Known, Vendor, number, text
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """Key of a host, or of a container of one."""
+    """Identity of a host, or of a container on it."""
 
     hostname: str
     boot_id: str
-    #: Namespaces that must be equal for two processes to share memory and to see each other's process ids.
+    #: Namespaces. Two processes can share memory and see each other's process ids only if theirs are equal.
     ipc: str
     pid: str
 
     @property
     def node(self) -> tuple[str, ...]:
-        """Equal for ranks that are on one node as MPI and the fabric libraries see it."""
+        """Equal for ranks on one node, as MPI and the fabric libraries see nodes."""
         return (self.hostname, self.boot_id)
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """Equal for ranks that can map each other's anonymous files and signal each other."""
+        """Equal for ranks that can map each other's memfds and signal each other."""
         return (self.boot_id, self.ipc, self.pid)
 
 
@@ -56,7 +56,7 @@ def cores() -> int:
 
 
 def host_cores() -> set[int]:
-    """Cores that the host gives to this process, whatever a launcher has bound the calling thread to."""
+    """Cores that this process may use on the host, regardless of a launcher's binding of the calling thread."""
     own = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, range(1024))
@@ -69,7 +69,7 @@ def host_cores() -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network port. ``speed`` in Mbit/s, 0 unknown; ``numa`` -1 unknown; ``pci`` empty for a virtual one."""
+    """A network port. ``speed`` in Mbit/s, 0 if unknown; ``numa`` -1 if unknown; ``pci`` empty for a virtual port."""
 
     name: str
     kind: str
@@ -80,7 +80,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A device that can hold buffers. ``fabric`` has the PCI addresses of peers on the vendor's own links."""
+    """A device that can hold buffers. ``fabric``: PCI addresses of the peers that the vendor's own links reach."""
 
     vendor: str
     pci: str
@@ -92,14 +92,14 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Devices, links and ports of one host, as its kernel tells."""
+    """Devices, links and ports of a host, from the kernel's files."""
 
     nics: tuple[Nic, ...]
     accelerators: tuple[Accelerator, ...]
-    #: Cores of each NUMA node, as the kernel lists them: ``0-31,64-95``.
+    #: (NUMA node, its cores as the kernel lists them, such as ``0-31,64-95``).
     numa: tuple[tuple[int, str], ...]
     container: bool
-    #: Distance class of every (accelerator, NIC) pair by PCI address: ``switch``, ``bridge``, ``node`` or ``system``.
+    #: (accelerator, NIC, distance): PCI addresses, and ``switch``, ``bridge``, ``node`` or ``system``.
     distances: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -109,7 +109,7 @@ _ETHERNET = "1"
 
 
 def machine(root: Path = Path("/")) -> Machine:
-    """The machine whose ``/sys`` and ``/proc`` lie under ``root``; what is not there is left out."""
+    """Read the machine from ``/sys`` and ``/proc`` below ``root``. Missing files are skipped."""
     accelerators = tuple(_accelerators(root))
     ports = nics(root)
     pairs = [(a.pci, n.pci) for a in accelerators for n in ports if n.pci]
@@ -118,12 +118,12 @@ def machine(root: Path = Path("/")) -> Machine:
 
 
 def link_speed(root: Path = Path("/")) -> int:
-    """Mbit/s that this host's ports to other hosts carry together; 0 if unknown."""
+    """Total speed of this host's ports to other hosts in Mbit/s; 0 if unknown."""
     return sum(nic.speed for nic in nics(root))
 
 
 def _names(folder: Path) -> list[str]:
-    """Entries of a folder, numbers in their order."""
+    """Entries of a folder, with numbers in numeric order."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -132,7 +132,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _pci_of(device: Path) -> str:
-    """The PCI address behind a ``device`` link of sysfs; empty for a virtual one."""
+    """The PCI address that a ``device`` link of sysfs leads to; empty for a virtual device."""
     try:
         target = os.readlink(device)
     except OSError:
@@ -142,9 +142,9 @@ def _pci_of(device: Path) -> str:
 
 
 def nics(root: Path = Path("/")) -> tuple[Nic, ...]:
-    """This host's ports to others that are up: those of InfiniBand devices, then interfaces that are other hardware.
+    """This host's network ports that are up: ports of InfiniBand devices, then other hardware interfaces.
 
-    Where no port is hardware (containers have one end of a pair), virtual interfaces count.
+    If there is no hardware port, as in containers, which have one end of a veth pair, virtual interfaces count.
     """
     found: list[Nic] = []
     base = root / "sys/class/infiniband"
@@ -165,7 +165,7 @@ def nics(root: Path = Path("/")) -> tuple[Nic, ...]:
         pci, speed = _pci_of(at / "device"), max(number(text(at / "speed")), 0)
         nic = Nic(name, "ethernet", speed, pci, number(text(at / "device/numa_node"), -1))
         if not pci:
-            # Bridges and bonds stand on ports that are counted themselves.
+            # Bridges and bonds use ports that are counted themselves.
             if not any((at / part).exists() for part in ("bridge", "bonding")):
                 virtual.append(nic)
         elif pci not in known:
@@ -185,7 +185,7 @@ def _accelerators(root: Path) -> Iterator[Accelerator]:
 
 
 def _cards(base: Path) -> Iterator[tuple[str, Vendor]]:
-    """Addresses of the accelerators of vendors that we know, and whose they are."""
+    """(PCI address, vendor) of the accelerators of known vendors."""
     rows = {row.pci: row for row in VENDORS.values() if row.pci}
     for pci in _names(base):
         row = rows.get(text(base / pci / "vendor"))
@@ -194,7 +194,7 @@ def _cards(base: Path) -> Iterator[tuple[str, Vendor]]:
 
 
 def _knowing(root: Path) -> Iterator[tuple[Any, list[str]]]:
-    """The modules that know more of vendors' devices, and these devices' addresses."""
+    """(module with details of a vendor's devices, addresses of these devices)."""
     cards = list(_cards(root / "sys/bus/pci/devices"))
     for row in VENDORS.values():
         if row.details:
@@ -215,7 +215,7 @@ def _in_container(root: Path) -> bool:
 
 
 def _distance(root: Path, one: str, other: str) -> str:
-    """How far two PCI devices are apart: below one switch, one host bridge, one NUMA node, or across the system."""
+    """Distance of two PCI devices: same ``switch``, host ``bridge``, NUMA ``node``, or across the ``system``."""
     base = root / "sys/bus/pci/devices"
     try:
         ways = [os.readlink(base / pci).split("/") for pci in (one, other)]
@@ -230,7 +230,7 @@ def _distance(root: Path, one: str, other: str) -> str:
     return "node" if nodes[0] == nodes[1] >= 0 else "system"
 
 
-#: Files that ``machine`` reads, as patterns below the root.
+#: Files that ``machine`` reads, as glob patterns below the root.
 _RECORDED = (
     "sys/class/net/*/{type,speed,operstate,device/numa_node}",
     "sys/class/infiniband/*/{device/numa_node,ports/*/state,ports/*/rate,ports/*/link_layer}",
@@ -242,7 +242,7 @@ _PRIVATE = re.compile(r"^(GPU UUID|Device Minor|unique_id)\b.*\n?", re.MULTILINE
 
 
 def record(root: Path = Path("/")) -> dict[str, str]:
-    """The files that ``machine`` reads: path -> text, or ``-> target`` for a link. No serial numbers."""
+    """The files that ``machine`` reads: path -> text, or ``-> target`` for a link. Serial numbers are removed."""
     found: dict[str, str] = {}
     for pattern in (*_RECORDED, *(pattern for module, _ in _knowing(root) for pattern in module.FILES)):
         stem, brace, rest = pattern.partition("{")
@@ -260,12 +260,12 @@ def record(root: Path = Path("/")) -> dict[str, str]:
 
 
 def replay(files: Mapping[str, str], folder: Path) -> Path:
-    """Lay a record out below ``folder``, so that ``machine(folder)`` reads it; returns ``folder``."""
+    """Write recorded files below ``folder``, so that ``machine(folder)`` reads them. Returns ``folder``."""
     links = {name: contents[3:] for name, contents in files.items() if contents.startswith("-> ")}
     for name, target in links.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Links lead to folders of the machine's device tree; make them, so that files behind them can be written.
+        # Create the targets of links, which are folders of the device tree, so that files behind links can be written.
         Path(os.path.normpath(place.parent / target)).mkdir(parents=True, exist_ok=True)
         if not place.is_symlink():
             place.symlink_to(target)

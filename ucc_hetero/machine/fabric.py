@@ -1,7 +1,7 @@
-"""Fabric that joins this host to others for a vendor's library of collectives: RDMA that the library will use.
+"""Fabric between hosts for a vendor's collective library: RDMA that the library will actually use.
 
-NCCL and RCCL take InfiniBand and RoCE by themselves, EFA by a plugin, and sockets where settings or missing files leave
-neither. Sockets are no fabric: calls over our own wires are faster.
+NCCL and RCCL use InfiniBand and RoCE by themselves, EFA by a plugin, and fall back to sockets if settings or missing
+files rule these out. Sockets do not count as fabric: this package's own wires are faster.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _FOLDERS = ("lib", "lib64", "usr/lib", "usr/lib64")
 
 
 class Fabric(NamedTuple):
-    """Fabric of one rank. Ranks of one vendor whose ``kind`` is the same, and not empty, are joined by it."""
+    """Fabric of one rank. It joins ranks of one vendor that have the same non-empty ``kind``."""
 
-    #: ``InfiniBand``, ``RoCE``, ``EFA``, or ``all`` where UCCH_FABRIC says so; empty: nothing joins the host to others.
+    #: ``InfiniBand``, ``RoCE`` or ``EFA``; ``all`` if UCCH_FABRIC says so; empty if nothing joins the host to others.
     kind: str = ""
-    #: Ports, or what is in the way.
+    #: The ports, or the reason why there is no fabric.
     why: str = ""
-    #: UCCH_FABRIC of the rank.
+    #: The rank's UCCH_FABRIC.
     wanted: str = "auto"
 
     def describe(self) -> str:
-        """Which hosts a vendor's ranks are joined on, and why."""
+        """Text: on which hosts a vendor's ranks are joined, and why."""
         if self.wanted == "all" and self.kind:
             return f"all hosts ({self.why})"
         return f"hosts with {self.kind} ({self.why})" if self.kind else f"each host by itself ({self.why})"
 
 
-#: Of a rank that nothing joins to other hosts.
+#: For a rank that no fabric joins to other hosts.
 NO_FABRIC = Fabric()
 
 
 def fabric_of(vendor: str, wanted: str, environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> Fabric:
-    """The fabric of a rank on this host. ``wanted`` is UCCH_FABRIC's value: ``auto`` looks for RDMA, others decide.
+    """The fabric of a rank on this host. ``wanted``: value of UCCH_FABRIC; ``auto`` looks for RDMA.
 
-    ``environ``: settings of the vendor's library, by default those of this process.
+    ``environ``: environment that the vendor's library reads; by default this process's.
     """
     network = VENDORS[vendor].network
     if vendor == "host":
@@ -64,7 +64,7 @@ def _found(network: Network, settings: Mapping[str, str], root: Path) -> Fabric:
     if settings.get("NCCL_NET", "").lower() == "socket":
         return Fabric("", "NCCL_NET=Socket")
     lacks = {port: _lack(port, network, settings, root) for port in ports}
-    # All hosts must come to the same kind where they have the same ports: the first in this order.
+    # In a fixed order, so that all hosts with the same ports find the same kind.
     for kind in ("EFA", "InfiniBand", "RoCE"):
         usable = [port for port in ports if port.kind == kind and not lacks[port]]
         if usable:
@@ -73,7 +73,7 @@ def _found(network: Network, settings: Mapping[str, str], root: Path) -> Fabric:
 
 
 def _lack(port: RdmaPort, network: Network, settings: Mapping[str, str], root: Path) -> str:
-    """Reason why the vendor's library does not use a port; empty where it does."""
+    """Why the vendor's library will not use a port; empty if it will."""
     net, device = settings.get("NCCL_NET", ""), port.name.partition(":")[0]
     if not _node(device, root):
         return f"no /dev/infiniband for {device}"
@@ -84,7 +84,7 @@ def _lack(port: RdmaPort, network: Network, settings: Mapping[str, str], root: P
             return "NCCL_NET=IB" if net.lower() == "ib" else f"no plugin for EFA ({', '.join(plugins) or named})"
         return ""
     if net and net.lower() != "ib":
-        return ""  # a plugin that the user has chosen
+        return ""  # the user has chosen a plugin
     if settings.get("NCCL_IB_DISABLE", "0").strip() not in ("", "0"):
         return f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE']}"
     if not _chosen(port.name, settings.get("NCCL_IB_HCA", "")):
@@ -93,7 +93,7 @@ def _lack(port: RdmaPort, network: Network, settings: Mapping[str, str], root: P
 
 
 def _configured(network: Network, environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Settings as the library finds them: the environment's, then those of its files (``name=value`` lines)."""
+    """Settings as the library sees them: environment variables, then its configuration files (``name=value`` lines)."""
     own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.{network.configuration}"
     found: dict[str, str] = {}
     for path in (root / f"etc/{network.configuration}", root / own.lstrip("/")):
@@ -103,7 +103,7 @@ def _configured(network: Network, environ: Mapping[str, str], root: Path) -> dic
 
 
 def _plugins(network: Network, named: str) -> list[str]:
-    """Files that the library tries as its network plugin."""
+    """Files that the library tries to load as its network plugin."""
     if named == "none":
         return []
     words = [word.strip() for word in named.split(",") if word.strip()]
@@ -113,7 +113,7 @@ def _plugins(network: Network, named: str) -> list[str]:
 
 
 def _chosen(port: str, choice: str) -> bool:
-    """True if ``NCCL_IB_HCA`` leaves a port: names or their beginnings, ``=`` for whole names, ``^`` for all but."""
+    """True if ``NCCL_IB_HCA`` allows a port. It lists prefixes of names; ``=`` means whole names, ``^`` all others."""
     if not choice:
         return True
     others, exact = choice.startswith("^"), choice.lstrip("^").startswith("=")
@@ -127,13 +127,13 @@ def _chosen(port: str, choice: str) -> bool:
 
 
 def _node(device: str, root: Path) -> bool:
-    """True if this process may open the device: containers see every port of the host, and not its files."""
+    """True if this process may open the device. Containers see all ports in sysfs, but not their device files."""
     numbers = (at.parent.name for at in (root / "sys/class/infiniband_verbs").glob("*/ibdev") if text(at) == device)
     return any(os.access(root / "dev/infiniband" / number, os.R_OK | os.W_OK) for number in numbers)
 
 
 def _loadable(name: str, environ: Mapping[str, str], root: Path) -> bool:
-    """True if the dynamic linker finds a library."""
+    """True if the dynamic linker would find a library."""
     if "/" in name:
         return (root / name.lstrip("/")).exists()
     folders: Iterable[str] = (*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), *_FOLDERS)

@@ -1,4 +1,4 @@
-"""Facts that a rank publishes about itself before it communicates."""
+"""Facts that a rank publishes about itself before the first communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rdma import RdmaPort
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that one rank publishes before it communicates. ``process`` is unique in the job."""
+    """Facts that a rank publishes before the first communication. ``process`` is unique in the job."""
 
     process: str
     package: str
@@ -32,33 +32,33 @@ class Facts:
     board: str = ""
     #: UCX's name of the memory of the rank's device; empty for a rank without one.
     device_memory: str = ""
-    #: Streams of the rank wait for those of others while its runtime loads kernels at their first launch, which waits
-    #: for the device: what others need of the rank meanwhile must not need the driver.
+    #: True if the runtime loads kernels at their first launch, which waits for the device. Streams of this rank may be
+    #: waiting for other ranks then, so what these need from it must not need the driver.
     lazy_loading: bool = False
-    #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
+    #: Total speed of the host's links in Mbit/s; 0 if unknown.
     link_speed: int = 0
-    #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.
+    #: Place of the host in the network (UCCH_GROUP): names joined by ``/``, outermost first.
     group: str = ""
-    #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
+    #: UCX transports that the rank has (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
-    #: Active RDMA ports of the rank's host that its UCX does not reach.
+    #: Active RDMA ports of the host that the rank's UCX does not support.
     idle_ports: tuple[RdmaPort, ...] = ()
-    #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
+    #: Algorithms that the program has registered, as ``collective@name`` joined by spaces.
     algorithms: str = ""
-    #: Names of the vendors that the process knows, joined by spaces.
+    #: Names of the vendors registered in this process, joined by spaces.
     vendors: str = ""
-    #: Number of the process on its host; 0 if unknown.
+    #: Process id on its host; 0 if unknown.
     pid: int = 0
-    #: Fabric that joins the rank's host to others, for its vendor's library.
+    #: Fabric that joins the host to others, for the vendor's library.
     fabric: Fabric = NO_FABRIC
 
     def __hash__(self) -> int:
-        return hash(self.process)  # quick: facts are looked up whenever their ranks make a communicator
+        return hash(self.process)  # cheap: facts are looked up whenever ranks make a communicator
 
     @property
     def joined(self) -> Hashable:
-        """Equal for ranks that one vendor's own fabric joins: those of its devices on one host, and on hosts with RDMA
-        that its library will use."""
+        """Equal for ranks that one vendor's fabric joins: devices of one host, or of hosts with RDMA that the vendor's
+        library uses."""
         return (self.vendor, self.fabric.kind or self.host.node)
 
     def packed(self) -> bytes:
@@ -67,7 +67,7 @@ class Facts:
 
 @lru_cache(maxsize=1 << 13)
 def unpacked(data: bytes) -> Facts:
-    """Facts that a rank has packed; most are the same for each communicator."""
+    """Unpickle a rank's facts. Cached, as most ranks take part in several communicators."""
     found = pickle.loads(data)
     assert isinstance(found, Facts)
     return found

@@ -1,4 +1,4 @@
-"""AMD devices as their kernel driver knows them: names, architectures, and which reach each other over xGMI."""
+"""AMD devices in the kernel driver's files: names, architectures, and which peers xGMI joins."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from .vendors import KFD_NODES, Known, gfx, kfd_address, kfd_nodes, kfd_properties, number, text
 
-#: Files of the driver that a machine's record holds.
+#: Files of the driver for :func:`.discover.record`.
 FILES = (KFD_NODES + "/*/{name,properties,io_links/*/properties}",)
-#: KFD's io_link type of xGMI.
+#: Value of KFD's io_link type for xGMI.
 _XGMI = "11"
 
 
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
-    """Details of KFD's devices, by PCI address; partitions of one have its address, and together its peers."""
+    """PCI address -> details of the device. Partitions of a device share its address, and their peers are merged."""
     nodes = {}
     for node, facts in kfd_nodes(root):
         if number(facts.get("gfx_target_version", "")):

@@ -1,11 +1,11 @@
-"""Several plain network ports per host: how all of them come to carry data.
+"""Hosts with several plain network ports: how all of them carry data.
 
-UCX sends what goes by active messages, which over TCP is everything, over one port unless it is told to use more lanes
-(``UCX_MAX_EAGER_RAILS``): measured on emulated hosts with two links each, an allreduce took 2.0 times the limit with
-one, 1.2 to 1.3 times with two, and 1.1 to 1.2 times where each rank used one port alone. So transfers are spread where
-every host has several ports as fast as its fastest. Of others UCX knows the speed, too, but takes what is above about
-18 Gbit/s as that (``UCX_TCP_MAX_BW``): 100 and 25 would each have half. InfiniBand and RoCE are left to UCX. Network
-threads take one port each, few of them a slower one, and run on the cores beside it.
+Over TCP all of UCX's data goes by active messages, which use one port unless UCX_MAX_EAGER_RAILS allows more lanes. On
+emulated hosts with two links each, an allreduce took 2.0 times the theoretical minimum with one rail, 1.2 to 1.3 times
+with two, and 1.1 to 1.2 times with one port per rank. So transfers are spread if every host has several ports as fast
+as its fastest. Ports of different speed are not: UCX knows the speeds, but counts everything above about 18 Gbit/s as
+that (UCX_TCP_MAX_BW), so ports of 100 and 25 Gbit/s would get equal shares. InfiniBand and RoCE are left to UCX. Each
+network thread uses one port (few threads the slower ones), and runs on cores near it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from . import rdma
 from .discover import Nic, host_cores, nics
 from .vendors import cpus_of, text
 
-#: Clouds that limit what one connection carries, by the PCI vendor of their cards: name, and Mbit/s.
+#: PCI vendor of a cloud's network cards -> (name, Mbit/s to which the cloud limits one connection).
 FLOW_LIMITS = {"0x1d0f": ("Amazon EC2", 5000)}
 
-#: A port that is so many times slower than its host's fastest is the slowest that network threads take; others add
-#: less than a quarter, and rather are for management.
+#: Network threads use ports down to the host's fastest speed divided by this. Slower ones would add less than a
+#: quarter, and often are for management.
 _SLOWEST = 4
 
 _GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B
@@ -37,7 +37,7 @@ _RUNS = 0x1 | 0x40
 
 
 class Port(NamedTuple):
-    """A network interface: network (address and mask in one number), Mbit/s (0: unknown), and IPv4 address."""
+    """A network interface: its network (address and mask as one number), Mbit/s (0: unknown), and IPv4 address."""
 
     name: str
     network: int
@@ -46,7 +46,7 @@ class Port(NamedTuple):
 
 
 def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
-    """This host's Ethernet ports among ``allowed`` (UCX's list), by network; none where there is anything better."""
+    """This host's Ethernet ports in ``allowed`` (UCX's list), by network. None if there is a better transport."""
     here = nics(root)
     if any((root / "sys/class/infiniband" / nic.name).exists() for nic in here):
         return ()
@@ -65,13 +65,13 @@ def _chosen(here: Sequence[Nic], allowed: str) -> list[Nic]:
 
 
 def near(allowed: str, root: Path = Path("/")) -> set[int]:
-    """Cores of the NUMA nodes of the ports among ``allowed``, as for ``ports``; none where some port's are unknown."""
+    """Cores of the NUMA nodes of this host's ports in ``allowed``. Empty if any port's node is unknown."""
     lists = [_pci_text(root, nic, "local_cpulist") for nic in _chosen(nics(root), allowed)]
     return set().union(*map(cpus_of, lists)) if all(lists) else set()
 
 
 def flow_limit(allowed: str, root: Path = Path("/")) -> tuple[str, int]:
-    """The row of :data:`FLOW_LIMITS` that holds for ports among ``allowed``; 0 Mbit/s without one."""
+    """The row of :data:`FLOW_LIMITS` that applies to ports in ``allowed``; ("", 0) if none does."""
     vendors = [_pci_text(root, nic, "vendor") for nic in _chosen(nics(root), allowed)]
     return next((FLOW_LIMITS[vendor] for vendor in vendors if vendor in FLOW_LIMITS), ("", 0))
 
@@ -81,9 +81,10 @@ def _pci_text(root: Path, nic: Nic, name: str) -> str:
 
 
 def cores_for(threads: int, ranks_here: int, beside: Set[int]) -> set[int]:
-    """Cores on which each of the host's ranks should run so many network threads, ``beside`` being those by the port.
+    """Cores for the ``threads`` network threads of each of the host's ranks. ``beside``: cores near the port.
 
-    Of those that a launcher has bound this rank to, where it has and they are enough; else of the host's; else any.
+    Of these, the cores that the launcher has bound this rank to, if they suffice; else those of the host; else any
+    core.
     """
     own, every = os.sched_getaffinity(0), host_cores()
     choices = [(own, threads + 1)] * (own != every) + [(every, threads * ranks_here)]
@@ -91,7 +92,7 @@ def cores_for(threads: int, ranks_here: int, beside: Set[int]) -> set[int]:
 
 
 def _ask(name: str, *requests: int) -> list[bytes]:
-    """What the kernel answers to requests of an interface's (netdevice(7)); nothing where it does not have it."""
+    """Replies of the kernel to ioctl requests about an interface (netdevice(7)); empty if it does not exist."""
     given = struct.pack("256s", name.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -101,20 +102,20 @@ def _ask(name: str, *requests: int) -> list[bytes]:
 
 
 def _address(name: str) -> tuple[int, int]:
-    """The IPv4 address of an interface, and its mask; 0 without one."""
+    """(IPv4 address, mask) of an interface; 0 if it has none."""
     answers = _ask(name, _GET_ADDRESS, _GET_NETMASK) or (b"", b"")
     address, mask = (int.from_bytes(answer[4:8], "big") for answer in answers)
     return address, mask
 
 
 def address_of(name: str) -> str:
-    """The IPv4 address of an interface; empty without one."""
+    """IPv4 address of an interface; empty if it has none."""
     address, _ = _address(name) if name in (other for _, other in socket.if_nameindex()) else (0, 0)
     return socket.inet_ntoa(address.to_bytes(4, "big")) if address else ""
 
 
 def interfaces(root: Path = Path("/")) -> dict[str, int]:
-    """Interfaces that are up and have an IPv4 address, with it; without bridges, which libucp leaves out."""
+    """Interface -> IPv4 address, for interfaces that are up. Without bridges, which libucp does not use."""
     found = {}
     for _, name in socket.if_nameindex():
         runs = any(int.from_bytes(flags[:2], sys.byteorder) & _RUNS == _RUNS for flags in _ask(name, _GET_FLAGS))
@@ -124,11 +125,10 @@ def interfaces(root: Path = Path("/")) -> dict[str, int]:
 
 
 def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> frozenset[int]:
-    """Addresses that several hosts have: those of networks inside each host, for its containers or its management.
-    libucp takes them for one network, and a connection with such an address ends on its own host.
+    """Addresses that occur on several hosts: they belong to networks inside a host (containers, management). libucp
+    would take these for one network, and a connection to such an address would stay on its own host.
 
-    ``found[r]`` has the addresses of the host ``hosts[r]``. Hosts that have the same ones, all of them, are containers
-    that share a host's network.
+    ``found[r]``: addresses of host ``hosts[r]``. Hosts with identical sets are containers that share a host's network.
     """
     there: dict[Hashable, set[int]] = {}
     for host, addresses_here in zip(hosts, found, strict=True):
@@ -138,8 +138,7 @@ def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> fro
 
 
 def without(unwanted: Set[int], allowed: str, root: Path = Path("/")) -> str:
-    """libucp's list of devices among ``allowed`` but for those with these addresses; empty if there are none to leave
-    out."""
+    """libucp's devices in ``allowed`` without those that have these addresses; empty if nothing has to be left out."""
     here = interfaces(root)
     out = {name for name, address in here.items() if address in unwanted}
     listed = allowed.split(",") if allowed not in ("", "all") else [*(port.name for port in rdma.active(root)), *here]
@@ -148,7 +147,7 @@ def without(unwanted: Set[int], allowed: str, root: Path = Path("/")) -> str:
 
 
 def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
-    """Addresses by which other hosts may reach this one, each with its network: those of IPv4 first."""
+    """(address, network) by which other hosts may reach this one, IPv4 first."""
     found = []
     for _, name in socket.if_nameindex():
         address, mask = _address(name)
@@ -164,20 +163,20 @@ def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
 
 
 class Spread(NamedTuple):
-    """What a rank does with its host's ports, where there are several hosts."""
+    """How a rank uses its host's ports in a job of several hosts."""
 
-    #: Ports that every transfer between hosts can be spread over; equal on every rank.
+    #: Number of ports over which each transfer between hosts is spread; equal on every rank.
     rails: int = 1
-    #: Ports in networks that join all hosts, where the host has others, too; nothing where libucp may choose: libucp
-    #: 1.18 takes any two ports for connected.
+    #: Ports in networks that all hosts share, if the host has others too. Empty if libucp may choose: libucp 1.18
+    #: assumes that any two ports are connected.
     joining: tuple[str, ...] = ()
-    #: Ports of network threads, in networks that join all hosts, and the speed of each network's slowest: equal on all
-    #: ranks but for the names, the fastest first; nothing where they are not several.
+    #: Ports for network threads in networks that all hosts share, with the speed of each network's slowest port,
+    #: fastest first. Equal on all ranks except for the names. Empty if there are fewer than two.
     shared: tuple[tuple[str, int], ...] = ()
 
 
 def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> Spread:
-    """Spread data over the ports: ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there."""
+    """Decide how to use the ports. ``hosts[r]``: host of rank r; ``offers[r]``: what ``ports`` returned there."""
     if len(set(hosts)) < 2:
         return Spread()
     rails, wide = _joining(offers, 1), _joining(offers, _SLOWEST)
@@ -192,14 +191,14 @@ def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: 
 
 
 def _joining(offers: Sequence[tuple[Port, ...]], slowest: int) -> list[list[Port]]:
-    """Of each rank's ports those that are not much slower than its fastest, in networks that every host is in."""
+    """Each rank's ports that are not much slower than its fastest, in networks that every host has."""
     fit = [[p for p in each if p.speed * slowest >= max(q.speed for q in each)] for each in offers]
     common = set.intersection(*({port.network for port in each} for each in fit))
     return [[port for port in each if port.network in common] for each in fit]
 
 
 def use(names: str, rails: int = 1) -> None:
-    """Let libucp use these devices alone, if any are named, and spread transfers over so many; before it begins."""
+    """Restrict libucp to these devices (if any), and set the number of rails. To be called before libucp starts."""
     if names:
         os.environ["UCX_NET_DEVICES"] = names
     if rails > 1:

@@ -1,4 +1,4 @@
-"""NVIDIA devices as their kernel driver knows them: models. Which of them NVLink joins it does not tell."""
+"""NVIDIA devices in the kernel driver's files: model names. They do not tell which devices NVLink joins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from .vendors import Known, text
 
 _FOLDER = "proc/driver/nvidia/gpus"
-#: Files of the driver that a machine's record holds.
+#: Files of the driver for :func:`.discover.record`.
 FILES = (_FOLDER + "/*/information",)
 
 
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
-    """Details of these devices, by PCI address."""
+    """PCI address -> details of the device."""
     texts = ((pci, text(root / _FOLDER / pci / "information")) for pci in devices)
     models = ((pci, re.search(r"^Model:\s*(.+)$", about, re.MULTILINE)) for pci, about in texts)
     return {pci: Known(model[1].strip()) for pci, model in models if model}

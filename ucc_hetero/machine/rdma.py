@@ -1,4 +1,4 @@
-"""Active RDMA ports of this host, from the kernel's own files, and what of UCX reaches each kind."""
+"""Active RDMA ports of this host, from the kernel's files, and the UCX module that supports each kind."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 from .ucx_transports import RDMA
 from .vendors import text
 
-#: Kind of a port -> the module of UCX that reaches it.
+#: Kind of a port -> UCX module that supports it.
 MODULES = {"InfiniBand": "ib", "RoCE": "ib", "EFA": "ib_efa"}
-#: Cure of ports that UCX does not reach.
+#: Way out if UCX does not support the ports.
 CURE = (
     "UCCH_UCX_DIR=<the folder of a UCX with RDMA: the site's, HPC-X's, one of Spack's> on every host; UCX_TLS=tcp says "
     "that TCP is meant"
 )
 _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-#: iWARP, which UCX has nothing for.
+#: iWARP, which UCX does not support.
 _IWARP = "RNIC"
 
 
 class RdmaPort(NamedTuple):
-    """An active port as UCX names it (``mlx5_0:1``), and its kind."""
+    """An active port, named as in UCX (``mlx5_0:1``), and its kind."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ def active(root: Path = Path("/")) -> tuple[RdmaPort, ...]:
 
 
 def meant(ports: tuple[RdmaPort, ...], environ: Mapping[str, str]) -> tuple[RdmaPort, ...]:
-    """The ports among these that the user's settings of UCX (``UCX_TLS``, ``UCX_NET_DEVICES``) let it use."""
+    """Those of the ports that the user's UCX settings (``UCX_TLS``, ``UCX_NET_DEVICES``) allow."""
     words = environ.get("UCX_TLS", "").split(",")
     if words[0] and not words[0].startswith("^") and not any(word.startswith(("all", *RDMA)) for word in words):
         return ()
@@ -57,7 +57,7 @@ def meant(ports: tuple[RdmaPort, ...], environ: Mapping[str, str]) -> tuple[Rdma
 
 
 def site_ucx(kinds: Collection[str], environ: Mapping[str, str], root: Path = Path("/")) -> str:
-    """The first folder of this host with a UCX that has modules for such ports, going by files alone; or empty."""
+    """The first folder on this host with a UCX that has modules for these kinds, by its files; empty if none has."""
     hpcx = environ.get("HPCX_UCX_DIR", "")
     usual = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/local/lib")
     for name in (f"{hpcx}/lib" if hpcx else "", *environ.get("LD_LIBRARY_PATH", "").split(":"), *usual):

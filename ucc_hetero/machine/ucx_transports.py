@@ -1,4 +1,4 @@
-"""UCX's transports by name: those of one host, of devices and of RDMA, and values of ``UCX_TLS`` and the like."""
+"""Names of UCX transports (of one host, of devices, of RDMA), and values of ``UCX_TLS`` and the like."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterable, Mapping
 
 from .vendors import VENDORS
 
-#: Transports that reach memory of this host alone.
+#: Transports to memory of the same host only.
 SHARED_MEMORY = frozenset({"cma", "knem", "posix", "sysv", "xpmem"})
-#: Words of UCX_TLS that stand for several of them.
+#: Aliases in UCX_TLS for several of them.
 _SHARED_GROUPS = frozenset({"sm", "shm", "mm"})
-#: Beginnings of the names of transports of RDMA.
+#: Prefixes of RDMA transports.
 RDMA = ("ib", "rc", "ud", "dc", "srd")
-#: Words of UCX_TLS, or names of transports, that can begin a connection between hosts: reliable ones alone cannot.
+#: Values of UCX_TLS that can set up connections between hosts; transports that are only reliable ones cannot.
 WIRE_UP = frozenset({"all", "tcp", "ib", "ud", "ud_v", "ud_x", "dc", "dc_x", "rc"})
 
 
 def of_devices() -> frozenset[str]:
-    """Transports that reach memory of the vendors' devices."""
+    """Transports to memory of the vendors' devices."""
     return frozenset(name for row in VENDORS.values() for name in row.transports)
 
 
 def within_host() -> frozenset[str]:
-    """Transports that do not leave a host."""
+    """Transports that do not leave the host."""
     return SHARED_MEMORY | of_devices() | {"self"}
 
 
 def without(users: str, names: Iterable[str]) -> str:
-    """The value ``users`` of UCX_TLS, which may be empty, with these transports shut out."""
+    """UCX_TLS ``users`` (may be empty) without these transports."""
     shut = sorted(names)
     if users in ("", "all", "^"):
         return "^" + ",".join(shut)
@@ -38,9 +38,9 @@ def without(users: str, names: Iterable[str]) -> str:
 
 
 def without_devices(users: str, *, shared: bool = False) -> str:
-    """The value ``users`` of UCX_TLS without transports of devices, for contexts that see host memory only.
+    """UCX_TLS ``users`` without device transports, for contexts that see only host memory.
 
-    ``shared``: keep transports that reach memory of this host alone.
+    ``shared``: keep the transports to memory of the same host.
     """
     groups = _SHARED_GROUPS | {row.memory for row in VENDORS.values()}
     found = without(users, of_devices() if shared else of_devices() | SHARED_MEMORY)
@@ -51,10 +51,10 @@ def without_devices(users: str, *, shared: bool = False) -> str:
 
 
 def tcp_connections(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for making contexts and workers: TCP connects beside everything else, unless the user has said.
+    """Environment for making contexts and workers: let TCP connect without blocking, unless the user decides otherwise.
 
-    UCX waits for each connection otherwise, and for two minutes where a host is gone, while no other thread gets into
-    the libraries.
+    By default UCX waits for each connection, for two minutes if a host is gone, and blocks all other threads of the
+    process meanwhile.
     """
     source = os.environ if environ is None else environ
     return {"UCX_TCP_CONN_NB": source.get("UCX_TCP_CONN_NB", "y")}

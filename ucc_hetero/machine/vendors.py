@@ -1,9 +1,8 @@
-"""Vendors: a row of names, numbers and settings for each, and the devices that a host shows in the kernel's files.
+"""Vendors: a table of names, numbers and settings for each, and the devices of a host from the kernel's files.
 
-A row, and an adapter of the runtime in C, is all that the package knows of a vendor (docs/extending.md).
-Used by a rank that looks after itself, by the launcher, and by the doctor. It needs the standard library and nothing of
-this package, because the launcher's rank wrapper loads it by its path: importing the package would load numpy and
-libucp into every wrapper.
+A row here and an adapter of the runtime in C is all that the package needs for a vendor (docs/extending.md). Ranks, the
+launcher and the doctor use this. It imports only the standard library, because the launcher's wrapper of a rank loads
+this file by its path: importing the package would load numpy and libucp into every wrapper.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ ROOT = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable that ranks of a vendor need; ``when`` is what about the host makes it necessary."""
+    """An environment variable that ranks of a vendor need. ``when``: the condition of the host that requires it."""
 
     name: str
     value: str
     #: "always", "one device" (that the process sees), "no MPS" (multi-process service), "small BAR" or "kernel 6".
     when: str
     why: str
-    #: When the vendor's own libraries read it, if they do: at the runtime's "load" or "start", after which it is too
-    #: late, or at "calls".
+    #: When the vendor's own libraries read it, if they do: at the "load" or "start" of the runtime, and later changes
+    #: have no effect; or at "calls".
     read: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """Values of a vendor's variable that stop, slow or end ranks: what the doctor says of them, and the cure."""
+    """Values of a vendor's variable that hang, slow down or end ranks: the doctor's finding, and the cure."""
 
     name: str
     bad: Callable[[str], bool]
-    #: The finding, ``{given}`` where the variable with its value is to be named, ``{devices}`` the number of devices.
+    #: Text of the finding. ``{given}`` becomes the variable with its value, ``{devices}`` the number of devices.
     text: str
     cure: str = "unset it"
     #: "always", "several devices" (that the process sees) or "no links" between several devices.
@@ -47,10 +46,10 @@ class Trap:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library: its name, its major versions from the best on, and the folders that it may be in, best first.
+    """A shared library: its name, its major versions (best first), and folders where it may be (best first).
 
-    A folder is a path, ``$NAME/…`` below what a variable names, or ``package:…`` inside an installed package, where
-    ``*`` stands for any name.
+    A folder is a path, a path below a variable (``$NAME/…``), or one inside an installed package (``package:…``, in
+    which ``*`` matches any name).
     """
 
     name: str
@@ -60,24 +59,24 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A run-time compiler with NVRTC's interface, under names of its own."""
+    """A run-time compiler with NVRTC's interface, under other names."""
 
     library: Library
-    #: Prefix of its functions, and the word for machine code in their names.
+    #: Prefix of its functions, and its word for machine code in their names.
     prefix: str
     code: str
-    #: Its option for the target, up to the target's name.
+    #: Option for the target, to which the target's name is appended.
     option: str
-    #: Its option against fused multiply-add, by which a product of complex numbers depends on the order of its factors,
-    #: and so on the rank.
+    #: Option that disables fused multiply-add: with it a product of complex numbers would depend on the order of the
+    #: factors, and so on the rank.
     unfused: str
-    #: Variables that begin so make the runtime take a device for another one.
+    #: Prefix of variables that make the runtime treat a device as another model.
     override: str = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Files by which a library of collectives reaches other hosts: stems of its plugins, its configuration's name."""
+    """How a collective library reaches other hosts: name stems of its plugins, name of its configuration file."""
 
     plugins: tuple[str, ...]
     configuration: str
@@ -85,27 +84,27 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU of this host that this process may use. Sizes in bytes, 0 where the kernel does not say."""
+    """A GPU of this host that this process may use. Sizes are in bytes, 0 if the kernel does not tell."""
 
     vendor: str
     pci: str
     node: str
     memory: int
-    #: How much of the memory the processor can reach; 0 where unknown.
+    #: Bytes of the memory that the CPU can address; 0 if unknown.
     window: int
     numa: int
     cpus: str
-    #: Target of its compiler, such as ``gfx942``; empty where the driver does not say.
+    #: Compiler target, such as ``gfx942``; empty if the driver does not tell.
     arch: str = ""
 
     @property
     def small_bar(self) -> bool:
-        """True when the processor can reach only a part of the memory."""
+        """True if the CPU can address only a part of the memory."""
         return 0 < self.window < self.memory
 
 
 class Known(NamedTuple):
-    """Details of a device by its vendor's files and libraries: model, architecture, peers on the vendor's links."""
+    """Details of a device from its vendor's files and libraries: model, architecture, peers on the vendor's links."""
 
     name: str = ""
     arch: str = ""
@@ -114,86 +113,86 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
-    """Facts about a vendor, known without its libraries; what is not said, it does not have."""
+    """What the package knows of a vendor without its libraries. Defaults mean that the vendor has no such thing."""
 
     name: str
 
     # --- the runtime
-    #: Name of the adapter that knows its functions (``cffi_build/gpu``).
+    #: Name of the adapter for its runtime (``cffi_build/gpu``).
     adapter: str = ""
     library: Library = Library("")
-    #: Setting of ours, without UCCH_, that names another file, or none.
+    #: Variable, without UCCH_, that names another library file.
     setting: str = ""
     compiler: Compiler | None = None
     settings: tuple[Setting, ...] = ()
     traps: tuple[Trap, ...] = ()
 
     # --- the kernel's driver
-    #: The file that is there with it; files and patterns that tell its version, the best first.
+    #: File that exists if the driver is loaded; (file, pattern) pairs that give its version, best first.
     module: str = ""
     version: tuple[tuple[str, str], ...] = ()
-    #: Modules that hand device memory to network cards ("open": the driver itself, where it is an open one), or the
-    #: kernel from which the driver does so; UCX's setting that tells it of the latter.
+    #: Kernel modules that give network cards access to device memory ("open": the open driver itself); first kernel in
+    #: which the driver does so by dmabuf; UCX's setting for dmabuf.
     peer_modules: tuple[str, ...] = ()
     peer_kernel: int = 0
     dmabuf: str = ""
 
     # --- the devices
-    #: PCI vendor number as sysfs spells it.
+    #: PCI vendor id as in sysfs.
     pci: str = ""
-    #: Finds its devices below a root, in the order of their runtime.
+    #: Finds its devices below a root, in the order of the vendor's runtime.
     find: Callable[[Path], list[Device]] = field(default=lambda root: [], repr=False)
-    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``.
+    #: Module in this folder with more details: ``FILES``, ``details(root, addresses)``.
     details: str = ""
-    #: Variable that chooses the devices a process sees.
+    #: Variable that selects the devices that a process sees.
     visible: str = ""
-    #: Variable that the runtime below reads first: ``visible`` then counts within its list.
+    #: Variable that a lower layer of the runtime applies first: ``visible`` then counts within its list.
     below: str = ""
-    #: Variable that is read where ``visible`` is empty.
+    #: Variable that is used if ``visible`` is empty.
     instead: str = ""
 
     # --- the memory
-    #: UCX's name of its memory, and UCC's number (``ucc_memory_type_t``), behind which managed memory comes.
+    #: Name of its memory in UCX, and its number in UCC (``ucc_memory_type_t``); the next number is managed memory.
     memory: str = "host"
     memory_type: int = 0
-    #: UCX's transports within a node, and the one between two processes' device memory.
+    #: UCX transports within a host, and the one between device memory of two processes.
     transports: tuple[str, ...] = ()
     ipc: str = ""
-    #: DLPack's types of its devices, and of host memory that is theirs.
+    #: DLPack device types of its devices, and of pinned host memory.
     dlpack: tuple[int, ...] = ()
     dlpack_host: tuple[int, ...] = ()
-    #: Attributes of arrays that describe memory of its devices, in the form of ``__cuda_array_interface__``.
+    #: Attributes of arrays with the address of device memory, in the form of ``__cuda_array_interface__``.
     interfaces: tuple[str, ...] = ()
-    #: Attributes of streams that hold the runtime's handle, or in the form of ``__cuda_stream__`` a version and it.
+    #: Attributes of streams with the runtime's handle, or, as ``__cuda_stream__``, with (version, handle).
     streams: tuple[str, ...] = ()
-    #: Devices with this form of float8_e4m3, as messages call them; empty without a form of their own.
+    #: Devices with this variant of float8_e4m3, as named in messages; empty if the vendor has none of its own.
     fp8: str = ""
-    #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
+    #: torch's device types, and the attribute of ``torch.version`` that is set in builds for the vendor.
     torch: tuple[str, ...] = ()
     torch_build: str = ""
-    #: torch's own backend over the vendor's library of collectives.
+    #: torch's backend over the vendor's collective library.
     torch_backend: str = ""
 
     # --- its collectives
-    #: The component of libucc that hands collectives to the vendor's library, and that one.
+    #: libucc's component for the vendor's collective library, and that library.
     collectives: tuple[str, ...] = ()
-    #: That library's way to other hosts; None where it has none.
+    #: How that library reaches other hosts; None if it cannot.
     network: Network | None = None
-    #: Bytes of device memory that must be free where libucc sets up the vendor's library for a team in its first call
-    #: (``UCC_TL_NCCL_LAZY_INIT``), in which it waits for the other ranks; 0 where it does so when it makes the team.
-    #: Where one rank has less the library fails there, and the others wait for that rank without end.
+    #: Bytes of device memory that must be free if libucc sets the library up in a team's first call
+    #: (``UCC_TL_NCCL_LAZY_INIT``), which waits for the other ranks; 0 if it does so when the team is made. If one rank
+    #: has less, the library fails on that rank, and the other ranks wait for ever.
     set_up_bytes: int = 0
-    #: Library that libucc's components need and no search path leads to, and a file that is there if the driver is.
+    #: Library that libucc's components need but cannot find by themselves; file that exists if the driver is loaded.
     preload: Library = Library("")
     driver: str = ""
 
     # --- launchers
-    #: Container engine -> options that give a container all devices; a variable chooses which of them a rank uses.
+    #: Container engine -> options that give a container all devices. A variable selects those of a rank.
     containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-#: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
-#: window, crash. They are only avoided there: without them small messages are slower.
+#: If the CPU can address only a part of a GPU's memory, UCX's and UCC's short paths, which write through that window,
+#: crash. They are disabled only there, as short messages are slower without them.
 _SMALL_BAR = tuple(
     Setting(
         name, "0", "small BAR", "the processor cannot reach all of the GPU's memory, where UCX and UCC assume it can"
@@ -206,7 +205,7 @@ _SMALL_BAR = tuple(
     )
 )
 
-#: Elements are allocated one by one, at first use, and kept.
+#: Elements of the memory pool are allocated at first use, one at a time, and kept.
 _SCRATCH = "libucc would allocate and free scratch of more than 1 MiB in every call, which waits for the whole device"
 
 _EAGER = "a kernel's first launch would wait for streams that wait for a collective, so that none could be let wait"
@@ -219,7 +218,7 @@ _CONNECT = "{} would connect at an algorithm's first call, which waits for strea
 
 
 def _hip_number(text: str) -> int:
-    """As HIP reads numbers: of what is none, 0."""
+    """A number as HIP parses it; 0 if it is not one."""
     found = re.match(r"\s*[+-]?\d+", text)
     return int(found[0]) if found else 0
 
@@ -228,7 +227,7 @@ _HOST_WAITS = (
     "{given}: HIP itself then waits on the host for what a stream waits for, and with it the thread that gave the "
     "stream its work"
 )
-#: Hardware queues below which the streams of messages that wait leave none for others.
+#: With fewer hardware queues the waiting streams of messages would block all other streams.
 _QUEUES_LEAST = 10
 
 _HIP_TRAPS = (
@@ -257,7 +256,7 @@ _HIP_TRAPS = (
 
 
 def text(path: Path) -> str:
-    """The contents of one of the kernel's files, without the blanks around them; empty without one."""
+    """Content of one of the kernel's files without surrounding blanks; empty if it does not exist."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -265,7 +264,7 @@ def text(path: Path) -> str:
 
 
 def number(word: str, otherwise: int = 0) -> int:
-    """A number as the kernel's files have it, decimal or with 0x; ``otherwise`` for what is none."""
+    """A number from the kernel's files, decimal or with 0x; ``otherwise`` if it is not one."""
     try:
         return int(word, 0)
     except ValueError:
@@ -273,7 +272,7 @@ def number(word: str, otherwise: int = 0) -> int:
 
 
 def cpus_of(text: str) -> set[int]:
-    """Processors from the kernel's list, such as ``0-3,8``."""
+    """Processors of a kernel list such as ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -296,7 +295,7 @@ def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "") -> Dev
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
-    """NVIDIA's devices in order of their PCI address; in a container only those whose device file it was given."""
+    """NVIDIA's devices, ordered by PCI address; in a container only those whose device file exists there."""
     found = []
     base = root / "proc/driver/nvidia/gpus"
     for folder in sorted(base.iterdir()) if base.is_dir() else []:
@@ -311,12 +310,12 @@ KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
 def _with_kfd_nodes(root: Path) -> list[Device]:
-    """AMD's devices in the order of their runtime, which is that of the kernel's topology nodes."""
+    """AMD's devices in the order of the runtime, which is that of the kernel's topology nodes."""
     found = []
     for _, words in kfd_nodes(root):
         minor = number(words.get("drm_render_minor", ""))
         if not number(words.get("simd_count", "")) or not minor:
-            continue  # a processor
+            continue  # a CPU node
         pci, node = kfd_address(root, words), f"dev/dri/renderD{minor}"
         if (root / node).exists():
             target = number(words.get("gfx_target_version", ""))
@@ -325,7 +324,7 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
 
 
 def kfd_nodes(root: Path) -> list[tuple[Path, dict[str, str]]]:
-    """Nodes of KFD's topology, by number: the folder of each, and its properties."""
+    """(folder, properties) of KFD's topology nodes, in numeric order."""
     folders = sorted(root.glob(f"{KFD_NODES}/*"), key=lambda node: number(node.name))
     return [(folder, kfd_properties(folder / "properties")) for folder in folders]
 
@@ -335,23 +334,22 @@ def kfd_properties(path: Path) -> dict[str, str]:
 
 
 def kfd_address(root: Path, properties: Mapping[str, str]) -> str:
-    """PCI address of the device that a node of KFD's topology is, or is a partition of."""
+    """PCI address of the device of a KFD topology node, which may be a partition of the device."""
     where, domain = (number(properties.get(name, "")) for name in ("location_id", "domain"))
     place = f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 31:02x}"
     pci = f"{place}.{where & 7}"
-    # The last bits, or the first, are a partition of the device.
+    # The function number, or the domain, may number the partitions of a device.
     return pci if (root / "sys/bus/pci/devices" / pci).exists() else f"{place}.0"
 
 
 def gfx(version: int) -> str:
-    """A target's name from KFD's number: 90402 is ``gfx942``, 110001 ``gfx1101``, 90010 ``gfx90a``."""
+    """Target name for KFD's version number: 90402 is ``gfx942``, 110001 ``gfx1101``, 90010 ``gfx90a``."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
-#: Every vendor by its name.
+#: Vendors by name.
 VENDORS: dict[str, Vendor] = {}
-#: DLPack's types of device, and whose they are; and what is known of all vendors together: their ``interfaces``,
-#: ``streams`` and ``torch``.
+#: DLPack device type -> vendor; and the ``interfaces``, ``streams`` and ``torch`` of all vendors together.
 DLPACK: dict[int, str] = {}
 INTERFACES: list[str] = []
 STREAMS: list[str] = []
@@ -359,7 +357,7 @@ TORCH: list[str] = []
 
 
 def register(row: Vendor) -> None:
-    """Add a vendor. ``ValueError`` where another one has its name, or a number that tells its memory."""
+    """Add a vendor. ``ValueError`` if another one has its name, or one of its numbers."""
     for other in VENDORS.values():
         for column in ("name", "adapter", "setting", "pci", "memory_type"):
             if getattr(row, column) and getattr(row, column) == getattr(other, column):
@@ -372,7 +370,7 @@ def register(row: Vendor) -> None:
         known += [name for name in names if name not in known]
 
 
-#: Both vendors' libraries have NVIDIA's names. torch's streams first: the protocol takes many times as long.
+#: Both vendors' libraries use NVIDIA's names. torch's attribute first: the protocol takes many times as long.
 _INTERFACES = ("__cuda_array_interface__",)
 _STREAMS = ("cuda_stream", "__cuda_stream__")
 
@@ -389,9 +387,9 @@ register(
         ),
         settings=(
             Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
-            # CUDA can be asked what it has read: where it runs already, no harm is done.
+            # CUDA can be asked what it has read, so setting it late does no harm.
             Setting("CUDA_MODULE_LOADING", "EAGER", "always", _EAGER, "calls"),
-            # Clients of the multi-process service share what connections there are: four with 32 each got no context.
+            # Clients of the multi-process service share the connections: four clients with 32 each got no context.
             Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32", "no MPS", _QUEUES.format("eight"), "start"),
             Setting("NCCL_RUNTIME_CONNECT", "0", "always", _CONNECT.format("NCCL"), "calls"),
             Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
@@ -433,7 +431,7 @@ register(
     )
 )
 
-#: torch's wheel comes first: once it is imported, no other HIP should be in the process.
+#: torch's wheel comes first: if it is imported, no other HIP may be in the process.
 _ROCM = ("torch:lib", "$ROCM_PATH/lib", "_rocm_sdk_core:lib", "/opt/rocm/lib")
 
 register(
@@ -458,8 +456,8 @@ register(
                 "peer memory is unusable on these kernels, and UCX does not try dmabuf by itself; told that it "
                 "must, it gives up where the kernel's configuration is out of sight, as in containers",
             ),
-            # HIP cannot be asked what it has read: where it is here already, and was not told, streams are not held,
-            # and device memory is shared over xGMI alone (docs/gpu-inside.md).
+            # HIP cannot be asked what it has read. If it is loaded already and the variable was not set, streams are
+            # not held, and device memory is shared over xGMI alone (docs/gpu-inside.md).
             Setting("HIP_ENABLE_DEFERRED_LOADING", "0", "one device", _EAGER, "load"),
             Setting("GPU_MAX_HW_QUEUES", "16", "always", _QUEUES.format("four"), "start"),
             Setting("HSA_FORCE_FINE_GRAIN_PCIE", "1", "always", _FINE, "start"),
@@ -503,26 +501,25 @@ register(
 
 
 def of_memory(kind: int) -> Vendor:
-    """Vendor whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
+    """The vendor with this memory type (``ucc_memory_type_t``); ``host`` for other types."""
     return next((row for row in VENDORS.values() if row.memory_type == kind), VENDORS["host"])
 
 
 def memory_name(kind: int) -> str:
-    """UCX's name of memory of this type (``ucc_memory_type_t``)."""
+    """UCX's name of a memory type (``ucc_memory_type_t``)."""
     managed = of_memory(kind - 1)
     return f"{managed.memory}-managed" if managed.memory_type else of_memory(kind).memory
 
 
 def devices(root: Path = ROOT) -> list[Device]:
-    """The GPUs of this host that this process may use, each vendor's in the order of that vendor's runtime."""
+    """The GPUs of this host that this process may use, each vendor's in the order of its runtime."""
     return [device for row in VENDORS.values() for device in row.find(root)]
 
 
 def seen(vendor: str, found: list[Device], environ: Mapping[str, str]) -> list[tuple[str, Device | None]]:
-    """The devices that a process of ``vendor`` sees, in its runtime's order, and the word that chooses each of them.
+    """(word that selects it, device) for the devices that a process of ``vendor`` sees, in its runtime's order.
 
-    As the runtimes have it, the first number that is none ends a list. Of a device that is not chosen by its number the
-    word alone is known.
+    As in the runtimes, the first invalid number ends a list. The device is None if it is not selected by number.
     """
     row = VENDORS[vendor]
     there: list[tuple[str, Device | None]] = [(str(i), d) for i, d in enumerate(d for d in found if d.vendor == vendor)]
@@ -545,7 +542,7 @@ def _listed(text: str, there: list[tuple[str, Device | None]]) -> list[tuple[str
 
 
 def native_vendor(found: list[Device]) -> str:
-    """The vendor of the devices, or ``host`` where there are none. ``ValueError`` where there are several vendors'."""
+    """The vendor of the devices; ``host`` if there are none. ``ValueError`` if there are several vendors."""
     names = sorted({device.vendor for device in found})
     if len(names) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Blocking calls with a limit: in threads of their own, or watched by one."""
+"""Blocking calls with a time limit: run in a thread of their own, or watched by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class _Thread:
-    """A thread that has begun a call, which raises nothing; others follow when that has ended."""
+    """A thread that runs a call that does not raise, then others that it is given."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call: Callable[[], object] | None = call
@@ -35,7 +35,7 @@ class _Thread:
             self._more.acquire()
 
 
-#: A thread that waits for a call: to start one takes as long as short calls of MPI's.
+#: An idle thread: starting one takes as long as a short MPI call.
 _idle: list[_Thread] = []
 #: Calls that have not ended.
 _calls: set[object] = set()
@@ -48,10 +48,10 @@ def under_way() -> bool:
 
 
 class Aside(Generic[_T]):
-    """A call that has begun in another thread.
+    """A call that runs in another thread.
 
-    ``threading.Thread.start``, and with it every pool of threads, waits for ever for a thread that finds no memory to
-    begin with; this does not.
+    ``threading.Thread.start``, and so every thread pool, hangs if the new thread gets no memory to start with; this
+    does not.
     """
 
     def __init__(self, call: Callable[[], _T]) -> None:
@@ -72,7 +72,7 @@ class Aside(Generic[_T]):
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
-            task()  # Python 3.12 begins no thread for what it calls at its end
+            task()  # Python 3.12 starts no threads during its finalization
 
     def _run(self, call: Callable[[], _T]) -> None:
         try:
@@ -84,7 +84,7 @@ class Aside(Generic[_T]):
             self._under_way.release()
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """True if it has ended, or does so within these seconds."""
+        """True if it has ended, or ends within ``seconds``."""
         if not self._under_way.acquire(timeout=seconds):
             return False
         self._under_way.release()
@@ -97,21 +97,21 @@ class Aside(Generic[_T]):
 
 
 class Watchdog:
-    """A thread that looks now and then whether a call in this process goes on for too long.
+    """A thread that checks whether calls of this process take too long.
 
-    A call in another thread costs two switches between threads, one that is watched costs none. ``bites`` is called
-    with the text of a call that does.
+    A call in another thread costs two thread switches, a watched call none. ``bites`` is called with the text of a call
+    that has exceeded its time.
     """
 
     def __init__(self, bites: Callable[[str], object]) -> None:
         self._bites = bites
-        #: Ends of time of the calls under way, and their texts, by thread.
+        #: Deadlines of the calls under way, and their texts, by thread.
         self._calls: dict[int, tuple[float, str]] = {}
         self._period = 0.0
         os.register_at_fork(after_in_child=self._forget)
 
     def over(self, call: Callable[[], _T], seconds: float, text: str) -> _T:
-        """The result of a call, which may take so many seconds."""
+        """The result of a call that may take ``seconds`` seconds."""
         me = _thread.get_ident()
         self._calls[me] = time.monotonic() + seconds, text
         try:

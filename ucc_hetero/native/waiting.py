@@ -1,8 +1,8 @@
-"""Waits during which progress is made: peers may need our side of a transfer before they can do what is waited for.
+"""Waits that make progress: a peer may need this rank's side of a transfer before it can do what is waited for.
 
-MPI makes progress, too. Another rank may wait for a message of MPI's from this one, such as a long one of mpi4py's
-whose request was not waited for yet, or the end of one that MPI counts as sent, before it comes to our call. MPI moves
-such messages only while it is called.
+MPI makes progress, too. Before another rank reaches our call it may wait for a message of MPI from this rank, such as a
+long one whose mpi4py request has not been waited for. MPI moves such messages only while one of its functions is
+called.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import Any, TypeVar
 from . import aside
 from .libraries import lib
 
-#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, where there
-#: is MPI, which it does so many times between such looks.
+#: Seconds that a wait stays in C before Python checks for signals (Ctrl-C). With MPI: seconds before MPI makes
+#: progress, and how many such turns pass between checks for signals.
 SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 
 _State = TypeVar("_State")
 
 
 def callable_mpi() -> Any:
-    """MPI's module, if this thread may call it, and no other one is in a call of MPI's that makes progress; or None."""
+    """The module mpi4py.MPI if this thread may call it and no other thread is in an MPI call that makes progress; else
+    None."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or aside.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -34,17 +35,17 @@ def callable_mpi() -> Any:
 
 
 def progress_mpi() -> None:
-    """Let MPI make progress, where this thread may call it."""
+    """Let MPI make progress if this thread may call it."""
     if (mpi := callable_mpi()) is not None:
-        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
+        # MPI errors concern dead ranks; the failed call's own error tells more. Exceptions of signal handlers pass.
         with suppress(mpi.Exception):
             mpi.COMM_SELF.Iprobe()
 
 
 def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], object] = bool) -> _State:
-    """Wait in C, by slices between which Python sees signals. ``look`` is called now and then, and may raise.
+    """Wait in C, in slices, with checks for signals between them. ``look`` is called now and then, and may raise.
 
-    ``wait`` waits for the seconds that it is given, or less; once it returns something true, that is the result.
+    ``wait`` waits for at most the seconds that it is given. Its first true result is returned.
     """
     seconds, turns = (_MPI_SLICE, _MPI_TURNS) if "mpi4py.MPI" in sys.modules else (SLICE, 1)
     turn = 0
@@ -66,19 +67,19 @@ def progress_until(
     spin: float = 0.0,
     apart: float = 0.0,
 ) -> bool:
-    """Make progress until something is done.
+    """Make progress until ``done()`` is true.
 
     Args:
-        done: True once it is; may raise what went wrong.
-        seconds: The most that is waited; 0 is for ever, and less than 0 is over.
-        hopeless: True, or raises, once it will not be.
-        step: Naps between rounds are longer by this each time, in seconds.
+        done: The condition; may raise.
+        seconds: Time limit; 0: none, negative: already over.
+        hopeless: Returns True, or raises, if the condition can no longer become true.
+        step: Seconds by which each nap between rounds is longer than the one before.
         longest: The longest nap.
-        spin: Seconds at the beginning in which nothing but ``done`` is asked.
-        apart: Seconds between two looks at whether it is ``hopeless``.
+        spin: Seconds at the beginning in which only ``done`` is called.
+        apart: Seconds between two calls of ``hopeless``.
 
     Returns:
-        True if it is done; False where that is hopeless, or did not happen in time.
+        True if done; False if hopeless or out of time.
     """
     began = look_at = time.monotonic()
     until, nap = began + (seconds or math.inf), 0.0

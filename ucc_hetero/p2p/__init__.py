@@ -1,1 +1,1 @@
-"""Messages of one communicator: sends, receives, probes, partitioned messages, and those along a topology's edges."""
+"""Point-to-point messages of a communicator: sends, receives, probes, partitioned and neighbourhood messages."""

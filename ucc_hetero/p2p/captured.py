@@ -1,8 +1,8 @@
-"""Messages that are captured in graphs: kernels of both ranks move them at each replay, without the hosts.
+"""Messages captured in graphs: at each replay kernels of both ranks move the data, without the hosts.
 
-All messages of a capture are given to a stream together, when the first of them is waited for. A graph does one thing
-after the other, in the order in which it was given them: if each message was given to it when it is posted, two ranks
-that both post the receive first would wait for each other.
+All messages of a capture are added to the stream together, when the first of them is waited for. A graph executes
+them in the order in which they were added: if each message were added when it is posted, two ranks that both post the
+receive first would deadlock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..errors import CollectiveError, NotSupported
 from ..native.libraries import lib
 from ..types import DTYPES, OPS
 
-#: The kernel that moves them.
+#: The kernel that moves the data.
 _KERNEL = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["uint8"].code, 0
 
 
 class CapturedMessage(Request):
-    """A message that becomes a part of the graph when it is waited for."""
+    """A message that becomes part of a graph when it is waited for."""
 
     in_stream = True
 
@@ -36,7 +36,7 @@ class CapturedMessage(Request):
         super().__init__(*idle())
         self.buffer, self.peer, self.tag, self.comes = buffer, peer, tag, comes
         self._messages, self.stream = owner, stream
-        #: The stream that it was given to.
+        #: The stream whose capture has the message; None before.
         self.given: int | None = None
 
     def follow(self, stream: int) -> None:
@@ -48,21 +48,21 @@ class CapturedMessage(Request):
         set_status(status, self.peer, self.tag, self.buffer.nbytes)
 
     def _drop(self) -> None:
-        """Give a dropped message to the graph, if the capture goes on."""
+        """Add a request that was dropped without a wait to the graph, if the capture is still under way."""
         self._messages.give(self, self.stream, late=False)
 
 
 class CapturedMessages:
     def __init__(self, state: Runner, limit: Callable[[], float]) -> None:
-        """``limit`` returns the seconds that a replay of what is captured now may take; 0 for no limit."""
+        """``limit`` returns the timeout in seconds for replays of messages captured now; 0 for none."""
         self._state, self._members, self._limit = state, state.members, limit
-        #: The number of a capture, and its messages that were not given to a stream.
+        #: Number of the current capture, and its messages that no stream has yet.
         self._capture = 0
         self.waiting: list[CapturedMessage] = []
 
     @staticmethod
     def load() -> None:
-        """Load the kernel that moves them. Not during a capture, as loading may wait for the device."""
+        """Load the kernel. Not possible during a capture, as loading may wait for the device."""
         kernels.ready(*_KERNEL)
 
     def post(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
@@ -81,15 +81,15 @@ class CapturedMessages:
         if self.waiting and not self._captures(self.waiting[0].stream):
             left, self.waiting = self.waiting, []
             raise CollectiveError(
-                f"rank {self._state.rank}: {len(left)} messages were posted while a stream was captured, and not "
-                "waited for before the capture was over: they are in no graph"
+                f"rank {self._state.rank}: {len(left)} messages posted in a graph capture were not waited for in it, "
+                "and are in no graph: call Wait before the capture ends"
             )
 
     def _captures(self, stream: int) -> bool:
         return bool(lib.ucch_stream_captures(stream) == self._capture)
 
     def give(self, message: CapturedMessage, stream: int, *, late: bool = True) -> None:
-        """Have ``stream`` wait for a message, and get all that no stream has; ``late``: raise once the capture has
+        """Add all pending messages to ``stream``, and make it wait for this one. ``late``: raise if the capture has
         ended."""
         if message.given is not None:
             self._follow(message.given, stream)
@@ -116,7 +116,7 @@ class CapturedMessages:
         if channels is None:
             raise NotSupported(
                 f"rank {state.rank}: messages cannot be captured in a graph: "
-                f"{self._members.lacks or 'capture a collective of this communicator on all of its ranks before'}"
+                f"{self._members.lacks or 'capture a collective of this communicator on all its ranks first'}"
             )
         with kernels.beside_a_capture(make=self._members.topology.flat):
             kernels.ready(*_KERNEL)

@@ -1,4 +1,4 @@
-"""Requests that are made of others: messages that were started together, and partitioned ones."""
+"""Requests that consist of several requests: messages started together, and partitioned messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .transfer import AnyTransfer
 
 
 def start_all(messages: Messages, transfers: Sequence[AnyTransfer | CapturedMessage]) -> list[Request]:
-    """Start transfers, in order: all of them or none."""
+    """Start transfers in order. If one fails to start, none stays started."""
     started: list[Request] = []
     try:
         for transfer in transfers:
@@ -26,22 +26,22 @@ def start_all(messages: Messages, transfers: Sequence[AnyTransfer | CapturedMess
 
 
 def _give_up(requests: Sequence[Request]) -> None:
-    """Take back the receives that nothing has matched, and leave the rest to themselves."""
+    """Cancel receives that no message has matched, and drop the other requests."""
     for request in requests:
         request.Cancel()
         request.Free()
 
 
 class CompositeRequest(Request, ABC):
-    """A request that is made of others, and finished when all of them are."""
+    """A request that consists of several others, and is complete when all of them are."""
 
     @abstractmethod
     def _begun(self) -> Sequence[Request]:
-        """The requests that it is made of, as far as they have begun."""
+        """The parts that have been started."""
 
     @abstractmethod
     def _settle(self, status: Any) -> None:
-        """Take their ends, once it counts as finished itself; raises what went wrong."""
+        """Collect the parts' results, after this request counts as done. Raises their error."""
 
     def Wait(self, status: Any = None) -> bool:
         fill_empty(status)
@@ -60,7 +60,7 @@ class CompositeRequest(Request, ABC):
         try:
             self._settle(status)
         except BaseException as error:
-            self._done = isinstance(error, Exception)  # after Ctrl-C it can be waited for again
+            self._done = isinstance(error, Exception)  # after Ctrl-C the request can be waited for again
             raise
 
     def _ended(self) -> int:
@@ -68,7 +68,8 @@ class CompositeRequest(Request, ABC):
         return int(next((state for state in states if state != 1), 1))
 
     def _ops(self) -> list[Any]:
-        """The operations that go on; the idle one if none does, so that a wait for any request looks again."""
+        """The parts' operations under way; the idle operation if there is none, so that Waitany checks this request
+        again."""
         left = [part for part in self._begun() if not (part.finished or part._ended())]
         return [op for part in left for op in part._ops()] or [self._op]
 
@@ -82,9 +83,9 @@ class CompositeRequest(Request, ABC):
 
 
 class MessageGroup(CompositeRequest):
-    """Messages that were started together. ``end`` is called after them, and ``fail`` with the error that is raised.
+    """Messages started together. ``end`` is called after them, and ``fail`` with the error before it is raised.
 
-    Its error is that of the first part in order that fails; with ``has_status`` its status is that of the first part.
+    The error is that of the first part that fails, in order; with ``has_status`` the status is that of the first part.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class MessageGroup(CompositeRequest):
 
 
 class PersistentMessages(CompositeRequest, PersistentRequest):
-    """Messages that are started together again and again: ``begin`` starts them."""
+    """Messages that are started together, repeatedly, by ``begin``."""
 
     def __init__(self, begin: Callable[[], Request], owner: object) -> None:
         super().__init__(*idle(), None, owner=owner)

@@ -22,7 +22,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, broken_text, unheard_text, with_record_path
+from ..calls.state import LOST, broken_text, gone_text, unheard_text, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -55,17 +55,17 @@ from .transfer import (
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
-#: Messages that ended for their caller while libucp (after a timeout, or Ctrl-C) or a stream uses their memory.
+#: Messages that have ended for the caller (timeout, Ctrl-C) while libucp or a stream still uses their memory.
 _held: Kept[AnyTransfer] = Kept()
 
-#: Seconds that a process may take to end once its memory is gone.
+#: Seconds that a process may take to exit after its memory has gone.
 _DYING_S = 1.0
 
-#: Messages of a lane that are under way at a time (p2p/lane.c).
+#: Maximum number of messages of a lane under way (p2p/lane.c).
 _DEPTH = 64
-#: Bytes from which on messages of device memory without a stream go by lanes; shorter ones are sent before they are
-#: received. The second holds where libucp could move them to another host: of 64 MiB between two H200s it moves
-#: 1.6 GB/s each way by TCP, and wires 11.
+#: Bytes from which device messages without a stream use lanes; shorter ones are sent eagerly. The second holds where
+#: libucp could also send to another host: for 64 MiB between two H200 it reaches 1.6 GB/s each way over TCP, wires
+#: reach 11.
 _BY_LANE_FROM, _BY_LANE_FROM_FAR = 64 << 10, 512 << 10
 _ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LANE_MESSAGE_COMES
 _post = lib.ucch_lane_message_post
@@ -77,22 +77,22 @@ _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
 class Arrays:
     """The arrays of one communicator's messages; ``null`` is MPI's ``PROC_NULL``.
 
-    Of arrays that differ in their address alone only the first goes through :func:`as_buffer`, which takes ten times as
-    long as the rest. Whether memory belongs to this rank's device is checked each time: a freed array is an error, not
-    a crash.
+    Only the first of several arrays that differ in nothing but the address goes through :func:`as_buffer`, which takes
+    ten times as long as the rest. Whether the memory belongs to this rank's device is checked each time: a freed array
+    is an error, not a crash.
     """
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
         self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
         self._bounce: Bounce | None = None
-        #: Buffers without owner, by the fast description of an array and whether it is written to.
+        #: (fast description of an array, writable) -> buffer without owner.
         self._known: BoundedDict[tuple[Hashable, bool], Buffer] = BoundedDict()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
-        """The buffer of an array, or a buffer that the package's own calls pass; errors as of :func:`as_buffer`.
+        """Return the buffer of an array; internal calls may pass a buffer. Errors as in :func:`as_buffer`.
 
-        An array for ``PROC_NULL`` is not looked at.
+        For peer ``PROC_NULL`` the array is not used at all.
         """
         if peer == self._null:
             return _NOTHING
@@ -106,7 +106,7 @@ class Arrays:
             return Buffer(seen[1], like.count, like.dtype, like.vendor, like.device, array, like.readonly)
         found = self._look(array, writable)
         if found.layout is None and found.count:
-            # Not the array: that would keep its memory.
+            # Without the array as owner: the cache would keep its memory alive.
             plain = found.ptr, found.count, found.dtype, found.vendor, found.device, None, found.readonly
             self._known.keep((seen[0], writable), Buffer(*plain))
         return found
@@ -115,17 +115,17 @@ class Arrays:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
     def on_device(self, buffer: Buffer) -> bool:
-        """True if a buffer is in memory of this rank's device. Raises if it is in memory of another one."""
+        """True if the buffer is on this rank's device. Raises if it is on another device."""
         if buffer.vendor == "host":
             return False
         self._device.check((("buf", buffer),))
         return True
 
     def bounce_for(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
-        """The bounce buffers for a message that goes by way of the host; None for one that goes straight.
+        """The bounce buffers of a message through host memory; None if UCX moves the caller's memory itself.
 
-        ``copied``: the data is copied now, as for a buffered send. ``in_stream``: as for :meth:`.MessagePaths.wanted`.
-        Raises if the buffer is in memory of another device.
+        ``copied``: the data is copied now, as for a buffered send. ``in_stream``: see :meth:`.MessagePaths.wanted`.
+        Raises if the buffer is on another device.
         """
         device = self._device
         if peer == self._null or not self.on_device(buffer):
@@ -138,18 +138,18 @@ class Arrays:
         return self._bounce
 
     def memory(self, buffer: Buffer) -> int:
-        """The memory type for libucp of a buffer that :meth:`bounce_for` has seen."""
+        """libucp's memory type of a buffer that :meth:`bounce_for` has checked."""
         return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
 
 
 def _hold(transfer: AnyTransfer) -> None:
-    """Keep the memory of a transfer that has ended for its caller, while libucp or a stream uses it."""
+    """Keep the memory of a transfer that has ended for its caller while libucp or a stream uses it."""
     if transfer.held():
         _held.add(transfer)
 
 
 class Messages:
-    """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
+    """Sends and receives of one communicator. ``own``: internal messages of the package, matched apart from users'."""
 
     def __init__(self, state: Runner, *, own: bool = False) -> None:
         from mpi4py import MPI
@@ -166,11 +166,11 @@ class Messages:
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
         board, channels = members.board, members.channels
-        #: Lanes for messages in streams; NULL where these go by libucp. With lazy loading a rank's launch may keep it
-        #: from the driver when another rank needs a message of it.
+        #: Lanes for messages in streams; NULL if libucp moves them. With lazy loading of kernels a launch may block the
+        #: driver that another rank's message needs.
         self._lanes: Any = ffi.NULL
         lazy = any(facts.lazy_loading for facts in members.facts)
-        #: Lanes for long messages without a stream, which libucp matches.
+        #: Lanes for long messages without a stream, which libucp only matches.
         self.lanes: Any = ffi.NULL
         if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
@@ -178,7 +178,7 @@ class Messages:
         self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
         self._reached: set[int] = set()
         self.captured = CapturedMessages(state, lambda: self.timeout)
-        #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
+        #: Rank of the communicator -> slot on the arrival board, which tells if the peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if max(board.hosts) > 0:
             self._slots |= {rank: -2 - rank for rank in range(self.size) if rank not in board.ranks}
@@ -189,7 +189,7 @@ class Messages:
     # --- arguments ----------------------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raise if the communicator cannot be used, and release messages that libucp or streams no longer use."""
+        """Raise if the communicator is unusable. Frees messages that libucp and streams no longer use."""
         self.state.check_usable(calls=False)
         if self.captured.waiting:
             self.captured.check()
@@ -197,7 +197,8 @@ class Messages:
             _held.sweep(lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
-        """A peer and a tag as integers, checked. ``what`` is ``dest`` or ``source``, which may be any, as its tag."""
+        """Check peer and tag, and return them as integers. ``what``: ``dest``, or ``source``, for which both may be
+        any."""
         wild = what == "source"
         try:
             peer, tag = whole(peer), whole(tag)
@@ -215,8 +216,14 @@ class Messages:
         return peer, tag
 
     def is_gone(self, source: int) -> bool:
-        """True if this rank knows that a source has ended or died."""
+        """True if this rank knows that ``source`` has exited or died."""
         return bool(self._fate(source))
+
+    def gone_text(self, source: int) -> str:
+        """What to say of a source that is gone."""
+        if source == self.any_source:
+            return "every other rank has left the job or died"
+        return gone_text(self.state.board, source, self.rank)
 
     def _fate(self, source: int) -> int:
         slot = self._slots.get(source)
@@ -228,24 +235,24 @@ class Messages:
             facts = self.state.members.facts[dest]
             endpoint = self._endpoints[dest] = self.process.connection(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
-                # A send over a network is complete when it is in our socket's buffer, which the progress thread
-                # empties.
+                # A send to another host is complete once it is in this host's socket buffer, which the progress thread
+                # drains.
                 lib.ucch_progress_idle()
         return endpoint
 
     def reach(self, peer: int) -> None:
-        """Open the way by which a rank, or each, is told that a message of its device memory has been matched."""
+        """Open the connection on which a peer (or each peer) learns that a message on device memory was matched."""
         if self.lanes == ffi.NULL or peer in self._reached:
             return
         self._reached.add(peer)
         for rank in range(self.size) if peer == self.any_source else (peer,):
             if rank not in (self.rank, self.null):
-                with suppress(PeerError):  # it has died, and offers nothing
+                with suppress(PeerError):  # the peer has died and offers no message
                     slot = self._slots.get(rank, self.size)
                     lib.ucch_lanes_reach(self.lanes, rank, slot, self._endpoint(rank))
 
     def pattern(self, source: int, tag: int) -> tuple[int, int]:
-        """(tag, mask) that a receive matches."""
+        """(tag, mask) for the match of a receive."""
         value, mask = self._base, _COMM_MASK
         if source != self.any_source:
             value |= source << SOURCE_SHIFT
@@ -260,10 +267,10 @@ class Messages:
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
     ) -> Any:
-        """Make a send (an `AnyTransfer`, or a `CapturedMessage`), without beginning it.
+        """Make a send (an `AnyTransfer`, or a `CapturedMessage`) without starting it.
 
-        ``sync``: it ends only when it has been matched. ``copy``: it sends a copy that is made now. ``stream``: it
-        sends what the buffer holds when this stream gets there.
+        ``sync``: it completes only once it is matched. ``copy``: send a copy that is made now. ``stream``: send what
+        the buffer holds when this stream gets to it.
         """
         self.check_usable()
         dest, tag = self.check("dest", dest, tag)
@@ -283,7 +290,7 @@ class Messages:
         return transfer
 
     def _offered(self, source: Buffer, dest: int, *, by_host: bool) -> bool:
-        """True if libucp only matches a send, and its data goes by a lane."""
+        """True if libucp only matches the send, and a lane moves the data."""
         if self.lanes == ffi.NULL or dest in (self.rank, self.null):
             return False
         if by_host:
@@ -292,7 +299,7 @@ class Messages:
         return far and self.paths.undecided(dest)
 
     def _stream(self, stream: Any) -> int | None:
-        """The handle of a stream that a message is to start in."""
+        """The handle of the stream in which a message is to start."""
         if stream is None:
             return None
         handle = stream_handle(stream)
@@ -301,18 +308,18 @@ class Messages:
         return handle
 
     def _refuse_copies(self, transfer: Transfer) -> None:
-        """Raise if a message that a stream starts later needs a copy that is made now."""
+        """Raise if a message that starts later, in a stream, would need a host copy now."""
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
-            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
+            raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= needs contiguous memory")
 
     def goes_by_lane(self, peer: int) -> bool:
-        """True if messages in streams with a rank go by a lane (p2p/lane.c); raises for any rank."""
+        """True if messages in streams with this peer use a lane (p2p/lane.c). Raises for a receive from any rank."""
         if self._lanes == ffi.NULL or peer in (self.rank, self.null):
             return False
         if peer == self.any_source:
             raise NotSupported(
-                f"rank {self.rank}: a receive in a stream names its source among devices of several vendors, whose "
-                "streams hand each other messages; receive from any rank without stream=, as its sender must send"
+                f"rank {self.rank}: a receive with stream= between devices of several vendors must name its source; to "
+                "receive from any rank, leave out stream= on both sides"
             )
         return True
 
@@ -325,7 +332,7 @@ class Messages:
         self.check_memory(what, buffer)
         if peer in (self.any_source, self.rank) or tag == self.any_tag or what == "synchronous send":
             raise NotSupported(
-                f"rank {self.rank}: a {what} that is captured in a graph names another rank and the tag, and is not "
+                f"rank {self.rank}: a {what} in a graph capture must name another rank and a tag, and must not be "
                 "synchronous"
             )
         return self.captured.post(what, buffer, peer, self.any_tag if peer == self.null else tag, stream)
@@ -333,14 +340,14 @@ class Messages:
     def check_memory(self, what: str, buffer: Buffer) -> None:
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
-                f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
-                "hand it on; host memory goes without stream="
+                f"rank {self.rank}: a {what} with stream= needs memory of this rank's device; for host memory "
+                "leave out stream="
             )
         if buffer.layout is not None:
-            raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
+            raise NotSupported(f"rank {self.rank}: a {what} with stream= needs contiguous memory")
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Any:
-        """Make a receive, likewise; it writes to the buffer once ``stream`` gets there."""
+        """Make a receive without starting it. With ``stream`` it writes to the buffer once the stream gets to it."""
         self.check_usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
@@ -350,16 +357,16 @@ class Messages:
         if at is not None and self.goes_by_lane(source):
             return self._lane_message("receive", lib.UCCH_LANE_MESSAGE_COMES, target, source, tag, at)
         bounce = self.arrays.bounce_for(target, source, in_stream=stream is not None)
-        # Long messages come by a lane into the buffer itself, unless the sender's memory is the host's, which is rare.
+        # Long messages arrive by a lane in the buffer itself, unless the sender's memory is host memory, which is rare.
         pinned = self.lanes == ffi.NULL or target.nbytes < _BY_LANE_FROM or source == self.rank
         transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
         self._refuse_copies(transfer)
         return transfer
 
     def begin(self, transfer: AnyTransfer, timeout: float) -> None:
-        """Start a transfer, with so many seconds from now as its time limit; 0 for none."""
+        """Start a transfer with a time limit of ``timeout`` seconds from now; 0 for none."""
         if transfer.peer == self.null:
-            return  # an operation that was never begun counts as finished
+            return  # an operation that was never started counts as complete
         if isinstance(transfer, LaneMessage):
             self._post_when_room(transfer, timeout, self._post_to_lane(transfer, timeout))
             return
@@ -375,9 +382,9 @@ class Messages:
     def start_in_lane(
         self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool
     ) -> LaneMessage:
-        """Begin a message by a lane, without a time limit. The caller has checked peer, tag and memory.
+        """Start a message by a lane, without a time limit. The caller has checked peer, tag and memory.
 
-        Few functions are called here: each takes a hundredth of the time of a short message.
+        Few functions are called here, as each costs a hundredth of a short message's time.
         """
         if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
             self.check_usable()
@@ -394,13 +401,13 @@ class Messages:
             raise
 
     def _post_when_room(self, message: LaneMessage, timeout: float, status: int) -> None:
-        """Post a message as soon as its lane has room, after a first try that had this ``status``."""
+        """Post a message once its lane has room. ``status``: result of the first try."""
         until = 0.0
         while status:
             if status != lib.UCCH_LATER:
                 raise self._not_posted(message, status)
             until = until or time.monotonic() + (self.timeout or math.inf)
-            if time.monotonic() > until:  # none of those under way has ended
+            if time.monotonic() > until:  # no earlier message has completed
                 raise self._not_posted(message, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
             progress_mpi()
@@ -419,18 +426,18 @@ class Messages:
             return self._not_begun(message)
         if status == lib.UCCH_FAIL_REFUSED:
             return CollectiveError(
-                f"{where} was not begun: rank {message.peer} refused an earlier message with stream= to it, which was "
-                "longer than its receive or had another tag; later ones go on"
+                f"{where} was not sent: rank {message.peer} refused an earlier message with stream=, which was longer "
+                "than its receive or had another tag; later messages are sent"
             )
         if status == lib.UCCH_FAIL_TIMEOUT:
-            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} messages before it have not ended")
+            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} earlier messages are still under way")
         return CollectiveError(
             f"{where}: an earlier message with stream= between the two has failed ({status_name(status)}), and none "
             "can follow it: make a new communicator"
         )
 
     def _beginning(self, transfer: Transfer) -> Callable[[float], Any]:
-        """The native function that begins a transfer with its buffer; it takes the time limit."""
+        """The native function that starts a transfer with its buffer; its argument is the time limit."""
         peer, buffer = transfer.peer, transfer.buffer
         pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
         if self.lanes != ffi.NULL and peer != self.rank:
@@ -445,7 +452,7 @@ class Messages:
         return partial(lib.ucch_send, *what, memory, transfer.sync)
 
     def _set_lanes(self, transfer: Transfer) -> None:
-        """Tell the engine where the data of a message is, or belongs, in case that it goes by a lane."""
+        """Tell the engine the device memory of a message, in case a lane moves the data."""
         receives = transfer.what == "receive"
         if not (receives or transfer.offered):
             return
@@ -469,7 +476,7 @@ class Messages:
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
     def begin_matched(self, transfer: Transfer, matched: Any, found: Any, timeout: float) -> None:
-        """Start the receive of a message that a matching probe has found and taken out."""
+        """Start the receive of a message that a matching probe took out of the queue."""
         pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         self._watch(transfer)
@@ -489,7 +496,7 @@ class Messages:
             raise
 
     def wait(self, transfer: AnyTransfer, status: Any = None) -> None:
-        """Wait for the end of a transfer, which the caller is to :meth:`withdraw` where this raises."""
+        """Wait for a transfer. If this raises, the caller has to :meth:`withdraw` it."""
         state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
         if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
@@ -497,7 +504,7 @@ class Messages:
     def run_all(self, transfers: Sequence[AnyTransfer | CapturedMessage], status: Any = None) -> None:
         """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
         ended, some = 0, list[Any](transfers)
-        if some and isinstance(some[0], CapturedMessage):  # they are of one stream
+        if some and isinstance(some[0], CapturedMessage):  # all are in one stream
             for transfer in some:
                 transfer.Wait(status if transfer is some[0] else None)
             return
@@ -516,26 +523,26 @@ class Messages:
         if isinstance(transfer, CapturedMessage):
             return transfer
         if isinstance(transfer, LaneMessage) and transfer.what != "receive":
-            transfer.how |= lib.UCCH_LANE_MESSAGE_ORDERED  # its stream goes on, too, maybe with the same memory
+            transfer.how |= lib.UCCH_LANE_MESSAGE_ORDERED  # the stream goes on as well, possibly with the same memory
         try:
             self.begin(transfer, 0)
             return self.request(transfer)
-        except BaseException:  # Ctrl-C may come right here, or the end of a daemon
+        except BaseException:  # Ctrl-C, or the exit of a daemon thread, may come right here
             self.withdraw(transfer)
             raise
 
     def request(self, transfer: AnyTransfer) -> Request:
-        """The request of a transfer that was begun without a time limit: waiting for it has one."""
-        if not isinstance(transfer, LaneMessage):  # the engine has seen to those
+        """The request of a transfer that was started without a time limit; waits for it have one."""
+        if not isinstance(transfer, LaneMessage):  # the engine has checked those of lanes
             lib.ucch_progress_thread(1)
         return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer))
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
-        """A transfer that can be started many times, with what the buffer then holds."""
+        """A transfer that can be started repeatedly, each time with the current content of the buffer."""
 
         def start() -> int:
             self.check_usable()
-            self.arrays.bounce_for(transfer.original, transfer.peer)  # it may have been freed since the last start
+            self.arrays.bounce_for(transfer.original, transfer.peer)  # raises if the memory was freed meanwhile
             transfer.refill()
             if copy:
                 kept = transfer.buffer if transfer.bounce else pack(transfer.original)
@@ -549,7 +556,7 @@ class Messages:
         )
 
     def _request_hooks(self, transfer: AnyTransfer) -> dict[str, Any]:
-        """Arguments of a request: what it calls at its end, to cancel, and to fill a status before its end is taken."""
+        """Arguments of a request: functions for its end, for its cancellation, and to fill a status before its end."""
         cancel = transfer.cancel if transfer.what == "receive" else nothing
         return {
             "finish": partial(self._end, transfer),
@@ -560,7 +567,7 @@ class Messages:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def withdraw(self, transfer: AnyTransfer) -> None:
-        """Give up a transfer: cancel a receive that has not been matched, and keep the memory of all others."""
+        """Give up a transfer: cancel an unmatched receive; keep the memory of any other transfer."""
         if transfer.what == "receive":
             transfer.cancel()
         _hold(transfer)
@@ -591,7 +598,7 @@ class Messages:
         status.Set_cancelled(cancelled)
 
     def failure(self, transfer: AnyTransfer) -> UCCHError:
-        """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
+        """The error of a failed transfer. Its memory is kept while libucp or a stream uses it."""
         _hold(transfer)
         return with_record_path(self._explain(transfer, transfer.op.error))
 
@@ -608,12 +615,11 @@ class Messages:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         peer, broken = transfer.peer, error.status == lib.UCCH_FAIL_CONNECTION
         known = error.status == lib.UCCH_FAIL_PEER
-        # Of a rank that goes now the memory, which libucp reads, and its connections are gone before the process is.
+        # A rank that exits now loses its memory, which libucp reads, and its connections before the process is gone.
         least = lib.UCCH_DIED if broken else lib.UCCH_LEFT
         if known or (peer in self._slots and progress_until(lambda: self._fate(peer) >= least, _DYING_S)):
-            who = "every other rank" if peer == self.any_source else f"rank {peer}"
             reason = "" if known or broken else f" ({status_name(error.status)})"
-            return PeerError(f"{where}: {who} has left the job or died{reason}")
+            return PeerError(f"{where}: {self.gone_text(peer)}{reason}")
         if broken:
             board, of_any = self.state.board, peer == self.any_source
             why = f"nothing can come{unheard_text(board)}" if of_any else broken_text(board, peer)
@@ -621,7 +627,7 @@ class Messages:
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
     def _of_other_kind(self, transfer: AnyTransfer) -> str:
-        """A hint for a receive that got nothing: a Python object is there that ``send`` has sent."""
+        """A hint for a receive without a message: a Python object from ``send`` is waiting instead."""
         if transfer.what != "receive" or not object_waits(self.state.mpi, transfer.peer, transfer.tag):
             return ""
         return "; a Python object of send() waits, which recv() receives"
@@ -634,7 +640,7 @@ class Messages:
         return f"{transfer.what} of {upto}{transfer.nbytes} bytes {way} {peer}, {tag}"
 
 
-#: Failures with one reason each, of the source, tag and bytes of what has come, and of the other rank.
+#: Failures with one cause each; texts use source, tag and length of what arrived, and the peer.
 _REASONS: dict[int, tuple[type[UCCHError], str]] = {
     lib.UCCH_FAIL_TRUNCATED: (TruncationError, "rank {0} sent {2} bytes with tag {1}, more than the buffer holds"),
     lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator"),

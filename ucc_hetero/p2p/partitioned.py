@@ -1,7 +1,7 @@
-"""Partitioned messages: each partition of a send is a message of its own, sent when it is marked ready.
+"""Partitioned messages: each partition of a send is a message of its own, sent once it is marked ready.
 
-Both sides may divide the data differently. A sender therefore tells its receiver once, in a header, how many partitions
-it has and under which tags they travel; the n-th ``Precv_init`` of a source and tag belongs to its n-th ``Psend_init``.
+The two sides may divide the data differently. A sender therefore sends its receiver a header once, with the number of
+its partitions and their tags. The n-th ``Precv_init`` of a source and tag matches that source's n-th ``Psend_init``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .composite import CompositeRequest
 from .messages import Messages, part_of
 from .probe import poll, probe
 
-#: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
+#: Tag of headers, and lowest tag of partitions. Neighbourhood collectives use the tags between them.
 _HEADERS, _PARTITIONS = 0, 1 << 30
 
 
 class _Header(NamedTuple):
-    """Header of a sender's partitions: the caller's tag, how many, bytes of each, the tag of the first."""
+    """A sender's header: the user's tag, number of partitions, bytes of each, tag of the first."""
 
     tag: int
     partitions: int
@@ -43,9 +43,9 @@ class _Header(NamedTuple):
 class Partitions:
     def __init__(self, messages: Messages) -> None:
         self._messages, self._lock = messages, threading.Lock()
-        #: The next free tag of partitions, for each receiver.
+        #: The next free tag for partitions, per receiver.
         self._next: Counter[int] = Counter()
-        #: Headers that no receive has asked for yet, by source, tag and number; how many have come, and receives made.
+        #: (source, tag, number) -> header without a receive yet; counts of headers arrived and receives made.
         self._headers: dict[tuple[int, int, int], _Header] = {}
         self._come: Counter[tuple[int, int]] = Counter()
         self._asked: Counter[tuple[int, int]] = Counter()
@@ -93,11 +93,12 @@ class Partitions:
         return [part_of(whole, i * each, each) for i in range(count)]
 
     def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
-        """The header of a sender's ``number``-th partitioned message with a tag; None if it has not come."""
+        """The header of the ``number``-th partitioned message from ``source`` with ``tag``; None if it has not
+        arrived."""
         messages = self._messages
 
         def look() -> _Header | None:
-            with self._lock:  # another thread may have taken it out
+            with self._lock:  # another thread may have taken it
                 while (source, tag, number) not in self._headers and (found := self._take(source)) is not None:
                     self._headers[source, found.tag, self._come[source, found.tag]] = found
                     self._come[source, found.tag] += 1
@@ -114,7 +115,7 @@ class Partitions:
         return header
 
     def _take(self, source: int) -> _Header | None:
-        """The next header of a sender; None if none has come."""
+        """The next header of a sender, or None."""
         found = probe(self._messages, source, _HEADERS, None, remove=True)
         if found is None:
             return None
@@ -123,7 +124,7 @@ class Partitions:
 
 
 class PartitionedRequest(CompositeRequest, PersistentRequest):
-    """A message in partitions that can be started many times: what ``Psend_init`` and ``Precv_init`` return."""
+    """A partitioned message that can be started repeatedly; returned by ``Psend_init`` and ``Precv_init``."""
 
     #: Words for error texts.
     _direction: str
@@ -132,11 +133,11 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         super().__init__(*idle(), None, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._to_null = peer == messages.null
-        #: Held while messages are started.
+        #: Held while messages are being started.
         self._marking = threading.Lock()
-        #: The messages of this start, by their number.
+        #: Number of a partition -> its message, since the last start.
         self._started: dict[int, Request] = {}
-        #: When the first wait for this start began.
+        #: Time of the first wait since the last start; 0 before.
         self._waited_since = 0.0
 
     def _begin(self) -> int:
@@ -158,61 +159,62 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         return found
 
     def Pready(self, partition: int) -> None:
-        """Send a partition.
+        """Mark a partition ready: it is sent now. From any thread.
 
         Args:
-            partition: Its number, from 0 on.
+            partition: Number of the partition, from 0 on.
 
         Raises:
-            TypeError, ValueError: There is no such partition, it was sent already, or this is a receive.
+            TypeError, ValueError: There is no such partition, it was marked before, or this is a receive.
         """
         self.Pready_list([partition])
 
     def Pready_range(self, partition_low: int, partition_high: int) -> None:
-        """Send partitions.
+        """Mark a range of partitions ready.
 
         Args:
-            partition_low: Number of the first.
-            partition_high: Number of the last, which is sent, too.
+            partition_low: Number of the first partition.
+            partition_high: Number of the last partition, inclusive.
 
         Raises:
-            TypeError, ValueError: As :meth:`Pready`.
+            TypeError, ValueError: See :meth:`Pready`.
         """
         self.Pready_list(range(index(partition_low), index(partition_high) + 1))
 
     def Pready_list(self, partitions: Sequence[int]) -> None:
-        """Send partitions.
+        """Mark several partitions ready.
 
         Args:
-            partitions: Their numbers.
+            partitions: Numbers of the partitions.
 
         Raises:
-            TypeError, ValueError: As :meth:`Pready`.
+            TypeError, ValueError: See :meth:`Pready`.
         """
-        raise ValueError(f"{self._described()}: only partitions of a send are marked ready")
+        raise ValueError(f"{self._described()}: Pready is for sends")
 
     def Parrived(self, partition: int) -> bool:
-        """Tell if a partition is there.
+        """Test whether a partition of this receive has arrived.
 
         Args:
-            partition: Its number, from 0 on.
+            partition: Number of the partition, from 0 on.
 
         Returns:
-            True if all of it is.
+            True if the whole partition has arrived.
 
         Raises:
             TypeError, ValueError: There is no such partition, or this is a send.
         """
-        raise ValueError(f"{self._described()}: only partitions of a receive arrive")
+        raise ValueError(f"{self._described()}: Parrived is for receives")
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
-        """True if all messages of this start have begun; with ``wait``, begin them as soon as that can be."""
+        """True if all messages since the last start have begun. ``wait``: start the missing ones as soon as
+        possible."""
 
     # --- as of any request --------------------------------------------------------------------------------------------
 
     def Wait(self, status: Any = None) -> bool:
-        """Wait until all partitions have been sent or received, then return True."""
+        """Wait until all partitions have been sent or received. Returns True."""
         if not self._done:
             self._complete_set(wait=True)
         return super().Wait(status)
@@ -236,7 +238,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
 
     def _ended(self) -> int:
         if not self._complete_set(wait=False):
-            # Over time it counts as ended: the wait then raises what is missing.
+            # After the timeout it counts as ended: the wait then raises, and names what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
         return int(all(r.finished or r._ended() for r in self._begun()))
 
@@ -249,7 +251,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
 
 
 class _Send(PartitionedRequest):
-    """The sender's side. Partitions may be marked ready by any thread."""
+    """The send side. Any thread may mark partitions ready."""
 
     _direction = "send to"
 
@@ -258,7 +260,7 @@ class _Send(PartitionedRequest):
         self._first = first
 
     def Pready_list(self, partitions: Sequence[int]) -> None:
-        """Send partitions, which may not be written to until the end."""
+        """Send partitions, whose memory must then stay unchanged until the request completes."""
         if self._done:
             raise ValueError(f"{self._described()}: it has not been started")
         messages = self._messages
@@ -286,7 +288,7 @@ class _Send(PartitionedRequest):
 
 
 class _Receive(PartitionedRequest):
-    """The receiver's side. It receives the sender's partitions, and finds out which of its own these make up."""
+    """The receive side: receives the sender's partitions, and tells which of its own partitions they complete."""
 
     _direction = "receive from"
 
@@ -326,7 +328,7 @@ class _Receive(PartitionedRequest):
     def _complete_set(self, *, wait: bool) -> bool:
         if self._to_null or (self._pieces and len(self._started) == len(self._pieces)):
             return True
-        if not self._marking.acquire(blocking=wait):  # another thread is here
+        if not self._marking.acquire(blocking=wait):  # another thread is starting messages
             return False
         try:
             return self._start_all(wait)
@@ -350,7 +352,7 @@ class _Receive(PartitionedRequest):
         size = whole.dtype.itemsize
         if header.partitions * header.nbytes != total or header.nbytes % size:
             raise TruncationError(
-                f"{self._described()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the "
+                f"{self._described()}: the sender has {header.partitions} partitions of {header.nbytes} bytes, but the "
                 f"buffer has {len(self._parts)} of {whole.nbytes}"
             )
         each = header.nbytes // size

@@ -1,4 +1,4 @@
-"""Probing for messages, and messages that a matching probe has taken out."""
+"""Probes, and messages that a matching probe has taken out of the queue."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from .transfer import Transfer, source_and_tag
 
 _T = TypeVar("_T")
 
-#: Seconds between two questions whether the source still lives.
+#: Seconds between two checks that the source is alive.
 _LOOK_S = 0.01
 
 
 @forms
 class Message:
-    """A message that ``Mprobe`` or ``Improbe`` took out: only :meth:`Recv` or :meth:`Irecv`, once, receive it.
+    """A message that ``Mprobe`` or ``Improbe`` took out. Only :meth:`Recv` or :meth:`Irecv` can receive it, once.
 
-    A message that is dropped without being received is thrown away, and its sender goes on. As mpi4py's, it is true
-    until it is received, and then equals ``MPI.MESSAGE_NULL``; the message of ``MPI.PROC_NULL``, with which nothing is
-    received, equals ``MPI.MESSAGE_NO_PROC`` until then.
+    If it is dropped without a receive, the data is discarded, and the sender's call completes. As in mpi4py, a message
+    is true until it is received, and then equals ``MPI.MESSAGE_NULL``. The message from ``MPI.PROC_NULL``, which has no
+    data, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
     def __init__(self, messages: Messages, matched: Any, source: int, tag: int, found: Any = None) -> None:
         self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
         self._found = found
-        #: Nothing to receive: the message of MPI.PROC_NULL.
+        #: True for the message from MPI.PROC_NULL, which has no data.
         self._none = source == messages.null
 
     def __bool__(self) -> bool:
-        """True if it is still to be received."""
+        """True until the message is received."""
         return self._matched is not None or self._none
 
     def __eq__(self, other: object) -> bool:
-        """True if it is the same message; see the class for MPI's constants."""
+        """True for the same message, or for the MPI constant that it equals (see the class)."""
         module = sys.modules.get("mpi4py.MPI")
         if self is other or module is None or not isinstance(other, module.Message):
             return self is other
@@ -54,53 +54,53 @@ class Message:
 
     @classmethod
     def Probe(cls, comm: Any, *args: Any, **more: Any) -> Message:
-        """Wait for a message of a communicator and take it out, as :meth:`~ucc_hetero.Communicator.Mprobe` does.
+        """Wait for a message and take it out; see :meth:`~ucc_hetero.Communicator.Mprobe`.
 
         Args:
             comm: The communicator.
             args, more: The arguments of its ``Mprobe``.
 
         Returns:
-            Message: To be received.
+            Message: The message, to be received.
         """
         return cast(Message, comm.Mprobe(*args, **more))
 
     @classmethod
     def Iprobe(cls, comm: Any, *args: Any, **more: Any) -> Message | None:
-        """Take out a message of a communicator that has arrived, as :meth:`~ucc_hetero.Communicator.Improbe` does.
+        """Take out a message if one has arrived; see :meth:`~ucc_hetero.Communicator.Improbe`.
 
         Args:
             comm: The communicator.
             args, more: The arguments of its ``Improbe``.
 
         Returns:
-            Message | None: To be received, or None.
+            Message | None: The message, to be received; None if none has arrived.
         """
         return cast("Message | None", comm.Improbe(*args, **more))
 
     @classmethod
     def probe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Wait for a pickled object and take it out, as ``comm.mprobe`` does.
+        """Wait for a pickled object and take it out; see ``comm.mprobe``.
 
         Args:
             comm: The communicator.
             args, more: The arguments of its ``mprobe``.
 
         Returns:
-            mpi4py.MPI.Message: To be received.
+            mpi4py.MPI.Message: The message, to be received.
         """
         return comm.mprobe(*args, **more)
 
     @classmethod
     def iprobe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Take out a pickled object that has arrived, as ``comm.improbe`` does.
+        """Take out a pickled object if one has arrived; see ``comm.improbe``.
 
         Args:
             comm: The communicator.
             args, more: The arguments of its ``improbe``.
 
         Returns:
-            mpi4py.MPI.Message | None: To be received, or None.
+            mpi4py.MPI.Message | None: The message, to be received; None if none has arrived.
         """
         return comm.improbe(*args, **more)
 
@@ -137,21 +137,21 @@ class Message:
         self._take(buf, messages.timeout, lambda transfer: messages.wait(transfer, status))
 
     def Irecv(self, buf: Any) -> Request:
-        """Start to receive, as :meth:`Recv`, with its arguments and errors; return its request.
+        """Start to receive the message. Arguments and errors are those of :meth:`Recv`.
 
         Returns:
-            Request: ``Wait`` and ``Test`` tell its end, and raise.
+            Request: Its ``Wait`` and ``Test`` tell when the data is there, and raise errors.
         """
         return self._take(buf, 0, self._messages.request)
 
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
-        if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
+        if matched is not None and self._messages.process.worker.handle:  # at exit the worker may be closed first
             lib.ucch_discard(self._messages.worker, self._messages.lanes, matched, self._found)
 
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
-    """Look once for an arrived message; ``remove`` takes it out of the queue."""
+    """Look once for an arrived message. ``remove``: take it out of the queue."""
     messages.check_usable()
     source, tag = messages.check("source", source, tag)
     if source == messages.null:
@@ -160,7 +160,7 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     value, mask = messages.pattern(source, tag)
     found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
     messages.reach(source)
-    # Progress for everything in flight: the message may depend on it.
+    # Make progress for everything: the sender may wait for another message of this rank.
     lib.ucch_progress_once()
     if not lib.ucch_probe(messages.worker, value, mask, remove, found, matched):
         return None
@@ -170,30 +170,30 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
 
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any) -> Message:
-    """Wait for a message and take it out; ``CollectiveTimeout`` after the communicator's time limit."""
+    """Wait for a message and take it out. ``CollectiveTimeout`` after the communicator's time limit."""
     return _awaited(messages, source, tag, lambda: probe(messages, source, tag, status, remove=True))
 
 
 def waits(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> bool:
-    """Look once for an arrived message of either kind: of a buffer, or of a Python object, which is ``mpi``'s."""
+    """Look once for an arrived message of either kind: a buffer, or a Python object over ``mpi``."""
     if probe(messages, source, tag, status, remove=False) is not None:
         return True
-    module, look = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store have no objects
+    module, look = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store cannot send objects
     if module is None or look is None:
         return False
     try:
         return bool(look(source, tag, status))
-    except module.Exception:  # of ranks that have died, of which the caller's own look says more
+    except module.Exception:  # a rank has died: the caller's own check tells which
         return False
 
 
 def wait_for_any(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> None:
-    """Wait for a message of either kind; ``CollectiveTimeout`` after the communicator's time limit."""
+    """Wait for a message of either kind. ``CollectiveTimeout`` after the communicator's time limit."""
     _awaited(messages, source, tag, lambda: waits(messages, mpi, source, tag, status) or None)
 
 
 def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | None]) -> _T:
-    """What ``look`` returns once a message has come; ``CollectiveTimeout`` where none does."""
+    """Poll ``look`` until it returns a message. ``CollectiveTimeout`` if none arrives in time."""
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
     found = poll(messages, source, where, look)
     if found is None:
@@ -205,11 +205,11 @@ def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | 
 
 
 def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: Any = None) -> Any:
-    """The message of a Python object of ``mpi``'s, taken out once it has come; fills ``status`` as a probe does.
+    """Wait for a Python object over ``mpi``, and take its message out. Fills ``status`` as a probe does.
 
     Raises:
-        CollectiveTimeout: None came within the communicator's time limit.
-        PeerError: The source has ended, and none came.
+        CollectiveTimeout: No object arrived within the communicator's time limit.
+        PeerError: The source has exited, and no object arrived.
     """
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
@@ -217,7 +217,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
     found = poll(messages, source, where, lambda: mpi.improbe(source, tag, status), longest=1e-4, spin=2e-4)
     if found is None:
         buffers = None
-        with suppress(CollectiveError):  # it can no longer be used, and objects still come
+        with suppress(CollectiveError):  # a communicator that failed still delivers objects
             buffers = probe(messages, source, tag, None, remove=False)
         raise CollectiveTimeout(
             f"{where}: none came within {messages.timeout:g} s (UCCH_TIMEOUT){unheard_text(messages.state.board)}"
@@ -227,7 +227,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
 
 
 def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
-    """Call ``look`` until it returns something; None if the communicator's time limit comes first."""
+    """Call ``look`` until it returns something. None after the communicator's time limit."""
     found: list[_T] = []
     left, began, board = 0.0, time.monotonic(), messages.state.board
 
@@ -237,12 +237,12 @@ def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | No
         return bool(found)
 
     def raise_if_gone() -> None:
-        """Raise once the source has been gone for so long that what it has sent would be here, or cannot be heard."""
+        """Raise once the source has been gone for so long that its last messages would have arrived."""
         nonlocal left
         if messages.is_gone(source):
             left = left or time.monotonic()
             if time.monotonic() - left > 1:
-                raise PeerError(f"{where}: it has left the job or died")
+                raise PeerError(f"{where}: {messages.gone_text(source)}")
         if board.cuts_off(-1 if source == messages.any_source else source, time.monotonic() - began):
             raise CollectiveError(f"{where}: nothing can come{unheard_text(board)}")
 

@@ -12,8 +12,8 @@ from ..buffers import Buffer, copy, pack
 from ..native.libraries import lib, owned
 from ..transport.bounce import Bounce
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), offer or data (1), message of the
-#: caller's or of the package's own calls (1; ``UCCH_OWN_BIT``), answer or not (1), source rank (17), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), message of a program (1), offer (1), message of this package's own
+#: calls (1; ``UCCH_OWN_BIT``), answer (1), source rank (17), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
 OWN = 1 << lib.UCCH_OWN_BIT
@@ -25,8 +25,8 @@ def source_and_tag(code: int) -> tuple[int, int]:
 
 
 def object_waits(mpi: Any, source: int, tag: int) -> bool:
-    """True if a Python object has come over ``mpi``, which no receive of a buffer takes."""
-    if hasattr(mpi, "world"):  # an exchange that is not MPI's
+    """True if a Python object has arrived over ``mpi``, which no receive of a buffer matches."""
+    if hasattr(mpi, "world"):  # the ranks met in a store: no MPI
         return False
     with suppress(*EXCHANGE_ERRORS):
         return bool(mpi.Iprobe(source, min(tag, largest_tag())))
@@ -34,7 +34,7 @@ def object_waits(mpi: Any, source: int, tag: int) -> bool:
 
 
 class Transfer:
-    """A message by libucp: its native object, the memory that it uses, and its peer and tag."""
+    """A message by libucp: its native object, its memory, peer and tag."""
 
     __slots__ = (
         "begin", "begins", "bounce", "buffer", "handle", "lanes", "offered", "op", "original", "peer",
@@ -59,16 +59,16 @@ class Transfer:
         #: The caller's memory.
         self.original = original
         self.bounce = bounce
-        #: The message starts when this stream gets there.
+        #: Stream in which the message starts; None for a start now.
         self.stream = stream
         self.pinned = pinned
-        #: Contiguous memory that is sent or received: the caller's, or a copy.
+        #: Contiguous memory that is sent or received: the caller's, or a copy of it.
         self.buffer = self._staged()
-        #: The function that begins it, and the buffer that this function has, once it was begun.
+        #: The native function that starts it with the buffer that it was last started with; None before.
         self.begin: Callable[[float], Any] | None = None
         self.begins: Buffer | None = None
         self.sync = False
-        #: True for a send that libucp only matches, and whose data goes by a lane; the lanes are kept for that.
+        #: True for a send that libucp only matches while a lane moves the data; the lanes, kept alive for that.
         self.offered, self.lanes = False, None
 
     def _staged(self) -> Buffer:
@@ -85,18 +85,18 @@ class Transfer:
 
     @property
     def moved(self) -> bool:
-        """True if a copy of the caller's memory is sent or received."""
+        """True if a copy of the caller's memory is sent or received instead of the memory itself."""
         return self.buffer is not self.original
 
     def held(self) -> bool:
-        """True if libucp or a stream still uses its memory, although it may have ended for the caller."""
+        """True if libucp or a stream still uses the memory, even if the transfer has ended for the caller."""
         return bool(lib.ucch_message_held(self.handle))
 
     def cancel(self) -> None:
         lib.ucch_message_cancel(self.handle)
 
     def refill(self) -> None:
-        """Copy the caller's data again, before a persistent send starts."""
+        """Copy the caller's data again, before a persistent send is started."""
         if self.bounce is not None or self.original.layout is not None:
             self.buffer = self._staged()
 
@@ -113,15 +113,15 @@ class Transfer:
 
 
 class LaneMessage:
-    """A message in a stream that goes by a lane (p2p/lane.c), as a :class:`Transfer` but never cancelled or started
-    again."""
+    """A message in a stream that uses a lane (p2p/lane.c). Like a :class:`Transfer`, but never cancelled or
+    restarted."""
 
     __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
 
     bounce, moved = None, False
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
-        """``how`` is made of the engine's ``UCCH_LANE_MESSAGE_*``; ``keep`` keeps the memory alive."""
+        """``how``: flags ``UCCH_LANE_MESSAGE_*``. ``keep``: object that keeps the memory alive."""
         self.handle = owned(lib.ucch_lane_message_new(), lib.ucch_lane_message_free)
         self.op = lib.ucch_lane_message_op(self.handle)
         self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
@@ -137,10 +137,10 @@ class LaneMessage:
         return bool(lib.ucch_lane_message_held(self.handle))
 
     def cancel(self) -> None:
-        """Do nothing: it cannot be cancelled."""
+        """Do nothing: messages of lanes cannot be cancelled."""
 
     def spread(self) -> None:
-        """Do nothing: the data is in the caller's memory."""
+        """Do nothing: the data arrived in the caller's memory."""
 
     def envelope(self) -> tuple[int, int, int]:
         return self.peer, int(self.handle.found_tag), int(self.handle.found_bytes)

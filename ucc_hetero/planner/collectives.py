@@ -1,8 +1,8 @@
 """One row per collective: its buffers, counts rule, step, in-place rule, pre- and postcondition.
 
-Everything that tells one collective from another is a row of ``ROWS``; all other code asks the table.
-Offsets and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks lay one after
-the other in rank order.
+Everything that distinguishes one collective from another is a row of ``ROWS``; all other code uses the table. Offsets
+and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks were adjacent, in rank
+order.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Expect:
     ranks: range
 
 
-# --- counts -----------------------------------------------------------------------------------------------------------
+# --- counts ----------------------------------------------------------------------------------------------------------
 
 
 class Shape:
-    """The dense buffers of one call: where each block lies. Computed once, asked often."""
+    """The dense buffers of one call: the block of each pair of ranks. Cached."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -79,7 +79,7 @@ class Shape:
         self._columns: dict[int, tuple[int, ...]] = {}
 
     def send(self, rank: int, peer: int) -> Block:
-        """Where ``rank``'s send buffer holds what is for ``peer`` (alltoall, scatter, reduce_scatter, their like)."""
+        """The block of ``rank``'s send buffer for ``peer`` (alltoall, scatter, reduce_scatter and similar)."""
         call = self.call
         if self.layout == "equal":
             return Block(peer * call.counts[0], call.counts[0])
@@ -90,7 +90,7 @@ class Shape:
         raise ValueError(f"{call.collective} has no blocks")
 
     def recv(self, rank: int, peer: int) -> Block:
-        """Where ``rank``'s receive buffer holds what comes from ``peer`` (alltoall, gather, allgather, their like)."""
+        """The block of ``rank``'s receive buffer from ``peer`` (alltoall, gather, allgather and similar)."""
         if self.layout == "matrix":
             return Block(self._column(rank)[peer], self.call.counts[peer * self.call.ranks + rank])
         return self.send(rank, peer)
@@ -101,7 +101,8 @@ class Shape:
 
     @property
     def total(self) -> int:
-        """The vector's length, or all blocks together; for a matrix all blocks of the busiest rank."""
+        """Length of the vector, or of all blocks together; for a matrix, of all blocks of the rank with most
+        elements."""
         call = self.call
         if self.layout == "none":
             return 0
@@ -132,23 +133,23 @@ class Shape:
 
 
 def elements(call: Call) -> int:
-    """Elements that choices are made by (``Shape.total``): equal on every rank."""
+    """Number of elements by which algorithms are chosen (``Shape.total``): equal on every rank."""
     return Shape(call).total
 
 
 def lengths(call: Call) -> list[tuple[int, int]]:
-    """Elements of each rank's dense (send, recv) buffers; 0 where it has none."""
+    """Elements of each rank's dense (send, recv) buffers; 0 if it has none."""
     shape, row = Shape(call), ROWS[call.collective]
     return [(row.send(shape, rank), row.recv(shape, rank)) for rank in range(call.ranks)]
 
 
 def send_length(call: Call, rank: int) -> int:
-    """Elements of ``rank``'s dense send buffer; 0 where it has none."""
+    """Elements of ``rank``'s dense send buffer; 0 if it has none."""
     return ROWS[call.collective].send(Shape(call), rank)
 
 
 def recv_length(call: Call, rank: int) -> int:
-    """Elements of ``rank``'s dense receive buffer; 0 where it has none."""
+    """Elements of ``rank``'s dense receive buffer; 0 if it has none."""
     return ROWS[call.collective].recv(Shape(call), rank)
 
 
@@ -156,7 +157,7 @@ _T = TypeVar("_T")
 
 
 def _at_root(find: Callable[[Shape, int], _T], elsewhere: _T) -> Callable[[Shape, int], _T]:
-    """The same at the root, and something else on the other ranks."""
+    """A function with ``find``'s result at the root, and ``elsewhere`` on other ranks."""
     return lambda s, rank: find(s, rank) if rank == s.call.root else elsewhere
 
 
@@ -203,7 +204,7 @@ def _never(s: Shape, rank: int) -> Alias | None:
 
 
 def _post_vector(among: Callable[[Call, int], range]) -> Callable[[Shape, int], list[Expect]]:
-    """A rank gets the vectors of these ranks, reduced; nothing where there are none."""
+    """A rank gets the reduction of these ranks' vectors; nothing if there are no such ranks."""
     return lambda s, rank: [Expect(0, s.call.counts[0], 0, ranks)] if (ranks := among(s.call, rank)) else []
 
 
@@ -238,12 +239,11 @@ class Row:
     """Properties of one collective.
 
     ``layout`` is the counts rule: ``none``, ``vector`` ``(n,)``, ``equal`` ``(n,)`` per block, ``ranks`` (one count per
-    rank) or ``matrix`` (P*P). ``step`` is the kind of step that does all of it, empty where there is none. ``send``
-    and ``recv`` give the elements of a rank's dense buffers; a bcast's data is ``send`` at the root and ``recv``
-    elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the rank has one buffer
-    only or, with ``staged``, that the caller's data must first be copied to scratch that then serves as ``send``.
-    Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is what must hold after
-    it.
+    rank) or ``matrix`` (P*P). ``step`` is the kind of step that does the whole collective; empty if there is none.
+    ``send`` and ``recv`` give the lengths of a rank's dense buffers; a bcast's data is ``send`` at the root and
+    ``recv`` elsewhere. ``in_place`` tells which of a rank's buffers lies in the other; None means that the rank has
+    only one buffer or, with ``staged``, that the caller's data must first be copied to scratch, which is then ``send``.
+    Before the call ``send`` is defined on every rank that has one and ``recv`` is not; ``post`` must hold after it.
     """
 
     name: str
@@ -256,17 +256,17 @@ class Row:
     in_place: Callable[[Shape, int], Alias | None]
     post: Callable[[Shape, int], list[Expect]]
     staged: bool = False
-    #: A rank's result is of the ranks up to it, not of all.
+    #: A rank's result is over the ranks up to it, not over all.
     prefix: bool = False
 
     @property
     def shares(self) -> bool:
-        """A rank gets its share of what is reduced."""
+        """True if each rank gets a share of the reduction."""
         return self.reduces and self.layout in ("equal", "ranks")
 
 
 def _rows() -> tuple[Row, ...]:
-    # MPI's in-place reduce_scatter wants the result at the start of the buffer: the lowering moves it there.
+    # MPI wants the result of an in-place reduce_scatter at the start of the buffer; the lowering moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, all_root, send_root = _at_root(_own_in_recv, None), _at_root(_all, 0), _at_root(_own_in_send, None)
     root, nothing = _at_root(_vector, 0), list[Expect]()
@@ -298,23 +298,23 @@ def _rows() -> tuple[Row, ...]:
     )
 
 
-#: Every collective by its name.
+#: Every collective, by name.
 ROWS: dict[str, Row] = {row.name: row for row in _rows()}
 
 
 def operands(call: Call, rank: int) -> int:
-    """How many vectors ``rank``'s result is the reduction of."""
+    """Number of vectors that ``rank``'s result is the reduction of."""
     row = ROWS[call.collective]
     return sum(len(part.ranks) for part in row.post(Shape(call), rank)) if row.prefix else call.ranks
 
 
 def alias(call: Call, rank: int) -> Alias | None:
-    """Which of ``rank``'s buffers lies in the other when the call is in place (``Row.in_place``)."""
+    """Which of ``rank``'s buffers lies in the other if the call is in place (``Row.in_place``)."""
     return ROWS[call.collective].in_place(Shape(call), rank)
 
 
 def check(call: Call) -> None:
-    """Refuse a call that no plan can be made for; ``ValueError`` names the argument and what it should be."""
+    """Refuse a call that cannot be planned: ``ValueError`` names the argument and what it should be."""
     row = ROWS.get(call.collective)
     if row is None:
         raise ValueError(f"collective {call.collective!r} is not one of {', '.join(ROWS)}")

@@ -1,7 +1,7 @@
-"""Plans, as algorithms produce them: stages of steps over regions of named buffers. Pure data, equal on every rank.
+"""Plans made by algorithms: stages of steps over regions of named buffers. Pure data, equal on every rank.
 
-Coordinates are *dense*: a buffer of several blocks (one per rank, say) is addressed as if the blocks lay one after the
-other; the engine maps a region to the caller's displacements when it lowers the plan.
+Offsets are *dense*: a buffer of several blocks (one per rank, say) is addressed as if the blocks were adjacent. The
+engine maps regions to the caller's displacements when it lowers the plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-#: Fragments of a plan of few stages that a rank works on at a time.
+#: Fragments in flight on a rank, for plans of few stages.
 LEAST_IN_FLIGHT = 4
 
 
@@ -34,10 +34,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class EqualRegions:
-    """Regions of equal length at equal distances; it can be indexed and iterated over as a tuple of :class:`Region`.
+    """Regions of equal length at equal distances; can be indexed and iterated over like a tuple of :class:`Region`.
 
-    Says in constant space what a tuple of n regions would: a flat plan over P ranks stays O(P). ``stride == count``
-    means that the blocks touch, so that a library's equal-count form fits.
+    Takes constant space where a tuple of n regions would not: a flat plan over P ranks stays O(P). ``stride == count``
+    means that the blocks are adjacent, so that a library's form with equal counts fits.
 
     Attributes:
         buffer: ``send``, ``recv`` or ``tmp``.
@@ -65,7 +65,7 @@ class EqualRegions:
         return (Region(self.buffer, self.offset + i * self.stride, self.count) for i in range(self.n))
 
 
-#: Source or destination of one member of a step: one region, a region per member (equal or not), or nothing.
+#: Source or destination of a member of a step: one region, a region per member (equal or not), or none.
 Operand = Region | EqualRegions | tuple[Region, ...] | None
 
 
@@ -86,18 +86,18 @@ def regions(operand: Operand) -> tuple[Region, ...]:
 
 
 class StepKind(NamedTuple):
-    """Everything that tells one kind of step from another.
+    """Everything that distinguishes one kind of step from another.
 
     Attributes:
-        src: What a member brings, at the root (a message's sender) and elsewhere: ``none``, ``one`` region, or
-            ``each``: ``EqualRegions`` or a tuple with a region per member, in the order of the team. A region may be
-            empty.
-        dst: What a member gets, likewise.
-        ucc: ``ucc_coll_type_t`` for equal blocks that touch; 0 where libucc does not run it.
+        src: Source of a member, at the root (the sender of a message) and elsewhere: ``none``, ``one`` region, or
+            ``each``:
+            ``EqualRegions`` or a tuple with a region per member, in the order of the team. A region may be empty.
+        dst: Destination of a member, likewise.
+        ucc: ``ucc_coll_type_t`` for equal adjacent blocks; 0 if libucc does not run it.
         ucc_v: ``ucc_coll_type_t`` for all other blocks.
         reduces: True if data is combined by an operation.
         rooted: True if one member is the root.
-        ranks: How many take part; 0 for two or more. Steps of one rank are local.
+        ranks: Number of ranks that take part; 0: two or more. Steps of one rank are local.
     """
 
     src: tuple[str, str]
@@ -110,14 +110,14 @@ class StepKind(NamedTuple):
 
     @property
     def each(self) -> str:
-        """The sides with a region per member: ``src``, ``dst``, ``both`` or neither (empty)."""
+        """Sides with a region per member: ``src``, ``dst``, ``both``, or empty for neither."""
         many = "each" in self.src, "each" in self.dst
         return {(True, True): "both", (True, False): "src", (False, True): "dst"}.get(many, "")
 
 
 _NONE, _ONE, _EACH = ("none", "none"), ("one", "one"), ("each", "each")
-#: Every kind of step by its name. ``ucc_coll_type_t`` is a bit each; scatter is SCATTERV in both forms, as libucc's
-#: TL/UCP has no SCATTER. combine: dst = dst op src, dst holding the lower contribution.
+#: Every kind of step, by name. ``ucc_coll_type_t`` has a bit per type. scatter is SCATTERV in both forms, as libucc's
+#: TL/UCP has no SCATTER. combine: dst = dst op src, where dst is the contribution of lower ranks.
 KINDS: dict[str, StepKind] = {
     "barrier": StepKind(_NONE, _NONE, 1 << 5, 1 << 5),
     "bcast": StepKind(("one", "none"), ("none", "one"), 1 << 6, 1 << 6, rooted=True),
@@ -136,19 +136,20 @@ KINDS: dict[str, StepKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of one group of ranks; ``src[i]`` and ``dst[i]`` belong to ``ranks[i]``.
+    """One operation of a group of ranks; ``src[i]`` and ``dst[i]`` belong to ``ranks[i]``.
 
-    Equal ``src[i]`` and ``dst[i]`` regions mean in place, as does an ``each`` operand whose i-th region is the other
-    operand of member i; any other overlap is a mistake that the validator refuses.
+    Equal ``src[i]`` and ``dst[i]`` mean in place, and so does an ``each`` operand whose i-th region is the other
+    operand of member i. The validator refuses any other overlap.
 
     Attributes:
         kind: A name of ``KINDS``: ``allreduce``, ``message``, ``copy`` and so on.
         ranks: Ranks of the communicator that take part, in the order of their team.
-        src: What each member brings.
-        dst: Where each member's result goes.
-        root: Index of the root in ``ranks``; -1 where the kind has none.
-        link: ``native`` (inside one island), ``bridge`` (between islands) or ``local`` (in one rank's memory). Plans
-            have it; algorithms leave it out, as it follows from the ranks.
+        src: Source of each member.
+        dst: Destination of each member.
+        root: Index of the root in ``ranks``; -1 if the kind has none.
+        link: ``native`` (inside one island), ``bridge`` (between islands) or ``local`` (in one rank's memory). Set in
+            plans;
+            algorithms leave it out, as it follows from the ranks.
     """
 
     kind: str
@@ -164,9 +165,10 @@ class Fragment:
     """One pipelined slice of the data. A rank starts a step when it has finished its steps of the earlier stages.
 
     Attributes:
-        stages: The steps of each stage, which may run side by side.
-        depths: How deep each stage lies, in stages that several ranks take part in: of the whole fragment, where
-            ``stages`` has only one rank's steps. Counted here unless given.
+        stages: The steps of each stage, which may run concurrently.
+        depths: Depth of each stage, counted in stages with steps of several ranks, for the whole fragment even if
+            ``stages`` has one
+            rank's steps only. Computed unless given.
     """
 
     stages: tuple[tuple[Step, ...], ...]
@@ -179,7 +181,7 @@ class Fragment:
 
 
 class RankStep(NamedTuple):
-    """A step of one rank: the numbers of its fragment and stage, and the rank's index in the step's ranks."""
+    """A step of one rank: indices of its fragment and stage, and the rank's index in the step's ranks."""
 
     fragment: int
     stage: int
@@ -189,13 +191,13 @@ class RankStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A collective as fragments of stages of steps: what :func:`ucc_hetero.planner.select.make_plan` returns.
+    """A collective as fragments of stages of steps: the result of :func:`ucc_hetero.planner.select.make_plan`.
 
     Attributes:
         collective: Name of the collective: ``allreduce``, ``bcast`` and so on.
         algorithm: Name of the algorithm that made the plan.
         sizes: Elements in each rank's buffers and scratch: ``sizes[rank] = (send, recv, tmp)``.
-        fragments: The slices of the data, in their order.
+        fragments: The slices of the data, in order.
     """
 
     collective: str
@@ -205,27 +207,26 @@ class Plan:
 
     @property
     def in_flight(self) -> int:
-        """Number of fragments that a rank works on at a time: those further on wait for those so many before them.
+        """Number of fragments in flight on a rank: fragment k waits for fragment k - ``in_flight``.
 
-        As many as there are stages, so that all of them are busy. More in flight would not end sooner, but all of them
-        would be polled (a rank alone in its island could begin everything at once), and what they work on would not
-        stay in caches.
+        It equals the number of stages, so that all stages are busy. More fragments would not end sooner, but all would
+        be polled (a rank alone in its island could begin everything at once), and their data would not stay in caches.
         """
         return max([LEAST_IN_FLIGHT, *(f.depths[-1] + 1 for f in self.fragments if f.depths)])
 
     def steps_of(self, rank: int) -> Iterator[RankStep]:
         """List a rank's steps in the order in which it posts them.
 
-        The order is that of wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of one
-        team in the same order, and fragment k+1 enters the first stage before fragment k has left the last. Stages of
-        local steps alone add no depth: no other rank waits for them, and what follows them on a team must not queue
-        behind later fragments.
+        The order is by wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of a team in
+        the same order, and fragment k+1 enters the first stage before fragment k has left the last. Stages with local
+        steps only add no depth: no other rank waits for them, and later steps on a team must not queue behind later
+        fragments.
 
         Args:
             rank: The rank.
 
         Returns:
-            Each step with its place.
+            Each step with its position.
         """
         waves: list[tuple[int, int, int, int, int, Step]] = []
         for f, fragment in enumerate(self.fragments):
@@ -240,7 +241,8 @@ class Plan:
 
 @contextmanager
 def no_collector(ranks: int) -> Iterator[None]:
-    """Keep the garbage collector off while a large plan is made: nothing of it is garbage, and it doubles the time."""
+    """Disable the garbage collector while a large plan is made: nothing in it is garbage, and collecting doubles the
+    time."""
     on = ranks >= 64 and gc.isenabled()
     if on:
         gc.disable()

@@ -1,4 +1,4 @@
-"""Rules that say which algorithm runs: UCC's TUNE grammar, and the table of measured choices as JSON."""
+"""Rules for the choice of algorithms: UCC's TUNE grammar, and tables of measured choices as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """From ``low`` up to (not including) ``high`` bytes the collective runs ``algorithm``.
+    """The collective uses ``algorithm`` from ``low`` up to (not including) ``high`` bytes.
 
-    ``vendors`` (empty: any) must hold every vendor of the communicator, ``ranks`` its size. ``fragments`` 0 leaves
-    those to the defaults. Of several rules that fit the one with the highest score holds, then the last.
+    ``vendors`` (empty: any) must contain every vendor of the communicator, ``ranks`` its size. ``fragments`` 0: the
+    default number. If several rules match, the one with the highest score applies; among equals the last.
     """
 
     collective: str
@@ -36,7 +36,7 @@ class Rule:
     score: float = math.inf
 
     def __str__(self) -> str:
-        """The rule in the TUNE grammar, as far as rules are measured."""
+        """The rule in the TUNE grammar; only parts that measured rules have."""
         high = "inf" if self.high == math.inf else f"{self.high:.0f}"
         cut = f":fragments={self.fragments}" if self.fragments else ""
         return f"{self.collective}:{self.low:.0f}-{high}:@{self.algorithm}{cut}"
@@ -59,11 +59,11 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
 
 
 def parse_tune(text: str, where: str = "UCCH_TUNE") -> tuple[Rule, ...]:
-    """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
+    """Parse rules in UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
 
     Tokens: collectives (``allreduce,bcast``), a byte range (``0-64k``, ``64k-inf``), vendors (``host,nvidia``), a range
-    of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and of our own
-    ``fragments=8``. ``ValueError`` names the section and the token at fault, and ``where`` they are.
+    of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and as an
+    extension ``fragments=8``. ``ValueError`` names the section and the wrong token, and ``where`` they are.
     """
     rules: list[Rule] = []
     for section in text.split("#"):
@@ -96,7 +96,7 @@ def _section(section: str, where: str) -> list[Rule]:
 
 
 def _token(token: str) -> tuple[str, Any]:
-    """(what a token gives, its value)."""
+    """(field that a token sets, its value)."""
     words = tuple(word.strip().lower() for word in token.split(","))
     if token.startswith("@") and len(token) > 1:
         return "algorithm", token[1:]
@@ -126,20 +126,20 @@ def _range(text: str) -> tuple[float, float]:
     return bounds
 
 
-#: The format of tables whose rules are texts in the TUNE grammar.
+#: Format of tables whose rules are in the TUNE grammar.
 _FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike)."""
+    """Measured choices for one topology: rules, and relative bandwidth of each rank's link (empty: all equal)."""
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
 
 
 def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
-    """Put what was measured for a topology into a JSON table beside others; ``ValueError`` if the file is none."""
+    """Add measured choices for a topology to a JSON table; ``ValueError`` if the file is not such a table."""
     rules = [str(rule) for rule in found.rules]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rules}
     file = Path(path)
@@ -148,11 +148,12 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
-    temporary.replace(file)  # a reader sees the old table or the new one
+    temporary.replace(file)  # atomic: a reader sees the old or the new table
 
 
 def load_table(text: str, topology: Topology) -> Measured:
-    """Entry of a JSON table's text for a topology without weights, or nothing; ``ValueError`` for another text."""
+    """Measured choices for a topology without weights, from a table's text; empty if it has none. ``ValueError`` if it
+    is not a table."""
     table = _parse(text)
     with _reading():
         entry = table["topologies"].get(topology.fingerprint())
@@ -165,7 +166,7 @@ def load_table(text: str, topology: Topology) -> Measured:
 
 
 class Table(NamedTuple):
-    """Table of measured choices as rank 0 has read it, for all ranks; no text where none is wanted."""
+    """The table of measured choices as read by rank 0, for all ranks; empty without one."""
 
     path: str = ""
     text: str = ""
@@ -176,7 +177,7 @@ NO_TABLE = Table()
 
 
 def read_table(path: str) -> Table:
-    """Read the file that ``UCCH_TUNE_FILE`` names, if any; ``ValueError`` if that cannot be, or it is no such table."""
+    """Read the file named by ``UCCH_TUNE_FILE``, if any; ``ValueError`` if it cannot be read or is not a table."""
     if not path:
         return NO_TABLE
     try:
@@ -192,7 +193,7 @@ def read_table(path: str) -> Table:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """``ValueError`` in the place of any error by which a text shows that it is no table."""
+    """Turn any error that shows that a text is not a table into ``ValueError``."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -1,6 +1,7 @@
-"""Choice of the algorithm and the fragments of a call, and the plan that comes of it.
+"""Choice of a call's algorithm and fragments, and the resulting plan.
 
-User's rules, then measured ones, else defaults. Every input is equal on every rank, so every rank chooses the same.
+Rules of the user come first, then measured ones, then defaults. All inputs are equal on every rank, so every rank
+chooses the same.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from .plan import Fragment, Plan, Step, no_collector
 from .rules import Measured, Rule, load_table, match, parse_tune
 from .topology import Topology
 
-#: Bytes in one call of libucc at most: longer ones never end in 1.4.
+#: Most bytes in one call of libucc: with 1.4 longer calls never end.
 LONGEST = 1 << 30
 
 
 class Choice(NamedTuple):
-    """An algorithm and its fragments; ``queued``: for streams, with messages in the place of collectives over
+    """An algorithm and a number of fragments; ``queued``: for streams, with messages in place of collectives over
     bridges."""
 
     algorithm: str
@@ -31,13 +32,13 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuning:
-    """Agreement of the ranks when the communicator was made: the user's rules and the measured ones."""
+    """What the ranks agreed on when the communicator was made: rules of the user and measured rules."""
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
-    #: Every rank's data lies in plain host memory, whatever its vendor is called.
+    #: Every rank's data is in plain host memory, whatever its vendor is called.
     plain: bool = False
-    #: Calls on device memory are queued in streams whole.
+    #: Calls on device memory are queued in streams.
     queued: bool = False
     _choices: dict[tuple[Topology, str, int], tuple[Choice, str]] = field(default_factory=dict, init=False, repr=False)
 
@@ -48,12 +49,11 @@ _DEFAULT = Tuning()
 def agreed(
     bare: Topology, declared: Topology, rules: str, table: str, *, plain: bool = False
 ) -> tuple[Topology, Tuning]:
-    """The topology and the tuning of a communicator: what was measured for it, else what was declared.
+    """The topology and the tuning of a communicator: measured weights if there are any, else declared ones.
 
-    ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` as in ``Tuning``. All of
-    them are equal on every rank.
-    ``ValueError`` for texts that are neither.
+    ``bare`` has the islands only, ``declared`` also weights from the links' nominal speeds; ``rules`` is a text in the
+    TUNE grammar, ``table`` that of a file of measured choices, or empty; ``plain`` as in ``Tuning``. All are equal on
+    every rank. ``ValueError`` for a text in the wrong format.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
@@ -61,15 +61,15 @@ def agreed(
 
 
 def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:
-    """Choice for a call. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
+    """Choose algorithm and fragments of a call. ``nbytes`` is ``collectives.elements(call)`` times the element size.
 
-    All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
+    All arguments must be equal on every rank; the ranks have agreed on ``tune``.
     """
     return _kept(topology, collective, nbytes, tune)[0]
 
 
 def reason(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> str:
-    """Origin of the choice for such a call: ``user``, ``measured`` or ``default``."""
+    """Source of the choice for such a call: ``user``, ``measured`` or ``default``."""
     return _kept(topology, collective, nbytes, tune)[1]
 
 
@@ -77,7 +77,7 @@ def _kept(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tup
     key = (topology, collective, nbytes)
     found = tune._choices.get(key)
     if found is None:
-        if len(tune._choices) >= 4096:  # sizes that never come again must not pile up
+        if len(tune._choices) >= 4096:  # sizes that never recur must not pile up
             tune._choices.clear()
         found = tune._choices[key] = _choose(topology, collective, nbytes, tune)
     return found
@@ -89,7 +89,7 @@ def _choose(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> t
         if rules and (rule := match(rules, topology, collective, nbytes)) is not None:
             return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), tune.queued), by
     name = algorithms.with_role(collective, algorithms.Role.ONE_STEP)
-    if algorithms.find(collective, name).suits(case) < ALONE or algorithms.added():  # none of our own beats that
+    if algorithms.find(collective, name).suits(case) < ALONE or algorithms.added():  # none of our own ranks higher
         name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
     return Choice(name, _fragments(case, name), tune.queued), "default"
 
@@ -99,12 +99,12 @@ def _fragments(case: algorithms.Case, name: str) -> int:
 
 
 def cut_to_length(choice: Choice, nbytes: int) -> Choice:
-    """The choice in as many fragments as it takes for libucc to end each of its calls (``LONGEST``)."""
+    """The choice with enough fragments for each call of libucc to be at most ``LONGEST`` bytes."""
     return choice._replace(fragments=max(choice.fragments, -(-nbytes // LONGEST)))
 
 
 def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
-    """The choices worth measuring for a call: each candidate, in 1, 2, 4, 8, … fragments if long."""
+    """The choices worth measuring for a call: each candidate, and for long calls in 1, 2, 4, 8, … fragments."""
     out = []
     for name in algorithms.names(collective):
         algorithm = algorithms.find(collective, name)
@@ -116,7 +116,7 @@ def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]
 
 
 def example_call(topology: Topology, collective: str, nbytes: int) -> Call:
-    """A call of ``nbytes`` one-byte elements, in equal blocks, from root 0."""
+    """A call of ``nbytes`` one-byte elements, in equal blocks, with root 0."""
     n, row = topology.size, ROWS[collective]
     block = nbytes // n
     counts = {"none": (), "vector": (nbytes,), "equal": (block,), "ranks": (block,) * n}.get(row.layout)
@@ -127,10 +127,10 @@ def example_call(topology: Topology, collective: str, nbytes: int) -> Call:
 
 @lru_cache(maxsize=1024)
 def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None = None) -> Plan:
-    """The plan of a call; made once and kept. ``ValueError`` for a call or an algorithm that does not exist.
+    """The plan of a call; cached. ``ValueError`` if the call is invalid or the algorithm unknown.
 
-    With ``rank`` it has the steps of that rank alone, each as in the whole plan up to the places of other ranks'
-    scratch, and ``sizes`` says nothing of theirs: for thousands of ranks a hundredth of the work.
+    With ``rank`` it has only the steps of that rank; these equal those of the whole plan, except for offsets in other
+    ranks' scratch, and ``sizes`` of other ranks are not set. For thousands of ranks this is a hundredth of the work.
     """
     check(call)
     if call.ranks != topology.size:
@@ -138,7 +138,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
     if choice.fragments < 1:
         raise ValueError(f"{choice.fragments} fragments; at least one is needed")
     function = algorithms.find(call.collective, choice.algorithm).plan
-    if call.ranks == 1:  # nothing to communicate, whatever was chosen
+    if call.ranks == 1:  # nothing to communicate
         function = algorithms.find(
             call.collective, algorithms.with_role(call.collective, algorithms.Role.ONE_STEP)
         ).plan
@@ -155,9 +155,9 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
 
 
 def _fragment(topology: Topology, stages: algorithms.Stages, links: dict[tuple[int, ...], str]) -> Fragment:
-    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter.
+    """A fragment without empty stages, which still count for depths: they must not depend on the rank of the plan.
 
-    Steps get the links that their ranks need; ``links`` has those of ranks that came before.
+    Steps get the link that their ranks need; ``links`` caches them.
     """
     depth, kept = -1, []
     for stage in stages:

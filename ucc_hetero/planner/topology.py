@@ -36,7 +36,7 @@ class Group:
     """A node of the tree of a topology, :attr:`Topology.tree`: a group of groups, or of ranks.
 
     Attributes:
-        ranks: All ranks below, those of one child after those of the other.
+        ranks: All ranks below, child by child.
         children: The groups that it consists of; empty for a group of ranks.
     """
 
@@ -50,14 +50,14 @@ class Group:
 
     @property
     def height(self) -> int:
-        """0 for a group of ranks, 1 for one of such groups, and so on."""
+        """0 for a group of ranks, 1 for a group of those, and so on."""
         return 1 + max(child.height for child in self.children) if self.children else 0
 
     def walk(self) -> Iterator[Group]:
         """Walk over the tree.
 
         Returns:
-            All groups below and this one itself, children before the group that they belong to.
+            All groups below and this one, children before their parents.
         """
         for child in self.children:
             yield from child.walk()
@@ -68,24 +68,26 @@ class Group:
 class Topology:
     """The islands of one communicator, ordered by their lowest rank, and the levels below and above them.
 
-    ``comm.topology`` is the one that a communicator's calls are planned by; :meth:`group` makes one from lists. It is
-    data alone: it does not change, can be compared, hashed and pickled, and is equal on all ranks.
+    ``comm.topology`` is the topology for which a communicator's calls are planned; :meth:`group` makes one from lists.
+    It is immutable data that can be compared, hashed and pickled, and is equal on all ranks.
 
     Args:
         islands: The islands; island i has the index i, and each rank is in one of them.
         hosts: Host of each rank: 0, 1, ... in order of first appearance.
-        weights: Relative bandwidth of the link by which each rank reaches other islands, as whole numbers from 1;
-            empty if all are equal.
-        levels: Further partitions of the ranks, outermost first, each as a number per rank. One that cuts through an
-            island (hosts, or devices on one fabric) divides islands, one that does not (sites, racks) joins them.
+        weights: Relative bandwidth of the link by which each rank reaches other islands, as whole numbers from 1; empty
+            if all are
+            equal.
+        levels: Further partitions of the ranks, outermost first, each as a number per rank. A level that splits an
+            island (hosts, or
+            devices on one fabric) divides islands, one that does not (sites, racks) joins them.
 
     Attributes:
         islands: As given, and so are ``hosts``, ``weights`` and ``levels``.
         island_of: Index of the island of each rank.
-        tree: All levels as one tree, whose root holds all ranks.
+        tree: All levels as one tree, whose root has all ranks.
 
     Raises:
-        ValueError: If a rank is in no island or in two, or a list has not one entry for each rank.
+        ValueError: If a rank is in no island or in two, or a list does not have one entry per rank.
     """
 
     islands: tuple[Island, ...]
@@ -113,13 +115,13 @@ class Topology:
             raise ValueError(f"a level must have one number for each of {len(owner)} ranks")
         object.__setattr__(self, "island_of", tuple(owner))
         object.__setattr__(self, "tree", _tree(self.island_of, self.levels))
-        # Of numbers only: texts hash differently in every process, and topologies travel between processes.
+        # Numbers only: hashes of strings differ between processes, and topologies are sent to other processes.
         numbers = {vendor: number for number, vendor in enumerate(VENDORS)}
         islands = tuple((numbers[island.vendor], island.ranks) for island in self.islands)
         object.__setattr__(self, "_hash", hash((islands, self.hosts, self.weights, self.levels)))
 
     def __hash__(self) -> int:
-        # Kept, because topologies are cache keys of the hot path and may have thousands of ranks.
+        # Stored, because topologies are cache keys of the hot path and may have thousands of ranks.
         return self._hash
 
     @property
@@ -128,7 +130,7 @@ class Topology:
         return len(self.hosts)
 
     def apart(self) -> Topology:
-        """Divide the ranks.
+        """Make each rank an island.
 
         Returns:
             The topology of the same ranks in which each is an island of its own.
@@ -138,7 +140,7 @@ class Topology:
 
     @property
     def flat(self) -> bool:
-        """True if there is one island, whose library serves all ranks in one step."""
+        """True if there is only one island, whose library serves all ranks in one step."""
         return len(self.islands) == 1
 
     @property
@@ -147,7 +149,7 @@ class Topology:
         return len(set(self.hosts)) == 1
 
     def vendor(self, rank: int) -> str:
-        """Tell in which vendor's memory the buffers of a rank lie.
+        """Tell which vendor's memory a rank's buffers are in.
 
         Args:
             rank: The rank.
@@ -204,7 +206,7 @@ class Topology:
         return cls(islands, numbered(hosts), tuple(weights), tuple(map(numbered, levels)))
 
     def sub(self, ranks: Sequence[int]) -> Topology:
-        """Take some of the ranks, as ``Split`` does.
+        """Select ranks, as ``Split`` does.
 
         Args:
             ranks: Ranks of this topology, in the order of their new numbers.
@@ -226,7 +228,7 @@ class Topology:
         return Topology(islands, hosts, weights, tuple(levels))
 
     def fingerprint(self) -> str:
-        """Name the topology.
+        """Compute a name of the topology.
 
         Returns:
             16 hexadecimal digits, equal for equal topologies on every machine and in every run.
@@ -251,13 +253,13 @@ class Topology:
 
 
 def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """Numbers of keys, in order of first appearance: equal for equal ones."""
+    """Number the keys in order of first appearance; equal keys get equal numbers."""
     numbers: dict[Hashable, int] = {}
     return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
-    """The tree of levels: those that join islands, then islands, then those that divide them."""
+    """The tree of levels: first those that join islands, then islands, then those that divide them."""
     joining: list[Sequence[int]] = []
     dividing: list[Sequence[int]] = []
     for level in levels:
@@ -267,12 +269,12 @@ def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
 
 
 def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) -> Group:
-    """The group of these ranks, divided by the first of the levels that does; ``above`` of them are above islands."""
+    """The group of these ranks, divided by the first level that divides them; ``above`` levels are above islands."""
     for i, level in enumerate(levels):
         members: dict[int, list[int]] = {}
         for rank in ranks:
             members.setdefault(level[rank], []).append(rank)
-        # Inside an island, groups of one rank each are no level of their own.
+        # Inside an island, groups of one rank each are not a level.
         if len(members) > 1 and (i <= above or len(members) < len(ranks)):
             children = tuple(_grown(of, levels[i + 1 :], above - i - 1) for of in members.values())
             return Group(tuple(rank for child in children for rank in child.ranks), children)
@@ -280,24 +282,23 @@ def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) ->
 
 
 def levels_of(groups: Sequence[str]) -> list[tuple[int, ...]]:
-    """Make the levels of :class:`Topology`, for each depth a number per rank, of the places of the ranks' hosts, as
-    ``UCCH_GROUP`` has them: names joined by ``/``, such as ``site1/rack3``."""
+    """Make the levels of :class:`Topology` from the groups of the ranks' hosts (``UCCH_GROUP``): names joined by ``/``,
+    such as ``site1/rack3``. Returns a number per rank for each depth."""
     paths = [tuple(filter(None, group.split("/"))) for group in groups]
     depths = range(1, max(map(len, paths), default=0) + 1)
     return [numbered(path[:depth] for path in paths) for depth in depths]
 
 
 def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
-    """True if islands are parts of several hosts, one of which has more than one: a level that spares links."""
+    """True if several islands share a host and no island spans hosts: grouping by host then saves links."""
     places = len(set(zip(islands, hosts, strict=True)))
     return places == len(set(islands)) and places > len(set(hosts)) > 1
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:
-    """Work out the weights of :class:`Topology`, in sixteenths of the least; empty where all are the same or one is
-    unknown.
+    """Compute the weights of :class:`Topology`, in sixteenths of the least; empty if all are equal or one is unknown.
 
-    ``speeds`` has for each rank what its host's links carry together, in any unit; 0 if unknown. The ranks of a host
+    ``speeds``: for each rank the bandwidth of all links of its host, in any unit; 0 if unknown. The ranks of a host
     share its links.
     """
     of_host: dict[int, int] = {}
@@ -309,13 +310,13 @@ def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]
     shares = [Fraction(of_host[host], ranks[host]) for host in hosts]
     if len(set(shares)) == 1:
         return ()
-    # Speeds come rounded, and unlike weights make unlike rails.
+    # Speeds are rounded, and different weights would lead to different rails.
     least = min(shares)
     return tuple(round(16 * share / least) for share in shares)
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7: numbers in their order, runs drawn together."""
+    """Numbers as text with runs joined: ``0-3,7`` for 0, 1, 2, 3, 7."""
     spans: list[list[int]] = []
     for n in numbers:
         if spans and spans[-1][1] == n - 1:
@@ -326,10 +327,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def emulated_vendors(spec: str, size: int) -> list[str]:
-    """Read ``UCCH_EMULATE``: the vendor of each of ``size`` ranks.
+    """Parse ``UCCH_EMULATE``: the vendor of each of ``size`` ranks.
 
-    Such as ``nvidia:2,amd:2``. A vendor may come again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError``
-    names the part that is wrong.
+    Such as ``nvidia:2,amd:2``. A vendor may occur again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError``
+    names the wrong part.
     """
     parts: list[tuple[str, int]] = []
     for part in spec.split(","):

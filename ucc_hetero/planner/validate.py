@@ -1,8 +1,9 @@
-"""Proofs of plans: run symbolically, and what every rank then holds compared with what the collective promises.
+"""Validation of plans: a plan is run symbolically, and every rank's result is compared with what the collective
+promises.
 
-It refuses steps that are malformed, data that is read before it is defined, contributions that are missing or counted
-twice, and steps that may run at the same time and touch the same memory. Whatever order the engine runs the steps in,
-a plan that passes gives the right result, also in place, where a rank's ``send`` and ``recv`` share memory.
+It refuses malformed steps, reads of undefined data, missing or repeated contributions, and steps that may run
+concurrently and access the same memory. A valid plan gives the right result in whatever order the engine runs its
+steps, also in place, where a rank's ``send`` and ``recv`` share memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .collectives import ROWS, Call, Shape, lengths
 from .plan import KINDS, Operand, Plan, Region, Step, regions
 from .topology import Topology
 
-#: Bits per rank in a mask: a contribution counted up to 65,535 times is told from every other.
+#: Bits per rank in a mask: counts of a contribution up to 65,535 are distinguished.
 BITS = 16
 
 
@@ -36,7 +37,7 @@ def mask_of(ranks: Iterable[int]) -> int:
 
 
 def members(mask: int) -> dict[int, int]:
-    """rank -> how often it is counted."""
+    """rank -> number of times that it is counted."""
     out: dict[int, int] = {}
     rank = 0
     while mask:
@@ -49,7 +50,7 @@ def members(mask: int) -> dict[int, int]:
 
 
 class Memory:
-    """One piece of a rank's memory, as disjoint cells in order; what no cell covers is undefined."""
+    """A part of a rank's memory, as disjoint cells in order; memory without a cell is undefined."""
 
     __slots__ = ("cells", "starts")
 
@@ -58,7 +59,7 @@ class Memory:
         self.starts: list[int] = []
 
     def read(self, start: int, end: int) -> list[Cell]:
-        """The cells of an interval, cut to it; less than the interval where something is undefined."""
+        """The cells of an interval, clipped to it; they cover less if something is undefined."""
         i = max(0, bisect_right(self.starts, start) - 1)
         out: list[Cell] = []
         while start < end and i < len(self.cells) and self.starts[i] < end:
@@ -71,7 +72,7 @@ class Memory:
         return out
 
     def write(self, start: int, end: int, cells: Sequence[Cell]) -> None:
-        """Replace what an interval holds; no cells leave it undefined."""
+        """Replace the contents of an interval; memory without a cell becomes undefined."""
         if start >= end:
             return
         first = max(0, bisect_right(self.starts, start) - 1)
@@ -97,7 +98,8 @@ class Memory:
 
 
 def add(operands: Sequence[Sequence[Cell]]) -> list[Cell]:
-    """The reduction of values over one interval, cells each; ``ValueError`` for different elements of their vectors."""
+    """The reduction of values over one interval, given as cells; ``ValueError`` if they are different elements of the
+    vectors."""
     cuts = sorted({cell.end for cells in operands for cell in cells})
     out = []
     at = [0] * len(operands)
@@ -117,8 +119,9 @@ def add(operands: Sequence[Sequence[Cell]]) -> list[Cell]:
 
 
 def overlap(spans: Iterable[tuple[int, int, bool, int]]) -> tuple[int, int] | None:
-    """A span (start, end, True if it is written, user) that meets one of another user, where one of both is written."""
-    #: By whether they are written, the furthest end of any user, and of any other one.
+    """A span (start, end, True if written, user) that overlaps one of another user, where at least one is written; else
+    None."""
+    #: By whether they are written: the furthest end of any user, and of any other user.
     ends: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for start, end, written, user in sorted(spans):
         before = ends[True] + (ends[False] if written else [])
@@ -134,7 +137,7 @@ class InvalidPlan(ValueError):
 
 
 class _Place(NamedTuple):
-    """A region in a rank's real memory, where buffers that alias are one."""
+    """A region in a rank's real memory; buffers that alias share memory."""
 
     rank: int
     name: str
@@ -143,12 +146,12 @@ class _Place(NamedTuple):
 
 
 class _State:
-    """The memories of all ranks, and what was accessed in them since last asked."""
+    """The memories of all ranks, and the accesses since the last check."""
 
     def __init__(self, plan: Plan, call: Call, in_place: bool, ordered: bool) -> None:
         self.plan = plan
         self.ordered = ordered
-        #: rank -> who it knows to have arrived, through barriers.
+        #: rank -> ranks that it knows to have arrived, from barriers.
         self.arrived = [mask_of((rank,)) for rank in range(call.ranks)]
         self.memory: dict[tuple[int, str], Memory] = {}
         self.base: dict[tuple[int, str], tuple[str, int]] = {}
@@ -173,7 +176,7 @@ class _State:
         return _Place(rank, name, base + region.offset, base + region.offset + region.count)
 
     def read(self, place: _Place) -> list[Cell]:
-        """Values as cells counted from 0; refuses what is undefined."""
+        """Values as cells, relative to the place; refuses undefined memory."""
         cells = self.memory[place.rank, place.name].read(place.start, place.end)
         covered = place.start
         for cell in cells:
@@ -221,7 +224,7 @@ def _check_form(topology: Topology, step: Step) -> None:
 
 
 def _check_counts(step: Step) -> None:
-    """All members must agree on how much each sends to each: all bring the same, where a sum comes of it."""
+    """All members must agree on how much each sends to each; the source counts must be equal if data is reduced."""
     kind = KINDS[step.kind]
     sent, got = ([[r.count for r in regions(operand)] for operand in side] for side in (step.src, step.dst))
     for i, mine in enumerate(sent):
@@ -240,7 +243,7 @@ class _Member(NamedTuple):
 
 
 def _member(state: _State, step: Step, i: int) -> _Member:
-    """Place a member's operands and check that they overlap as the kind allows."""
+    """Place a member's operands and check that they overlap only as the kind allows."""
     rank = step.ranks[i]
     src = [state.place(rank, region) for region in regions(step.src[i])]
     dst = [state.place(rank, region) for region in regions(step.dst[i])]
@@ -256,7 +259,7 @@ def _member(state: _State, step: Step, i: int) -> _Member:
 
 
 def _run(state: _State, step: Step, team: list[_Member]) -> None:
-    """Carry the values of one step from its sources to its destinations."""
+    """Move the values of one step from its sources to its destinations."""
     kind, n = KINDS[step.kind], len(step.ranks)
     if step.kind == "barrier":
         known = reduce(or_, (state.arrived[rank] for rank in step.ranks))
@@ -266,7 +269,7 @@ def _run(state: _State, step: Step, team: list[_Member]) -> None:
     read: dict[_Place, list[Cell]] = {}
 
     def brought(i: int, j: int) -> list[Cell]:
-        """The values that member i has for member j."""
+        """The values from member i for member j."""
         place = team[i].src[j if "each" in kind.src else 0]
         if place not in read:
             read[place] = state.read(place)
@@ -298,27 +301,27 @@ def _run(state: _State, step: Step, team: list[_Member]) -> None:
 
 
 def _check_order(lower: list[Cell], higher: list[Cell]) -> None:
-    """Every contribution in ``lower`` must be of a lower rank than all in ``higher``."""
+    """Every contribution in ``lower`` must be from a lower rank than all in ``higher``."""
     top = max(((cell.mask.bit_length() - 1) // BITS for cell in lower), default=0)
     bottom = min((((cell.mask & -cell.mask).bit_length() - 1) // BITS for cell in higher), default=0)
     if lower and top >= bottom:
         raise InvalidPlan(f"combines rank {top} before rank {bottom}: the order of the ranks is lost")
 
 
-# --- what may run at the same time ------------------------------------------------------------------------------------
+# --- concurrent accesses ----------------------------------------------------------------------------------------------
 
 
 def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[_Place, bool]]:
-    """Places that a step uses, and True for those that it writes."""
+    """Places that a step accesses, with True for those that it writes."""
     for member in team:
-        # An in-place reduce_scatter may use its source as scratch, which counts as written.
+        # An in-place reduce_scatter may use its source as scratch, which counts as a write.
         scratch = member.in_place and step.kind == "reduce_scatter"
         yield from ((place, scratch) for place in member.src)
         yield from ((place, True) for place in member.dst)
 
 
 def _refuse_meeting(what: str, accesses: Iterable[tuple[_Place, bool, int]]) -> None:
-    """Refuse places that two users share and one writes: (place, True if it is written, number of its user)."""
+    """Refuse accesses (place, True if written, user) by two users to the same memory if one writes."""
     by_memory: dict[tuple[int, str], set[tuple[int, int, bool, int]]] = {}
     for place, written, user in accesses:
         if place.end > place.start:
@@ -328,7 +331,7 @@ def _refuse_meeting(what: str, accesses: Iterable[tuple[_Place, bool, int]]) -> 
             raise InvalidPlan(f"rank {rank}: {what} meet at {name}[{at[0]}:{at[1]}]")
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
+# --- the whole plan ---------------------------------------------------------------------------------------------------
 
 
 def _check_post(state: _State, call: Call) -> None:
@@ -364,7 +367,7 @@ def _difference(mask: int, wanted: int) -> str:
 
 @contextmanager
 def _at(*where: object) -> Iterator[None]:
-    """Say where in the plan a mistake was found."""
+    """Add the position in the plan to an error."""
     try:
         yield
     except ValueError as error:
@@ -376,10 +379,10 @@ def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False,
 
     Args:
         plan: The plan, of all ranks.
-        topology: That it was made for.
+        topology: The topology that it was made for.
         call: The call that it was made for.
-        in_place: Prove it where ``send`` and ``recv`` share memory as the collective's row says.
-        ordered: Demand also that local combinations keep the order of the ranks, for operations that do not commute.
+        in_place: Prove it with ``send`` and ``recv`` sharing memory as in the collective's row.
+        ordered: Require also that local combinations keep the rank order, for operations that do not commute.
 
     Raises:
         InvalidPlan: If it does not; says where and how.

@@ -1,4 +1,4 @@
-"""One-sided communication between any two processes, of any vendors: put, get, flush, notifications, counters::
+"""One-sided communication between any two processes of any vendors: put, get, flush, notifications, counters::
 
     worker = rma.Worker()
     region = worker.register(array)                    # host memory, or a device's
@@ -6,7 +6,7 @@
     theirs = peer.open(descriptor_of_the_peers_region) # its region.descriptor
     peer.put(region, theirs, local, remote, lengths, notify=b"done").Wait()
 
-Of MPI it needs nothing; :func:`connect_all` exchanges addresses over a communicator.
+It does not need MPI; :func:`connect_all` exchanges addresses over a communicator.
 """
 
 from __future__ import annotations

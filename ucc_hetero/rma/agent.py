@@ -1,4 +1,4 @@
-"""Agents: processes that are started separately, find each other by an address, and come and go.
+"""Agents: processes that are started separately, connect by an address, and may leave and return.
 
 agent = rma.Agent("tcp://0.0.0.0:7000", secret)          # or unix:///run/kv.sock
 agent.publish("kv", agent.worker.register(cache))
@@ -29,9 +29,9 @@ from .region import Region
 from .wire_format import Address, FormatError
 from .worker import Worker
 
-#: Messages at most that were not taken: their sender waits then.
+#: Maximum number of received messages in the queue; then the sender's connection waits.
 _MESSAGES = 10_000
-#: Characters of a region's name at most.
+#: Maximum number of characters in a region's name.
 _NAME = 1000
 
 
@@ -49,7 +49,7 @@ class Certificates(NamedTuple):
     authority: str
 
     def context(self, server: bool) -> ssl.SSLContext:
-        """Make a TLS context in which both sides must have such a certificate.
+        """Make a TLS context that requires a certificate of this authority from the other side.
 
         Args:
             server: True for the side that accepts connections.
@@ -58,7 +58,7 @@ class Certificates(NamedTuple):
             ssl.SSLContext: The context.
 
         Raises:
-            OSError: If a file cannot be read or is no certificate.
+            OSError: A file cannot be read, or is not a certificate.
         """
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         made.load_cert_chain(self.certificate, self.key)
@@ -68,12 +68,13 @@ class Certificates(NamedTuple):
 
 
 class AgentPeer:
-    """Another agent, while it is connected; made by :meth:`Agent.connect`.
+    """Another agent, while connected; made by :meth:`Agent.connect`.
 
     Attributes:
-        name: The other agent's.
+        name: The other agent's name.
         endpoint: For transfers with it.
-        alive: False once the connection has ended, as it does within a second where libucp has given the endpoint up.
+        alive: False once the connection has ended. If libucp has given the endpoint up, the connection ends within
+            a second.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, channel: Channel) -> None:
@@ -82,7 +83,7 @@ class AgentPeer:
         self._regions: dict[str, bytes] = {}
         self.alive = True
         self.ready = False  # until both sides know each other
-        #: What it was told to be published, and whether a thread tells it more.
+        #: Regions that the peer has been told of, and whether a thread is telling it more.
         self.told: dict[str, Region] = {}
         self.is_told = False
 
@@ -90,14 +91,14 @@ class AgentPeer:
         return f"<AgentPeer {self.name!r}{'' if self.alive else ', which is gone'}>"
 
     def send(self, message: Any) -> None:
-        """Send a message to the agent's :meth:`Agent.receive`, which knows by then what was published before.
+        """Send a message to the peer's :meth:`Agent.receive`. Regions published before are known there by then.
 
         Args:
-            message: Anything that JSON can say, up to 1 MiB.
+            message: Any value that JSON can represent, up to 1 MiB.
 
         Raises:
-            ValueError: If it is longer.
-            PeerError: If the peer is gone.
+            ValueError: The message is longer.
+            PeerError: The peer is gone.
         """
         with self._changed:
             self._changed.wait_for(lambda: not (self.is_told and self.alive))
@@ -107,19 +108,19 @@ class AgentPeer:
             raise PeerError(f"agent {self.name!r}: {error}") from None
 
     def open(self, name: str, timeout: float = 30.0) -> Target:
-        """Open a region by the name under which the peer has published it, or publishes it in time.
+        """Open a region by the name under which the peer publishes it; wait until it does.
 
         Args:
-            name: The name.
+            name: Name of the region.
             timeout: Seconds to wait.
 
         Returns:
-            Target: For :meth:`Endpoint.put` and :meth:`Endpoint.get`.
+            Target: The region, for :meth:`Endpoint.put` and :meth:`Endpoint.get`.
 
         Raises:
-            CollectiveTimeout: If no region of this name is published in time.
-            PeerError: If the peer is gone.
-            RefusedError: If the peer has taken the region back.
+            CollectiveTimeout: The peer published no region of this name in time.
+            PeerError: The peer is gone.
+            RefusedError: The peer has withdrawn the region.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._regions or not self.alive, timeout):
@@ -130,14 +131,14 @@ class AgentPeer:
         return self.endpoint.open(descriptor, timeout)
 
     def published(self, regions: dict[str, bytes | None]) -> None:
-        """Note what the peer publishes, and withdraws: None."""
+        """Record what the peer publishes; None for a region that it withdraws."""
         with self._changed:
             now = self._regions | regions
             self._regions = {name: descriptor for name, descriptor in now.items() if descriptor is not None}
             self._changed.notify_all()
 
     def news(self, regions: dict[str, Region]) -> dict[str, Region | None]:
-        """Take note of what is published; what of it, or of what is no more, the peer is to be told, if anything."""
+        """Return what the peer must be told: regions that are new, and None for withdrawn ones; empty if nothing."""
         with self._changed:
             before, self.told = self.told, regions
             found: dict[str, Region | None] = dict.fromkeys(before.keys() - regions.keys())
@@ -147,7 +148,7 @@ class AgentPeer:
         return found
 
     def leave(self) -> None:
-        """Note that the connection has ended."""
+        """Record that the connection has ended."""
         with self._changed:
             self.alive = False
             self._changed.notify_all()
@@ -155,22 +156,22 @@ class AgentPeer:
 
 
 class Agent(Handle):
-    """A process that other agents find by an address, and that comes and goes as it likes.
+    """A process that other agents find by an address. It may join and leave at any time.
 
     Args:
-        address: Where it is reached: ``tcp://host:port`` or ``unix://path``. Port 0 takes a free one.
+        address: Address to listen at: ``tcp://host:port`` or ``unix://path``. Port 0 takes a free port.
         secret: At least 16 bytes that all agents know.
-        name: What peers call it; host and process number by default.
-        tls: Certificates, where all agents have them.
-        worker: The worker for transfers; one of its own by default.
+        name: Name that peers see; host and process number by default.
+        tls: Certificates, if all agents have some.
+        worker: Worker for the transfers; a new one by default.
 
     Attributes:
-        address: Where it is reached, with the port that it has.
-        worker: For :meth:`Worker.register`.
+        address: The address, with the actual port.
+        worker: The worker, for :meth:`Worker.register`.
 
     Raises:
-        ValueError: If ``secret`` is too short.
-        OSError: If the address cannot be listened at.
+        ValueError: ``secret`` is too short.
+        OSError: The agent cannot listen at the address.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Agent(Handle):
         self.address = self._listener.address
         self.worker = worker or Worker()
         self._lock = threading.Lock()
-        #: All connections whose threads have not ended, those among them that the other side has not agreed to yet.
+        #: All connections whose threads run; and those that the other side has not confirmed yet.
         self._connections: list[AgentPeer] = []
         self._regions: dict[str, Region] = {}
         self._inbox: queue.Queue[tuple[AgentPeer, Any]] = queue.Queue(_MESSAGES)
@@ -196,7 +197,7 @@ class Agent(Handle):
 
     @property
     def peers(self) -> list[AgentPeer]:
-        """The agents that are connected."""
+        """The connected agents."""
         with self._lock:
             return [peer for peer in self._connections if peer.ready]
 
@@ -208,10 +209,10 @@ class Agent(Handle):
             timeout: Seconds to wait.
 
         Returns:
-            AgentPeer: The connection, once both sides have proved that they know the secret.
+            AgentPeer: The connection, after both sides have proved that they know the secret.
 
         Raises:
-            ChannelError: If there is no agent at the address, or none that knows the secret.
+            ChannelError: No agent listens at the address, or its secret differs.
         """
         try:
             sock = call(address, timeout)
@@ -226,32 +227,32 @@ class Agent(Handle):
         return peer
 
     def publish(self, name: str, region: Region) -> None:
-        """Let all peers open a region by name, those that connect later, too.
+        """Let all peers open a region by name, also those that connect later.
 
         Args:
-            name: For :meth:`AgentPeer.open`.
+            name: Name for :meth:`AgentPeer.open`.
             region: A region of this agent's worker.
 
         Raises:
-            ValueError: If the name has more than 1,000 characters, or the region is another worker's.
+            ValueError: The name has more than 1,000 characters, or the region belongs to another worker.
         """
         if len(name) > _NAME:
-            raise ValueError(f"name: {len(name)} characters, and a region's name has {_NAME} at most")
+            raise ValueError(f"name: {len(name)} characters; at most {_NAME} are allowed")
         if region.worker is not self.worker:
-            raise ValueError("region: it is of another worker than this agent's, by which no peer could open it")
+            raise ValueError("region: it is of another worker; register the memory with this agent's worker")
         with self._lock:
             self._regions[name] = region
         self._tell(*self.peers)
 
     def withdraw(self, name: str) -> None:
-        """Take a published region back, and close it.
+        """Withdraw a published region from all peers, and close it.
 
         Args:
             name: The name under which it was published.
 
         Raises:
-            KeyError: If there is no such region.
-            CollectiveTimeout: If a peer that is alive does not let go.
+            KeyError: There is no such region.
+            CollectiveTimeout: A peer that is alive does not release the region.
         """
         with self._lock:
             region = self._regions.pop(name)
@@ -262,13 +263,13 @@ class Agent(Handle):
         """Wait for the next message of any peer.
 
         Args:
-            timeout: Seconds; without limit by default.
+            timeout: Seconds to wait; no limit by default.
 
         Returns:
             tuple[AgentPeer, Any]: The sender, and the message.
 
         Raises:
-            CollectiveTimeout: If none comes in time.
+            CollectiveTimeout: No message came in time.
         """
         try:
             return self._inbox.get(timeout=timeout)
@@ -276,7 +277,7 @@ class Agent(Handle):
             raise CollectiveTimeout(f"no message has come in {timeout:g} s") from None
 
     def close(self) -> None:
-        """Leave: the peers hear of it at once, and transfers with this agent fail there."""
+        """Disconnect. Peers are told at once, and transfers with this agent fail there."""
         if self._listener.closed:
             return
         self._listener.close()
@@ -296,10 +297,10 @@ class Agent(Handle):
         return partial(self._tell, self._meet(sock, server=True))
 
     def _meet(self, sock: socket.socket, server: bool) -> AgentPeer:
-        """Prove, be convinced, and exchange addresses; from then on a thread reads."""
+        """Authenticate both ways, exchange addresses, and start the thread that reads."""
         try:
             keep_alive(sock)
-            for lost in self.peers:  # before one that is made anew could share the endpoint's end
+            for lost in self.peers:  # an old connection's end must not end the endpoint of the new one
                 if not lost.endpoint.alive:
                     lost.leave()
             channel = Channel(sock, self._secret, server)
@@ -322,10 +323,10 @@ class Agent(Handle):
         return peer
 
     def _join(self, name: str, address: bytes, channel: Channel) -> AgentPeer:
-        """Add a connection, with an endpoint that is shared by those with the same peer.
+        """Add a connection. Connections with the same peer share an endpoint.
 
-        The other side gives its endpoint up when its last connection with us ends, and this side must do so as well:
-        be it that our thread has not read that end yet.
+        The other side frees its endpoint when its last connection with this agent ends. This side must then use a new
+        one, even if its own thread has not read that end yet.
         """
         with self._lock:
             if self._listener.closed:
@@ -342,14 +343,14 @@ class Agent(Handle):
         return peer
 
     def _part(self, peer: AgentPeer) -> None:
-        """Remove a connection; the last one of an endpoint takes that along."""
+        """Remove a connection, and its endpoint if no other connection uses that."""
         with self._lock:
             self._connections.remove(peer)
             is_last = not any(other.endpoint is peer.endpoint for other in self._connections)
-            if is_last:  # with the lock: a new connection may be about to share it
+            if is_last:  # under the lock, as a new connection may be about to share it
                 peer.endpoint.lose()
         peer.leave()
-        if is_last and not (self._own and self._listener.closed):  # the worker closes them
+        if is_last and not (self._own and self._listener.closed):  # otherwise the worker closes all endpoints
             peer.endpoint.close()
 
     def _read(self, peer: AgentPeer) -> None:
@@ -370,7 +371,7 @@ class Agent(Handle):
             peer.published(_regions(said.get("regions", {})))
 
     def _tell(self, *peers: AgentPeer) -> None:
-        """Have peers told what was published and withdrawn, each by a thread of its own: one may not read for long."""
+        """Send peers what was published and withdrawn, each in a thread: a peer may be slow to read."""
         with self._lock:
             waiting = [peer for peer in peers if not peer.is_told]
             for peer in waiting:
@@ -390,12 +391,12 @@ class Agent(Handle):
 
 
 def _parts(news: dict[str, Region | None]) -> Iterator[dict[str, str | None]]:
-    """Regions by name as JSON can say them, in parts that each fit into a message."""
+    """Regions by name as JSON values, in parts that each fit into a message."""
     part: dict[str, str | None] = {}
     size = 0
     for name, region in news.items():
         part[name] = None if region is None else region.descriptor.hex()
-        size += 12 * len(name) + len(part[name] or "")  # characters of JSON at most
+        size += 12 * len(name) + len(part[name] or "")  # an upper bound on the JSON characters
         if size > MOST // 2:
             yield part
             part, size = {}, 0

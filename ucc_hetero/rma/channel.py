@@ -1,7 +1,7 @@
-"""Control channels between agents: frames of JSON over a socket, with a proof on both sides of a shared secret.
+"""Control channels between agents: JSON frames over a socket, after both sides have proved that they know a secret.
 
-Each side sends a version and a random number, and shows what it makes of both by HMAC-SHA256; every frame is sealed
-with a key of this connection's and its number. Nothing is read that is longer than it may be, and nothing is unpickled.
+Each side sends a version and a random number, and an HMAC-SHA256 of both. Every frame carries a MAC with this
+connection's key and the frame's number. Lengths are limited before anything is read, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from urllib.parse import urlsplit
 from .. import log
 from ..errors import PeerError
 
-#: Of the protocol; others are refused.
+#: Version of the protocol; others are refused.
 VERSION = 2
-#: Bytes of a frame's JSON at most.
+#: Maximum bytes of a frame's JSON.
 MOST = 1 << 20
-#: Seconds within which both sides must have proved themselves.
+#: Seconds within which both sides must authenticate.
 PATIENCE = 5.0
-#: Bytes of a secret at least.
+#: Minimum bytes of a secret.
 _SECRET = 16
-#: Connections at most that have not proved themselves yet, and seconds until one is accepted after one could not be.
+#: Maximum number of connections that are not authenticated; seconds to wait after an accept that failed.
 _STRANGERS, _PAUSE = 64, 0.01
 
-#: Seconds without a sign of life after which the kernel ends a connection: (idle, between probes, probes).
+#: TCP keepalive: (idle seconds, interval, probes), and the limit for unacknowledged data in ms.
 _ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 1), (socket.TCP_USER_TIMEOUT, 1500))
 
 _HELLO = struct.Struct("<4sH32s")
@@ -47,11 +47,11 @@ class ChannelError(ConnectionError):
 
 
 class _EndedError(ChannelError):
-    """The other side has ended the connection, as one that is not convinced does."""
+    """The other side has closed the connection, as it does if authentication fails."""
 
 
 class Channel:
-    """One connection, once both sides have proved that they know ``secret``. One thread reads, any may send."""
+    """An authenticated connection. One thread may read, any thread may send."""
 
     def __init__(self, sock: socket.socket, secret: bytes, server: bool) -> None:
         self._sock, self._server = sock, server
@@ -67,9 +67,9 @@ class Channel:
         if magic != b"UCHA":
             raise ChannelError("the other side is not an agent")
         if version != VERSION:
-            raise ChannelError(f"the other side speaks version {version}, and this is {VERSION}")
+            raise ChannelError(f"the other side speaks version {version}, but this side {VERSION}")
         both = theirs + mine if server else mine + theirs
-        # Who has called proves itself first: a caller learns nothing from one that it cannot convince.
+        # The caller proves itself first, and gets no proof unless it knows the secret.
         if not server:
             self._write(_seal(secret, b"client", both))
         if not hmac.compare_digest(self._proof(), _seal(secret, b"client" if server else b"server", both)):
@@ -88,7 +88,7 @@ class Channel:
 
     @property
     def ended(self) -> bool:
-        """True once this side or the other one has ended the connection, be there messages that were not read."""
+        """True once either side has ended the connection, even if messages are unread."""
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLRDHUP)
@@ -97,28 +97,28 @@ class Channel:
         return bool(poll.poll(0))
 
     def settle(self, goes_on: Callable[[], bool] | None = None) -> None:
-        """Wait for messages as long as they take, from now on; but once a second ask if ``goes_on`` is still true."""
+        """Let reads wait without a limit from now on; once a second ``goes_on`` is checked."""
         self._until = None
         self._goes_on = goes_on or self._goes_on
 
     def send(self, message: Any) -> None:
-        """Send what JSON can say, 1 MiB at most."""
+        """Send a JSON value of up to 1 MiB."""
         body = json.dumps(message, separators=(",", ":")).encode()
         if len(body) > MOST:
-            raise ValueError(f"a message of {len(body)} bytes is sent, and {MOST} may be")
+            raise ValueError(f"a message has {len(body)} bytes; at most {MOST} are allowed")
         with self._sending:
             self._write(_LENGTH.pack(len(body)) + self._tag(self._server, self._sent, body) + body)
             self._sent += 1
 
     def receive(self) -> Any:
-        """The next message; :class:`ChannelError` where the connection ends, or has brought anything else."""
+        """Receive the next message. :class:`ChannelError` if the connection ends or sends something else."""
         head = self._exactly(_LENGTH.size + _PROOF)
         (length,) = _LENGTH.unpack_from(head)
         if length > MOST:
-            raise ChannelError(f"the other side announces {length} bytes, and {MOST} may be")
+            raise ChannelError(f"the other side sends a message of {length} bytes; at most {MOST} are allowed")
         body = self._exactly(length)
         if not hmac.compare_digest(head[_LENGTH.size :], self._tag(not self._server, self._received, body)):
-            raise ChannelError("a message was changed on its way, or was not sent by the other side")
+            raise ChannelError("a message was modified, or was not sent by the other side")
         self._received += 1
         try:
             return json.loads(body)
@@ -132,8 +132,8 @@ class Channel:
         return self.receive()
 
     def close(self) -> None:
-        """End the connection; threads that read or send find it closed."""
-        with suppress(OSError, ValueError):  # the other side was first
+        """End the connection. Threads that read or send get an error."""
+        with suppress(OSError, ValueError):  # the other side may have closed it
             self._sock.shutdown(socket.SHUT_RDWR)
         with self._using:
             self._sock.close()
@@ -142,9 +142,9 @@ class Channel:
         return _seal(self._key, b"server" if server else b"client", number.to_bytes(8, "little") + body)
 
     def _exactly(self, count: int) -> bytes:
-        """So many bytes, and none behind them: those may be another reader's (:mod:`.bootstrap.links`)."""
+        """Read exactly ``count`` bytes: later ones may belong to another reader (:mod:`.bootstrap.links`)."""
         while len(self._read) < count:
-            # One call at a time: no version of OpenSSL reads and writes one connection at once.
+            # One call at a time: OpenSSL does not allow a concurrent read and write of one connection.
             with self._using:
                 found = self._try(self._sock.recv, count - len(self._read))
             if found == b"":
@@ -166,7 +166,7 @@ class Channel:
                 data = data[count:]
 
     def _try(self, call: Any, argument: Any) -> Any:
-        """Result of the call, or None where it would have to wait."""
+        """The result of the call, or None if it would block."""
         try:
             return call(argument)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
@@ -201,15 +201,15 @@ def _place(address: str) -> tuple[socket.AddressFamily, Any]:
             family = socket.AF_INET6 if ":" in parts.hostname else socket.AF_INET
             return family, (parts.hostname, parts.port)
     except ValueError:
-        pass  # a port that is none
+        pass  # not a number
     raise ValueError(f"address: {address!r} is neither tcp://host:port nor unix:///path")
 
 
 class Listener:
-    """A socket that is listened at; each connection has a thread. ``secret`` is what both sides of one must know.
+    """A listening socket with a thread for each connection. ``secret``: what both sides of a connection must know.
 
     Attributes:
-        address: Where it is reached, with the port that it has.
+        address: The address, with the actual port.
         closed: True once it is closed.
     """
 
@@ -221,18 +221,18 @@ class Listener:
         self._socket, self.address, self._path = _listen(address)
 
     def start(self, what: Callable[..., None], *args: Any) -> None:
-        """Have something done in a thread."""
+        """Run a function in a daemon thread."""
         threading.Thread(target=what, args=args, name=self._name, daemon=True).start()
 
     def accept(self, welcome: Callable[[socket.socket], Callable[[], None]]) -> None:
-        """Accept connections: ``welcome`` lets one prove itself, and returns what its thread does from then on."""
+        """Accept connections. ``welcome`` authenticates one, and returns the function that its thread then runs."""
         self.start(self._accept, welcome)
 
     def _accept(self, welcome: Callable[[socket.socket], Callable[[], None]]) -> None:
         while not self.closed:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:  # closed; or the process has no file left, which may pass
+            except OSError:  # closed; or out of descriptors, which may pass
                 time.sleep(_PAUSE)
                 continue
             if self._strangers.acquire(blocking=False):
@@ -252,7 +252,7 @@ class Listener:
         go_on()
 
     def close(self) -> None:
-        """Accept no more connections; those that there are go on."""
+        """Accept no more connections. Existing ones stay open."""
         self.closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -263,13 +263,13 @@ class Listener:
 
 
 def _listen(address: str) -> tuple[socket.socket, str, str]:
-    """(socket that listens, address with its port, path to remove at the end)."""
+    """Returns (listening socket, address with its port, path to remove at the end)."""
     family, place = _place(address)
     sock = socket.socket(family)
     try:
         if family == socket.AF_UNIX:
             _bury(place)
-            before = os.umask(0o177)  # for this user alone
+            before = os.umask(0o177)  # readable and writable by this user only
             try:
                 sock.bind(place)
             finally:
@@ -288,18 +288,18 @@ def _listen(address: str) -> tuple[socket.socket, str, str]:
 
 
 def _bury(path: str) -> None:
-    """Remove the socket of an agent that has died."""
+    """Remove the socket file of an agent that has died."""
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError:
-            return  # there is none, or it is no socket
+            return  # no file, or not a socket
 
 
 def call(address: str, timeout: float) -> socket.socket:
-    """A connection with what listens there."""
+    """Connect to a listener."""
     family, place = _place(address)
     sock = socket.socket(family)
     sock.settimeout(timeout)
@@ -312,7 +312,7 @@ def call(address: str, timeout: float) -> socket.socket:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other end gives no sign of life."""
+    """Enable keepalive, so that the kernel ends a connection with a peer that is unreachable."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _ALIVE:

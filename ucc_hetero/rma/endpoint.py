@@ -19,7 +19,7 @@ from .region import Core, Region, Sided
 from .request import ENDED, Request, begin, failure
 from .wire_format import Address, Descriptor
 
-#: Counts of a peer, and the engine's numbers of them.
+#: Statistics of a peer -> their numbers in the engine.
 _COUNTS = {
     "puts": lib.UCCH_RMA_PUT,
     "gets": lib.UCCH_RMA_GET,
@@ -32,22 +32,22 @@ _NAMES = {_PUT: "put", _GET: "get"}
 
 
 class Target(Sided):
-    """A peer's region, as :meth:`Endpoint.open` found it.
+    """A peer's region, opened by :meth:`Endpoint.open`.
 
     Attributes:
-        nbytes: Its length.
+        nbytes: Length of the region in bytes.
         memory: Vendor of the memory, or ``host``.
-        peer: The endpoint that it was opened by.
+        peer: Endpoint that has opened it.
     """
 
     _kind = "ucch_target *"
 
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
-        #: As long as this object, which transfers keep: another thread may close the endpoint and its targets.
+        #: Freed with this object, which transfers keep alive: another thread may close the endpoint and its targets.
         self._memory = owned(native, lib.ucch_target_free) if native else native
         self._have(native)
-        #: Why our device does not reach it; empty where it does, or is not meant to.
+        #: Why this process's device cannot reach it directly; empty if it can, or should not.
         self.lack = ""
 
     def __repr__(self) -> str:
@@ -55,14 +55,14 @@ class Target(Sided):
 
     @property
     def stale(self) -> bool:
-        """True if its owner has taken it back."""
+        """True if the peer has closed the region."""
         return bool(self.native.is_stale)
 
     def close(self) -> None:
-        """Forget the region.
+        """Release the region.
 
         Raises:
-            ValueError: If transfers to it are under way.
+            ValueError: Transfers to it are under way.
         """
         if self.engine:
             if self.native.users:
@@ -75,7 +75,7 @@ class Target(Sided):
 class Endpoint(Sided):
     """A connection with a peer's worker; made by :meth:`Worker.connect`.
 
-    Transfers complete in any order; the request of each says when its data is there.
+    Transfers complete in any order; each request tells when its data is there.
     """
 
     _kind, _raises = "ucch_peer *", PeerError
@@ -95,19 +95,19 @@ class Endpoint(Sided):
 
     @property
     def alive(self) -> bool:
-        """True if the peer is not known to have ended."""
-        engine = self.engine  # once: another thread may close it
+        """False once this process knows that the peer has ended."""
+        engine = self.engine  # read once, as another thread may close it
         return engine != 0 and lib.ucch_peer_status(ffi.cast(self._kind, engine)) == 0
 
     def counts(self) -> dict[str, int]:
-        """Count what was done with this peer.
+        """Return statistics of this peer.
 
         Returns:
             dict[str, int]: ``puts`` and ``gets`` that ended well, ``failed`` transfers, ``bytes`` moved,
             ``notifications`` sent.
 
         Raises:
-            PeerError: If the endpoint is closed.
+            PeerError: The endpoint is closed.
         """
         return {name: int(self.native.counts[which]) for name, which in _COUNTS.items()}
 
@@ -144,19 +144,19 @@ class Endpoint(Sided):
             timeout: Seconds to wait for the peer's answer.
 
         Returns:
-            Target: For :meth:`put` and :meth:`get`.
+            Target: The region, for :meth:`put` and :meth:`get`.
 
         Raises:
-            FormatError: If it is no descriptor, or one of another version.
-            ValueError: If the region is another process's.
-            RefusedError: If the peer has taken the region back.
-            CollectiveTimeout: If the peer does not answer in time.
-            PeerError: If the peer has ended.
+            FormatError: ``descriptor`` is not a descriptor, or is one of another version.
+            ValueError: The region belongs to another process.
+            RefusedError: The peer has closed the region.
+            CollectiveTimeout: The peer did not answer in time.
+            PeerError: The peer has ended.
         """
         found = Descriptor.unpack(descriptor)
         if found.uid != self.uid:
-            raise ValueError("the descriptor is of a region of another process than this endpoint's")
-        # Made before the question: should the owner take the region back once it has answered, it is stale.
+            raise ValueError("the descriptor is of a region of another process, not of this endpoint's peer")
+        # Made before the request is sent: if the owner closes the region right after its answer, this becomes stale.
         native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
         target = Target(self, found, native)
         try:
@@ -173,7 +173,7 @@ class Endpoint(Sided):
         return target
 
     def _borrow(self, found: Descriptor, native: Any) -> str:
-        """Let this process's device reach a region of its vendor's on this host: empty, or why it does not."""
+        """Map a region of the same vendor on this host into this device. Returns empty, or the reason why not."""
         place = bound()
         if not self.near:
             return "its process is on another host, or in another container"
@@ -203,31 +203,32 @@ class Endpoint(Sided):
     ) -> Request:
         """Write pieces of ``local`` to a region of the peer.
 
-        Offsets and lengths are in bytes: numbers for one piece, or lists of one length for several, up to a million.
-        Lists are numpy arrays of integers; those of uint64 are not copied, and must not change until the request ends.
+        Offsets and lengths are in bytes: numbers for one piece, or lists of equal length for up to a million pieces.
+        Lists are integer arrays of numpy; arrays of uint64 are not copied, and must not change until the request
+        completes.
 
         Args:
             local: A region of this worker.
             target: A region of the peer.
             local_offsets: Where the pieces begin in ``local``.
             remote_offsets: Where the pieces begin in ``target``.
-            lengths: Their lengths; all of ``local`` by default.
-            notify: A notification that is sent to the peer's worker when the data is there.
-            counter: Number of the peer's counter that grows by one when the data is there.
-            stream: The transfer starts when this stream gets here.
+            lengths: Lengths of the pieces; all of ``local`` by default.
+            notify: Notification for the peer's worker, delivered when the data is there.
+            counter: Number of a counter of the peer, incremented when the data is there.
+            stream: The transfer starts when this stream gets to it.
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Request: Done when the data is there. ``local`` must not change until then.
+            Request: Complete when the data is there. ``local`` must not change until then.
 
         Raises:
-            ValueError: If a piece does not fit, a list has another length, a region is another worker's or peer's, or
+            ValueError: A piece does not fit, lists differ in length, a region belongs to another worker or peer, or
                 ``notify`` is too long.
-            TypeError: If an offset or a length is no integer.
-            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
-            RefusedError: From the request, if the peer has taken the region back.
-            CollectiveTimeout: From the request, at the deadline.
-            NotSupported: If ``stream`` is being captured in a graph.
+            TypeError: An offset or a length is not an integer.
+            PeerError: The endpoint is closed, or (from the request) the peer has ended.
+            RefusedError: From the request, if the peer has closed the region.
+            CollectiveTimeout: From the request, after the timeout.
+            NotSupported: ``stream`` is being captured in a graph.
         """
         return self._transfer(
             _PUT, local, target, local_offsets, remote_offsets, lengths, notify, counter, stream, timeout
@@ -249,60 +250,60 @@ class Endpoint(Sided):
         """Read pieces of the peer's region into ``local``, as :meth:`put`, with its arguments and errors.
 
         Returns:
-            Request: Done when the data is in ``local``.
+            Request: Complete when the data is in ``local``.
         """
         return self._transfer(
             _GET, local, target, local_offsets, remote_offsets, lengths, notify, counter, stream, timeout
         )
 
     def flush(self, timeout: float | None = None) -> Request:
-        """Wait for all transfers that were begun before with this peer.
+        """Wait for all earlier transfers with this peer.
 
         Args:
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Request: Done when the data is in the peer's memory, or in this process's.
+            Request: Complete when all data is in the peer's memory (puts) or in this process's (gets).
 
         Raises:
-            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
-            CollectiveTimeout: From the request, at the deadline.
+            PeerError: The endpoint is closed, or (from the request) the peer has ended.
+            CollectiveTimeout: From the request, after the timeout.
         """
         return self._start({"what": lib.UCCH_RMA_FLUSH}, "flush", None, None, timeout)
 
     def notify(
         self, data: bytes = b"", *, counter: int | None = None, stream: Any = None, timeout: float | None = None
     ) -> Request:
-        """Send a notification behind all transfers that were begun before with this peer.
+        """Send a notification behind all earlier transfers with this peer.
 
         Args:
             data: The notification.
-            counter: Number of a counter of the peer that grows by one as well.
-            stream: It is sent when this stream gets here.
+            counter: Number of a counter of the peer to increment as well.
+            stream: The notification is sent when this stream gets to it.
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Request: Done when it was sent and the transfers before are done.
+            Request: Complete when the notification was sent and all earlier transfers are complete.
 
         Raises:
-            ValueError: If ``data`` is too long, or ``counter`` is no number of a counter.
-            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
-            CollectiveTimeout: From the request, at the deadline.
+            ValueError: ``data`` is too long, or ``counter`` is not a counter's number.
+            PeerError: The endpoint is closed, or (from the request) the peer has ended.
+            CollectiveTimeout: From the request, after the timeout.
         """
         order = {"what": lib.UCCH_RMA_FLUSH, **_told(data, counter)}
         return self._start(order, "notification", order, stream, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the connection once all data is there; transfers that are still under way then fail.
+        """Wait for transfers under way, then close the connection. Transfers that are not done in time fail.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Seconds to wait.
         """
         self.leave(timeout, timeout)
 
     def leave(self, timeout: float = 5.0, wait: float = 0.0) -> None:
-        """Have nothing more come or go. libucp ends the connection later, for which this waits for so many seconds."""
-        with self._closing:  # by who reads the peer's messages, and by who connects anew
+        """Stop all transfers. libucp closes the connection afterwards: wait up to ``wait`` seconds for that."""
+        with self._closing:  # also called by the thread that reads the peer's messages, and by one that connects again
             if not self.engine:
                 return
             native, self.engine = self.native, 0
@@ -315,8 +316,8 @@ class Endpoint(Sided):
             self.worker.forget(self, native)
 
     def lose(self) -> None:
-        """Count the peer as dead: its transfers fail now, and nothing else does."""
-        with self._closing:  # or it may be freed while this waits for the engine
+        """Mark the peer as dead: its transfers fail now. Nothing else changes."""
+        with self._closing:  # else the peer may be freed while this thread waits for the engine
             if self.engine:
                 lib.ucch_peer_lose(self.native)
 
@@ -333,7 +334,7 @@ class Endpoint(Sided):
         stream: Any,
         timeout: float | None,
     ) -> Request:
-        if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
+        if notify is None and counter is None and stream is None:  # short transfers complete here, without making lists
             seconds = self.worker.timeout if timeout is None else timeout
             found = piece(self.engine, what, local.engine, target.engine, mine, theirs, lengths, seconds)
             if found == 1:
@@ -342,7 +343,7 @@ class Endpoint(Sided):
                 native = owned(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
                 return Request(native, lib.ucch_transfer_op(native), _NAMES[what], (local, target))
         if target.peer is not self:
-            raise ValueError("target: it is a region of another peer than this endpoint's")
+            raise ValueError("target: it is a region of another peer, not of this endpoint's")
         if local.worker is not self.worker:
             raise ValueError("local: it is a region of another worker than this endpoint's")
         fitting = _lists(local.nbytes, target.nbytes, mine, theirs, lengths)
@@ -361,7 +362,7 @@ class Endpoint(Sided):
         stream: Any,
         timeout: float | None,
     ) -> Request:
-        """Put lists of uint64 that are known to fit, as those of pages are; ``rows`` as :meth:`Conversion.native`."""
+        """Put lists of uint64 that fit, such as those of pages. ``rows``: see :meth:`Conversion.native`."""
         order = self._listed(_PUT, local, target, lists) | _told(None, counter)
         if rows is not None:
             order["rows"] = rows
@@ -371,7 +372,7 @@ class Endpoint(Sided):
         try:
             sides = local.native, target.native
         except ValueError:
-            _ = self.native  # PeerError: an endpoint closes its targets, be it when a peer's end is heard of
+            _ = self.native  # raises PeerError: an endpoint closes its targets when its peer ends
             raise
         mine, theirs, lengths = lists
         return {
@@ -390,32 +391,32 @@ class Endpoint(Sided):
 
 
 def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
-    """What an order has of a notification."""
+    """Fields of an ``ucch_order`` for a notification."""
     if counter is not None and not 0 <= counter < 1 << 31:
         raise ValueError(f"counter: {counter} is not the number of a counter")
     told: dict[str, Any] = {"tells": 1, "counter": 0 if counter is None else counter + 1}
     if not data:
         return told
     if len(data) > lib.UCCH_RMA_NOTICE:
-        raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
+        raise ValueError(f"notify: {len(data)} bytes; a notification may have {lib.UCCH_RMA_NOTICE}")
     return told | {"notice": ffi.from_buffer(data), "notice_bytes": len(data)}
 
 
 def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tuple[Array, Array, Array]:
-    """Lists of one length; ``ValueError`` with the first piece that does not fit."""
+    """Lists of equal length. ``ValueError`` names the first piece that does not fit."""
     size = here if lengths is None else lengths
     is_one = type(local) is type(remote) is type(size) is int and min(local, remote, size) >= 0
     if is_one and local + size <= here and remote + size <= there:
-        one = np.array((local, remote, size), np.uint64)  # more of numpy would take longer than the transfer
+        one = np.array((local, remote, size), np.uint64)  # more numpy calls would take longer than the transfer
         return one[:1], one[1:2], one[2:]
     given = {"local_offsets": local, "remote_offsets": remote, "lengths": here if lengths is None else lengths}
     found = {name: _list(name, value) for name, value in given.items()}
     count = max(len(each) for each in found.values())
     if count > lib.UCCH_RMA_ENTRIES:
-        raise ValueError(f"{count} pieces, and a transfer has {lib.UCCH_RMA_ENTRIES} at most")
+        raise ValueError(f"{count} pieces; a transfer may have {lib.UCCH_RMA_ENTRIES}")
     for name, each in found.items():
         if len(each) != count and len(each) != 1:
-            raise ValueError(f"{name}: {len(each)} entries, where another list has {count}")
+            raise ValueError(f"{name}: {len(each)} entries, but another list has {count}")
         if len(each) != count:
             found[name] = np.full(count, each[0], np.uint64)
     mine, theirs, sizes = found.values()
@@ -429,7 +430,7 @@ def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tupl
 def _list(name: str, value: Any) -> Array:
     array = np.atleast_1d(np.asarray(value))
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
-        raise TypeError(f"{name}: a number, or a list or array of integers, is wanted, not {value!r:.60}")
+        raise TypeError(f"{name}: must be a number, or a list or array of integers, not {value!r:.60}")
     if array.dtype.kind == "i" and array.min() < 0:
         raise ValueError(f"{name}[{int(array.argmin())}]: {array.min()} is negative")
     return np.ascontiguousarray(array, np.uint64)

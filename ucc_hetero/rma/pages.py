@@ -1,10 +1,10 @@
-"""Pages of a KV cache: tables of them, and their way into the pages of a peer's cache, which may lie otherwise.
+"""Pages of a KV cache: tables of pages, and their transfer into a peer's cache, which may have another layout.
 
 table = rma.PageTable(worker, caches, "KBNHD")     # vLLM's: an array a layer
 theirs = table.open(peer, descriptor)              # the peer's table.descriptor
-receipt = table.recv_pages([7, 9], theirs)         # who receives; receipt.ticket goes to the sender
-theirs.send_pages([3, 4], ticket).Wait()           # who sends
-receipt.Wait()                                     # the pages are there
+receipt = table.recv_pages([7, 9], theirs)         # on the receiver; receipt.ticket goes to the sender
+theirs.send_pages([3, 4], ticket).Wait()           # on the sender
+receipt.Wait()                                     # on the receiver: the pages are there
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from .request import Requests
 from .wire_format import Descriptor, Form, FormatError, Table, Ticket
 from .worker import Counter, Worker
 
-#: Types that are converted into each other, and the engine's numbers of them.
+#: Types that can be converted into each other, with their numbers in the engine.
 _FLOATS = {name: DTYPES[name].code for name in ("float16", "bfloat16", "float32")}
 _FP8 = {"float8_e4m3fn": lib.UCCH_E4M3FN, "float8_e4m3fnuz": lib.UCCH_E4M3FNUZ}
-#: Elements that are moved as they are, by their bytes.
+#: Bytes of an element -> integer type in which it is moved unchanged.
 _UNITS = {8: DTYPES["uint64"].code, 4: DTYPES["uint32"].code, 2: DTYPES["uint16"].code, 1: DTYPES["uint8"].code}
 
 
 def convertible(source: str, target: str) -> bool:
-    """True if elements of one type can become those of the other."""
+    """True if elements of type ``source`` can be converted to type ``target``."""
     return source == target or any({source, target} <= known.keys() for known in (_FLOATS, _FP8))
 
 
 def scale(source: str, target: str) -> float:
-    """Factor of the scale of float8 elements at the receiver."""
+    """Factor for the scale of float8 elements at the receiver, as its format has another range."""
     return {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(source, 1.0) if source != target else 1.0
 
 
 def strides(form: Form) -> dict[str, int]:
-    """Elements from one to the next along each axis; 0 for those that there are not."""
+    """Distance in elements along each axis; 0 for axes that the form lacks."""
     sizes = {"K": form.parts, "B": form.blocks, "N": form.size, "H": form.heads, "D": form.dim}
     out, step = dict.fromkeys("KBNHD", 0), 1
     for axis in reversed(form.axes):
@@ -58,13 +58,13 @@ def strides(form: Form) -> dict[str, int]:
 
 
 def array_bytes(form: Form) -> int:
-    """Bytes of each array."""
+    """Bytes of each array of the form."""
     parts = form.parts // form.arrays
     return parts * form.blocks * form.size * form.heads * form.dim * DTYPES[form.dtype].itemsize
 
 
 def unlike(mine: Form, theirs: Form) -> str:
-    """Reason for which pages of one cannot become pages of the other; empty where they can."""
+    """Why pages of one form cannot become pages of the other; empty if they can."""
     words = {"layers": "layers", "parts": "parts a layer (keys and values, or one of both)", "size": "tokens a block"}
     words |= {"dim": "elements a head", "total": "heads in all"}
     for name, what in words.items():
@@ -78,7 +78,7 @@ def unlike(mine: Form, theirs: Form) -> str:
 
 
 class Conversion(NamedTuple):
-    """How each piece is gathered from rows of elements and converted."""
+    """How each piece is gathered from rows of elements, and converted."""
 
     row: int
     rows: int
@@ -90,12 +90,12 @@ class Conversion(NamedTuple):
     target_bytes: int
 
     def native(self) -> Any:
-        """Form in which the engine takes it."""
+        """The conversion as the engine takes it."""
         return ffi.new("ucch_rows *", list(self))
 
 
 class Route(NamedTuple):
-    """Ways of pages between two forms: pieces of a page by their offsets in bytes on both sides, and bytes of each."""
+    """A page between two forms: offsets in bytes of its pieces on both sides, their length, and their conversion."""
 
     mine: Array
     theirs: Array
@@ -104,13 +104,13 @@ class Route(NamedTuple):
 
 
 class Plan:
-    """Way of pages of ``mine`` into pages of ``theirs``, which :func:`unlike` says is possible."""
+    """Transfer of pages from ``mine`` to ``theirs``; :func:`unlike` must be empty for the two."""
 
     def __init__(self, mine: Form, theirs: Form, alignment: int = 8) -> None:
         self.mine, self.theirs, self._alignment = mine, theirs, alignment
         self.first = max(mine.first, theirs.first)
         self.heads = min(mine.first + mine.heads, theirs.first + theirs.heads) - self.first
-        #: Pairs of arrays in a layer, each with a transfer of its own.
+        #: Number of array pairs of a layer, each with a transfer of its own.
         self.pairs = max(mine.arrays, theirs.arrays)
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Plan:
 
     @cached_property
     def route(self) -> Route:
-        """The pieces of a page: as long as they can be at the receiver, each converted if it does not lie so here."""
+        """The pieces of a page, as long as possible at the receiver; converted if they are not contiguous here."""
         here, there = strides(self.mine), strides(self.theirs)
         source, target = (DTYPES[form.dtype].itemsize for form in (self.mine, self.theirs))
         counts = {"N": self.mine.size, "H": self.heads}
@@ -138,7 +138,7 @@ class Plan:
         )
 
     def _conversion(self, loops: list[tuple[int, int]], source: int, target: int) -> Conversion | None:
-        """Of elements that three loops of (how many, how far apart) visit; None where they are as they should be."""
+        """Conversion of elements that three loops of (count, stride) visit; None if they need none."""
         merged = [loops[-1]]
         for count, apart in reversed(loops[:-1]):
             if count > 1 and apart == merged[0][0] * merged[0][1]:
@@ -159,8 +159,8 @@ class Plan:
         return Conversion(row, rows, apart, groups_apart, _UNITS[unit], _UNITS[unit], unit, unit)
 
     def lists(self, pages: Array, theirs: Array, part: int | None) -> tuple[Array, Array, Array]:
-        """Offsets on both sides and lengths of pages of one array: of one ``part``, or of all where both have one
-        array."""
+        """Offsets on both sides, and lengths, of the pages of one array: of one ``part``, or of both if each side has
+        one array for keys and values."""
         offsets = []
         parts = np.arange(self.mine.parts) if part is None else np.array([part])
         for form, numbers, pieces in ((self.mine, pages, self.route.mine), (self.theirs, theirs, self.route.theirs)):
@@ -175,7 +175,7 @@ class Plan:
 
 
 def _nested(merged: list[tuple[int, int]]) -> tuple[int, tuple[int, int]]:
-    """(elements between groups, (rows of a group, elements between them)) of loops around rows."""
+    """(elements between groups, (rows of a group, elements between rows)) of the loops around rows."""
     if len(merged) == 1:
         return 0, (1, 0)
     if len(merged) == 2:
@@ -184,7 +184,7 @@ def _nested(merged: list[tuple[int, int]]) -> tuple[int, tuple[int, int]]:
 
 
 def _joined(mine: Array, theirs: Array, length: int) -> tuple[Array, Array, Array]:
-    """Pieces that follow each other on both sides made one."""
+    """Merge pieces that are adjacent on both sides."""
     size = np.uint64(length)
     begins = np.ones(len(mine), bool)
     begins[1:] = (mine[1:] != mine[:-1] + size) | (theirs[1:] != theirs[:-1] + size)
@@ -196,23 +196,24 @@ def _joined(mine: Array, theirs: Array, length: int) -> tuple[Array, Array, Arra
 
 
 class PageTable(Handle):
-    """A KV cache as pages: of each layer an array, or a pair of arrays of keys and of values, all alike.
+    """A KV cache as pages: for each layer one array, or a pair of arrays for keys and values, all of equal shape.
 
     Args:
         worker: The worker that registers the arrays.
         caches: An array, or a pair of arrays, for each layer.
-        axes: Names of the dimensions of the arrays, as they are indexed: K (2: keys and values), B (blocks), N (tokens
-            of a block) or T for both together, H (heads), D (a head's elements). Strides say their order in memory.
-        block_size: Tokens of a block, with T.
-        dtype: The elements' type, for arrays that do not say it, as those of bytes.
-        heads: Number of the first head that is here, and of all heads of the model.
+        axes: A letter for each dimension of the arrays, in index order: K (2: keys and values), B (blocks), N
+            (tokens of a block), or T for B and N together, H (heads), D (elements of a head). The order in memory
+            follows from the strides.
+        block_size: Tokens of a block; needed with T.
+        dtype: Element type, for arrays that do not have it, such as arrays of bytes.
+        heads: Number of the first head in this cache, and number of heads of the model.
 
     Attributes:
-        descriptor: Bytes that tell a peer of it, for :meth:`open`; good until it is closed.
+        descriptor: Bytes for a peer's :meth:`open`; valid until the table is closed.
 
     Raises:
-        ValueError: If the arrays differ, or do not fit ``axes``.
-        BufferError: If an array cannot be registered.
+        ValueError: The arrays differ, or do not fit ``axes``.
+        BufferError: An array cannot be registered.
     """
 
     def __init__(
@@ -228,11 +229,11 @@ class PageTable(Handle):
         self.worker = worker
         layers = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in caches]
         if not layers or len({len(each) for each in layers}) != 1:
-            raise ValueError("caches: an array for each layer, or a pair for each, is wanted")
+            raise ValueError("caches: must have an array, or a pair of arrays, for each layer")
         arrays = [_in_memory_order(array, axes) for layer in layers for array in layer]
         shapes = {(tuple(order), shape) for _, order, shape in arrays}
         if len(shapes) > 1:
-            raise ValueError(f"caches: they differ, {sorted(shapes)[:3]}: a table is of arrays that are alike")
+            raise ValueError(f"caches: arrays have different shapes, {sorted(shapes)[:3]}; all must be equal")
         _, order, shape = arrays[0]
         name = _dtype(arrays[0][0], dtype)
         self.form = _form(order, shape, len(layers), len(layers[0]), block_size, name, heads)
@@ -248,12 +249,12 @@ class PageTable(Handle):
         told = Table(worker.uid, number, self.form, tuple(region.descriptor for region in self.regions))
         self.number, self.descriptor = number, told.pack()
         self._receipts: list[Receipt] = []
-        if self.on_device:  # what turns layouts, if there is one: at the first page streams may be held
+        if self.on_device:  # compile the layout kernel now: at the first page streams may be held
             kernels.ready(lib.UCCH_PIECES, 0, DTYPES["uint64"].code, DTYPES["uint64"].code)
 
     def _check(self, region: Region) -> None:
         if region.nbytes != array_bytes(self.form):
-            raise ValueError(f"caches: {region.nbytes} bytes in an array of {array_bytes(self.form)} by its shape")
+            raise ValueError(f"caches: an array has {region.nbytes} bytes, but {array_bytes(self.form)} by its shape")
         if self._base(region) % DTYPES[self.form.dtype].itemsize:
             raise BufferError(f"caches: an array begins in the middle of an element of {self.form.dtype}")
 
@@ -273,26 +274,26 @@ class PageTable(Handle):
 
     @cached_property
     def alignment(self) -> int:
-        """Bytes, up to 8, of which all addresses of arrays are multiples."""
+        """Largest power of two, up to 8 bytes, that divides all array addresses."""
         return gcd(8, *(self._base(region) for region in self.regions))
 
     def open(self, peer: Endpoint, descriptor: bytes) -> PageTarget:
-        """Open a peer's table, to send pages there or to receive pages from there.
+        """Open a peer's table, to send pages to it or receive pages from it.
 
         Args:
-            peer: The endpoint of the table's process.
+            peer: Endpoint of the table's process.
             descriptor: The peer's :attr:`descriptor`.
 
         Returns:
-            PageTarget: For :meth:`PageTarget.send_pages` and :meth:`recv_pages`.
+            PageTarget: The peer's table, for :meth:`PageTarget.send_pages` and :meth:`recv_pages`.
 
         Raises:
-            FormatError: If it is no descriptor, or one of another version.
-            ValueError: If it is another process's, or pages of one table cannot become pages of the other; says why.
+            FormatError: ``descriptor`` is not a table's, or is one of another version.
+            ValueError: The table belongs to another process, or its pages cannot be exchanged with this table's.
         """
         found = Table.unpack(descriptor)
         if found.uid != peer.uid:
-            raise ValueError("the table is of another process than this endpoint's")
+            raise ValueError("the table is of another process, not of this endpoint's peer")
         why = unlike(self.form, found.form)
         if why:
             raise ValueError(f"pages of the two tables cannot be exchanged: {why}")
@@ -304,19 +305,19 @@ class PageTable(Handle):
         """Prepare to receive pages from a peer's table, or from several that together have all heads of this one.
 
         Args:
-            pages: Numbers of blocks of this table. They may not be used until the receipt is done.
+            pages: Block numbers in this table. Do not use the blocks until the receipt is complete.
             sources: The peer's table, or several.
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Receipt: Its ``ticket``, or one of its ``tickets`` for each source, goes to the sender.
+            Receipt: Its ``ticket`` (with several sources, one of its ``tickets`` each) goes to the sender.
 
         Raises:
-            ValueError: If a number is out of range or named twice, or the sources do not have each head once.
+            ValueError: A number is out of range or occurs twice, or the sources do not have each head exactly once.
         """
         each = [sources] if isinstance(sources, PageTarget) else list(sources)
         if any(source.table is not self for source in each):
-            raise ValueError("sources: one was opened by another table")
+            raise ValueError("sources: one of them was opened by another table")
         numbers = _numbers("pages", pages, self.form.blocks, once=True)
         self._check_heads(each)
         self._receipts = [receipt for receipt in self._receipts if not receipt.ended()]
@@ -332,18 +333,18 @@ class PageTable(Handle):
             if count != 1:
                 whose = f"{count} of the {len(sources)} sources have head {head} of {form.total}"
                 raise ValueError(
-                    f"sources: {whose}, and each of {form.first} to {form.first + form.heads - 1} has to come once"
+                    f"sources: {whose}; exactly one must have each of {form.first} to {form.first + form.heads - 1}"
                 )
 
     def _keep(self, receipt: Receipt) -> None:
-        """Let a receipt live on for which a stream waits."""
+        """Keep a receipt alive while a stream waits for it."""
         self._receipts.append(receipt)
 
     def close(self) -> None:
-        """Take the cache back from all peers.
+        """Withdraw the cache from all peers.
 
         Raises:
-            CollectiveTimeout: If a peer that is alive does not let go.
+            CollectiveTimeout: A peer that is alive does not release it.
         """
         while self.regions:
             self.regions[-1].close()
@@ -351,7 +352,7 @@ class PageTable(Handle):
 
 
 class PageTarget:
-    """A peer's table, whose pages are exchanged with those of ``table``; made by :meth:`PageTable.open`."""
+    """A peer's table, opened by :meth:`PageTable.open` for ``table``."""
 
     def __init__(self, table: PageTable, peer: Endpoint, told: Table) -> None:
         self.table, self.peer, self.form, self.number = table, peer, told.form, told.number
@@ -363,12 +364,13 @@ class PageTarget:
 
     @property
     def scale(self) -> float:
-        """Factor by which the receiver multiplies the scales of float8 elements that are sent."""
+        """Factor by which the receiver multiplies the scales of float8 elements."""
         return scale(self.table.form.dtype, self.form.dtype)
 
     @property
     def direct(self) -> bool:
-        """True if its pages may come without passing this process's slots, so that only the sender knows when."""
+        """True if the sender may write pages without this process's slots, so that only the sender knows when they
+        arrive."""
         mine = self.table.regions
         if mine[0].memory != Descriptor.unpack(self._descriptors[0]).memory:
             return False
@@ -378,15 +380,15 @@ class PageTarget:
 
     @cached_property
     def targets(self) -> list[Target]:
-        """The peer's arrays; opened, and kernels made, at the first use, or when this is asked for."""
+        """The peer's arrays. They are opened, and kernels compiled, at the first use."""
         if self.plan.heads < 1:
             here, there = (f"{form.first} to {form.first + form.heads - 1}" for form in (self.table.form, self.form))
             raise ValueError(f"no head is in both tables: {here} here, {there} there")
         conversion = self.plan.route.conversion if self.table.on_device else None
         if conversion and not kernels.ready(lib.UCCH_PIECES, 0, conversion.source, conversion.target, insist=True):
             raise DeviceError(
-                f"pages on this device cannot become {self.plan}: the kernel that does so needs the vendor's run-time "
-                "compiler (UCCH_RTC_LIB); UCCH_LOG=device:info says what is missing"
+                f"pages on this device cannot become {self.plan}: the conversion kernel needs the vendor's run-time "
+                "compiler (UCCH_RTC_LIB); UCCH_LOG_LEVEL=info UCCH_LOG_SUBSYS=device logs what is missing"
             )
         out = [self.peer.open(descriptor) for descriptor in self._descriptors]
         if any(target.nbytes != array_bytes(self.form) for target in out):
@@ -402,32 +404,32 @@ class PageTarget:
         stream: Any = None,
         timeout: float | None = None,
     ) -> Requests:
-        """Send pages into those that the receiver's ticket names, in the same order.
+        """Send pages into the blocks that the receiver's ticket names, in the same order.
 
         Args:
-            pages: Numbers of blocks of this process's table.
+            pages: Block numbers in this process's table.
             ticket: The receiver's :attr:`Receipt.ticket`.
-            layers: Layers to send; all by default. Other layers follow by further calls, as they are computed.
-            stream: The transfer starts when this stream gets here.
+            layers: Layers to send; all by default. Send others by further calls once they are computed.
+            stream: The transfer starts when this stream gets to it.
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Requests: Done when the pages are there and may be used again here.
+            Requests: Complete when the pages are there, and the blocks here may be reused.
 
         Raises:
-            FormatError: If it is no ticket.
-            ValueError: If the ticket is for another table or another number of pages, or a number is out of range.
-            DeviceError: If the pages must be converted on this device, which has no compiler for that.
-            PeerError: If the peer has ended, also from the request.
-            CollectiveTimeout: From the request, at the deadline.
+            FormatError: ``ticket`` is not a ticket.
+            ValueError: The ticket is for another table or another number of pages, or a number is out of range.
+            DeviceError: Pages have to be converted on this device, but there is no run-time compiler.
+            PeerError: The peer has ended; also from the request.
+            CollectiveTimeout: From the request, after the timeout.
         """
         told = Ticket.unpack(ticket)
         if told.table != self.number:
-            raise ValueError("ticket: it is for another table than the peer's")
+            raise ValueError("ticket: it is for another table, not for the peer's")
         mine = _numbers("pages", pages, self.table.form.blocks)
         theirs = _numbers("ticket", np.frombuffer(told.pages, np.uint32), self.form.blocks)
         if len(mine) != len(theirs):
-            raise ValueError(f"pages: {len(mine)}, and the ticket is for {len(theirs)}")
+            raise ValueError(f"pages: {len(mine)} blocks, but the ticket is for {len(theirs)}")
         chosen = _numbers("layers", range(self.form.layers) if layers is None else list(layers), self.form.layers, True)
         if not len(mine):
             return Requests([])
@@ -446,10 +448,10 @@ class PageTarget:
 
 
 class Receipt:
-    """Pages that are to come; made by :meth:`PageTable.recv_pages`, can be awaited in asyncio.
+    """Pages that are being received; made by :meth:`PageTable.recv_pages`. Can be awaited in asyncio.
 
     Attributes:
-        tickets: Bytes for the sender, one entry for each source.
+        tickets: Bytes for the senders, one entry for each source.
     """
 
     def __init__(self, table: PageTable, sources: list[PageTarget], pages: Array, timeout: float | None) -> None:
@@ -468,7 +470,7 @@ class Receipt:
 
     @property
     def ticket(self) -> bytes:
-        """The ticket where there is one source."""
+        """The ticket, if there is one source."""
         (ticket,) = self.tickets
         return ticket
 
@@ -477,14 +479,14 @@ class Receipt:
         return Requests([c.wait(n, peer=of.peer, stream=stream, timeout=self._timeout) for c, n, of in each])
 
     def Test(self) -> bool:
-        """Ask for the pages.
+        """Test whether the pages have arrived.
 
         Returns:
             bool: True when all pages are there.
 
         Raises:
-            PeerError: If a sender has ended.
-            CollectiveTimeout: At the deadline.
+            PeerError: A sender has ended.
+            CollectiveTimeout: The timeout is over.
         """
         return self._settled(self._all.Test)
 
@@ -492,11 +494,11 @@ class Receipt:
         """Wait until all pages are there.
 
         Args:
-            stream: A stream that waits instead of the host; work that uses the pages follows in it.
+            stream: Stream that waits instead of the host; queue work on the pages behind it.
 
         Raises:
-            PeerError: If a sender has ended.
-            CollectiveTimeout: At the deadline.
+            PeerError: A sender has ended.
+            CollectiveTimeout: The timeout is over.
         """
         if stream is None:
             self._settled(self._all.Wait)
@@ -521,20 +523,20 @@ class Receipt:
         return done
 
     def ended(self) -> bool:
-        """True if it has ended, well or not."""
+        """True if the receipt has completed or failed."""
         try:
             return self.Test()
         except Exception:
             return True
 
     def close(self) -> None:
-        """Give the pages up: data that still comes is refused, except from a :attr:`PageTarget.direct` sender."""
+        """Give the pages up. Late data is refused, except from a :attr:`PageTarget.direct` sender."""
         while self._counters:
             self._counters.pop().close()
 
     @property
     def idle(self) -> bool:
-        """True if, once it is closed, no data is on its way to the pages any more."""
+        """True if, after :meth:`close`, no data is on its way to the pages any more."""
         native = self._table.worker.native
         return not any(lib.ucch_rma_arriving(native, number) for number in self._numbers)
 
@@ -553,7 +555,7 @@ def _interface(array: Any) -> dict[str, Any]:
 
 
 def _in_memory_order(array: Any, axes: str) -> tuple[Any, str, tuple[int, ...]]:
-    """(an array, its axes, its shape), turned so that it is contiguous if the memory is."""
+    """(array, axes, shape), transposed so that the array is contiguous if its memory is."""
     shape = tuple(array.shape) if hasattr(array, "shape") else tuple(_interface(array)["shape"])
     if len(shape) != len(axes):
         raise ValueError(f"axes: {axes!r} names {len(axes)} dimensions, and an array has {len(shape)}: {shape}")
@@ -601,11 +603,11 @@ def _numbers(name: str, values: Any, most: int, once: bool = False) -> Array:
     if not array.size:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: a list or array of integers is wanted, not {values!r:.60}")
+        raise TypeError(f"{name}: must be a list or array of integers, not {values!r:.60}")
     bad = (array < 0) | (array >= most)
     if bad.any():
         i = int(bad.argmax())
-        raise ValueError(f"{name}[{i}]: there is no number {array[i]}, only 0 to {most - 1}")
+        raise ValueError(f"{name}[{i}]: {array[i]} is not from 0 to {most - 1}")
     if once and len(np.unique(array)) != len(array):
-        raise ValueError(f"{name}: one is named twice, and it would be written twice")
+        raise ValueError(f"{name}: a number occurs twice")
     return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Registered memory, and a worker as its regions and endpoints know it."""
+"""Registered memory, and the part of a worker that regions and endpoints use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .wire_format import Descriptor
 
 
 class _Bytes:
-    """Allocated device memory, as arrays of its vendor describe theirs."""
+    """Allocated device memory that describes itself as arrays of its vendor do."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -33,48 +33,48 @@ class _Bytes:
 
 
 class Memory(Handle):
-    """Memory of the host or of this process's device: an array's, or with :meth:`allocate` its own.
+    """Memory of the host or of this process's device: an array's, or its own (:meth:`allocate`).
 
     Args:
-        array: A contiguous array, which stays alive.
+        array: A contiguous array, which is kept alive.
 
     Attributes:
         array: The array.
-        nbytes: Its length.
+        nbytes: Its length in bytes.
         vendor: Vendor of the memory, or ``host``.
 
     Raises:
-        BufferError: If the array is empty, read-only or not contiguous.
-        DeviceError: If the array is of a device that this process cannot use.
+        BufferError: The array is empty, read-only or not contiguous.
+        DeviceError: The array is on a device that this process cannot use.
     """
 
     def __init__(self, array: Any) -> None:
         found = as_buffer(array, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)
         if not found.contiguous or not found.nbytes:
             raise BufferError("memory: a region is contiguous and not empty")
-        #: The array, for whatever takes arrays of its vendor.
+        #: The array, for libraries that take arrays of its vendor.
         self.array, self._keep = array, found.owner
-        #: Where it lies; ``vendor`` is ``host`` for the host's.
+        #: Address, length and vendor (``host`` for host memory).
         self.address, self.nbytes, self.vendor = found.ptr, found.nbytes, found.vendor
         self._runtime = None if found.vendor == "host" else _runtime(Place(found.vendor, found.device))
 
     @classmethod
     def allocate(cls, nbytes: int, on: str = "device") -> Memory:
-        """Memory of this process's ``device``, or of the ``host`` where that is asked for or there is no device.
+        """Allocate memory on this process's device, or on the host if asked for or if there is no device.
 
         Args:
-            nbytes: How many bytes, 1 or more; what is in them is not defined.
+            nbytes: Length in bytes, at least 1. The content is undefined.
             on: ``device`` or ``host``.
 
         Returns:
-            The memory, which is given back by :meth:`close`.
+            The memory; free it by :meth:`close`.
 
         Raises:
-            ValueError: For another ``on``, or less than a byte.
-            DeviceError: When the device has not so many bytes left.
+            ValueError: ``on`` is something else, or ``nbytes`` is below 1.
+            DeviceError: The device does not have that much memory left.
         """
         if on not in ("device", "host") or nbytes < 1:
-            raise ValueError(f"allocate: {nbytes} bytes on {on!r}: one or more, on 'device' or 'host', are wanted")
+            raise ValueError(f"allocate: {nbytes} bytes on {on!r}; needs 1 or more, on 'device' or 'host'")
         runtime = bind(place_of()) if on == "device" else None
         if runtime is None:
             return cls(np.empty(nbytes, np.uint8))
@@ -82,17 +82,17 @@ class Memory(Handle):
             return cls(_Bytes(runtime.alloc(nbytes)))
 
     def copy(self, source: Any) -> None:
-        """Have in it what is in ``source``: an array on any side, or another Memory; done when it returns.
+        """Copy ``source`` into this memory; complete on return.
 
         Args:
-            source: As many bytes as here.
+            source: An array or Memory of the same length in bytes, on the host or a device.
 
         Raises:
-            ValueError: When there are more bytes or fewer.
+            ValueError: The lengths differ.
         """
         other = source if isinstance(source, Memory) else Memory(source)
         if other.nbytes != self.nbytes:
-            raise ValueError(f"source: {other.nbytes} bytes, and there are {self.nbytes} here")
+            raise ValueError(f"source: {other.nbytes} bytes, but this memory has {self.nbytes}")
         runtime = self._runtime or other._runtime
         if runtime is None:
             ffi.memmove(ffi.cast("char *", self.address), ffi.cast("char *", other.address), self.nbytes)
@@ -102,61 +102,62 @@ class Memory(Handle):
             stream.synchronize()
 
     def close(self) -> None:
-        """Give allocated memory back; nothing may use it any more."""
+        """Free allocated memory, which must not be in use any more."""
         if isinstance(self.array, _Bytes):
             self.array.block.close()
 
 
 def _runtime(place: Place) -> DeviceRuntime:
-    """The runtime of a device, which the engine works with from now on."""
+    """The runtime of a device; the engine uses it from now on."""
     now = bound()
     if now is not None and now.device == place.device and now != place:
-        place = now  # a library that stands in for a vendor's: it has another vendor's memory
+        place = now  # a library stands in for the vendor's: memory is the other vendor's
     runtime = bind(place)
     if runtime is None:
-        raise DeviceError(f"memory is of {place.vendor} device {place.device}, whose runtime is not here")
+        raise DeviceError(f"memory is on {place.vendor} device {place.device}, but its runtime is not loaded")
     return runtime
 
 
-#: Transports between hosts of which the hardware puts: what all names of theirs begin with.
+#: Prefixes of the transports between hosts whose puts the hardware executes.
 _HARDWARE = ("rc_", "dc_")
 _BYTE = DTYPES["uint8"].code
 
 
 class Core(Handle):
-    """What of a :class:`Worker` its regions and endpoints use: libucp's context, its number, and the engine's side."""
+    """The part of a :class:`Worker` that regions and endpoints use: libucp's context, its number, the engine's
+    object."""
 
     def __init__(self, timeout: float | None = None) -> None:
         self.timeout = float(env.get("TIMEOUT")) if timeout is None else timeout
-        mine = os.getpid() & lib.UCCH_RMA_PROCESS  # for who reads records of transfers
+        mine = os.getpid() & lib.UCCH_RMA_PROCESS  # lets tools that read flight records find the process
         self.uid = int.from_bytes(os.urandom(8), "little") & ~(2 * lib.UCCH_RMA_PROCESS) | mine << 1 | 1
-        # No transport of devices: their memory goes through slots of ours, and a second context of libucp's that
-        # opens what peers have allocated would end the process (transport/bounce.py).
+        # Without device transports: device memory goes through slots in pinned memory, and a second UCX context that
+        # opens a peer's allocation by CUDA IPC would abort the process (transport/bounce.py).
         users = os.environ.get("UCX_TLS", "")
         with env.meanwhile(tcp_connections()):
             self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, sleeps=True)
             self._worker = self.context.worker()
         status, transports = ffi.new("int *"), self.context.transports()
-        #: True if libucp's puts between hosts are the hardware's.
+        #: True if the hardware executes puts between hosts.
         self.by_hardware = any(name.startswith(_HARDWARE) for name in transports)
-        by_kernel = "cma" in transports and "xpmem" not in transports  # with which it takes no call of the kernel's
+        by_kernel = "cma" in transports and "xpmem" not in transports  # xpmem copies without system calls
         self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, by_kernel, status)
         ucx.check("ucp_worker_set_am_recv_handler", status[0])
-        #: Until they are closed: peers write to their memory.
+        #: The open regions, to whose memory peers may write.
         self.regions: set[Region] = set()
-        #: By the number of a peer, its endpoint; and the engine's sides of those that were closed.
+        #: Number of a peer -> its endpoint; native objects of closed endpoints.
         self.peers: dict[int, Any] = {}
         self._gone: list[Any] = []
 
     @property
     def native(self) -> Any:
-        """The engine's side of it; ``ValueError`` once it is closed."""
+        """The engine's object. ``ValueError`` once the worker is closed."""
         if self._native is None:
             raise ValueError("this Worker is closed")
         return self._native
 
     def forget(self, peer: Any, native: Any) -> None:
-        """Leave a peer that is being closed out of the list."""
+        """Remove a peer that is being closed."""
         uid: int = peer.uid
         if self.peers.get(uid) is peer:
             del self.peers[uid]
@@ -164,19 +165,19 @@ class Core(Handle):
 
 
 class Sided:
-    """An object that has a side in the engine: ``engine`` is its address, 0 once it is closed."""
+    """An object with a native part: ``engine`` is its address, 0 once it is closed."""
 
     engine: int
     _kind: str
     _raises: type[Exception] = ValueError
 
     def _have(self, native: Any) -> None:
-        """Begin with it."""
+        """Set the native part."""
         self.engine = int(ffi.cast("uintptr_t", native))
 
     @property
     def native(self) -> Any:
-        """It; ``ValueError``, of an :class:`Endpoint` :class:`PeerError`, once it is closed."""
+        """The native part. Once closed: ``ValueError``, of an :class:`Endpoint` :class:`PeerError`."""
         if not self.engine:
             raise self._raises(f"this {type(self).__name__} is closed")
         return ffi.cast(self._kind, self.engine)
@@ -186,10 +187,10 @@ class Region(Sided, Handle):
     """Registered memory that peers may write to and read; made by :meth:`Worker.register`.
 
     Attributes:
-        descriptor: Bytes that tell a peer of it, for :meth:`Endpoint.open`; good until it is closed.
-        nbytes: Its length.
+        descriptor: Bytes for a peer's :meth:`Endpoint.open`; valid until the region is closed.
+        nbytes: Its length in bytes.
         memory: Vendor of the memory, or ``host``.
-        worker: The worker that it was registered with.
+        worker: Worker with which it is registered.
     """
 
     _kind = "ucch_region *"
@@ -201,7 +202,7 @@ class Region(Sided, Handle):
         self._registered: ucx.Memory | None = None
         on_device = found.vendor != "host"
         if on_device:
-            kernels.ready(lib.UCCH_PIECES, 0, _BYTE, _BYTE)  # lists go by it, if there is one
+            kernels.ready(lib.UCCH_PIECES, 0, _BYTE, _BYTE)  # the kernel that moves lists of pieces, if any
         else:
             self._registered = worker.context.register((found.address, found.nbytes))
         number = int.from_bytes(os.urandom(8), "little")
@@ -209,41 +210,41 @@ class Region(Sided, Handle):
         base = ffi.cast("void *", found.address)
         self._have(lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle))
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
-        #: True if it is device memory that devices of peers may reach themselves.
+        #: True for device memory that devices of peers may map.
         self.lent = on_device and lib.ucch_region_lend(self.native, lent) == 0
         key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
-        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
+        #: Bytes for a peer's :meth:`Endpoint.open`; valid until the region is closed.
         self.descriptor = Descriptor(worker.uid, number, found.address, found.nbytes, found.vendor, key).pack()
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
 
     def close(self, timeout: float = 10.0) -> None:
-        """Take it back from all peers and deregister it: afterwards nothing is written to it or read from it.
+        """Withdraw the region from all peers and deregister it. Afterwards no peer reads or writes it.
 
-        Waits for transfers that are under way.
+        Waits for transfers under way.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Seconds to wait.
 
         Raises:
-            CollectiveTimeout: If a peer that is alive does not let go in time; the region then stays registered.
+            CollectiveTimeout: A peer that is alive did not release it in time; the region stays registered.
         """
         if not self.engine:
             return
         native = self.native
         self.revoke()
-        left = timeout or -1.0  # 0 would be for ever
+        left = timeout or -1.0  # 0 would mean no limit
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), left):
-            raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
+            raise CollectiveTimeout(f"{self!r} is still in use after {timeout:g} s, and stays registered")
         self.release()
 
     def revoke(self) -> None:
-        """Ask all peers to let go of it, once."""
+        """Ask all peers, once, to release the region."""
         lib.ucch_region_revoke(self.worker.native, self.native)
 
     def release(self) -> None:
-        """Deregister it, when nothing can use it any more."""
+        """Deregister the region; nothing may use it any more."""
         if self.engine:
             native, self.engine = self.native, 0
             self.worker.regions.discard(self)

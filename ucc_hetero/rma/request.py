@@ -1,4 +1,4 @@
-"""Requests of transfers and of counters: waited for, tested, or awaited in asyncio."""
+"""Requests of transfers and counters, with Wait, Test and await."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _REASONS = {
 
 
 def failure(what: str, status: int, seconds: float = 0.0, link: str = "") -> UCCHError:
-    """The exception for a transfer that has failed, over a ``link`` that is cut."""
+    """The exception for a failed transfer; ``link`` describes a link that was cut."""
     if status == lib.UCCH_FAIL_DEVICE:
         return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
-    # libucp's own numbers are of connections that broke.
+    # The other statuses are libucp's own, of broken connections.
     unreachable = PeerError, f"failed: the peer has ended or cannot be reached ({status_name(status)})"
     kind, text = _REASONS.get(status, unreachable)
     why = f": {wires.cut_text(link)}" if link else ""
@@ -42,23 +42,23 @@ def failure(what: str, status: int, seconds: float = 0.0, link: str = "") -> UCC
 
 
 def stream_argument(stream: Any) -> tuple[bool, Any]:
-    """(whether there is one, its handle) for the native engine."""
+    """(True if there is a stream, its handle) for the engine."""
     return stream is not None, ffi.cast("void *", 0 if stream is None else uncaptured(stream, "a transfer"))
 
 
 def held(native: Any) -> bool:
-    """True if libucp or a stream still uses a transfer and its memory."""
+    """True while libucp or a stream still uses a transfer and its memory."""
     return bool(lib.ucch_transfer_held(native))
 
 
 @forms
 class Request:
-    """A transfer under way, or the wait for a counter: what :meth:`Endpoint.put` and the like return; can be awaited.
+    """A transfer, or a wait for a counter, under way; returned by :meth:`Endpoint.put` and the like. Can be awaited.
 
-    A transfer whose request is dropped goes on, and its memory stays alive.
+    If the request is dropped, the transfer goes on, and its memory is kept alive.
     """
 
-    _native: Any = None  # of a request whose constructor was interrupted
+    _native: Any = None  # a constructor may be interrupted before it sets this
 
     def __init__(self, native: Any, op: Any, what: str, keep: object) -> None:
         self._native, self._op, self._what, self._keep = native, op, what, keep
@@ -70,27 +70,27 @@ class Request:
             quarantine.keep((native, self._keep), lambda: not held(native), Request)
 
     def Test(self) -> bool:
-        """Make progress once.
+        """Make progress, and test for completion.
 
         Returns:
-            bool: True if it is done.
+            bool: True if it is complete.
 
         Raises:
-            PeerError: If the peer has ended.
-            RefusedError: If the peer no longer has the region.
-            CollectiveTimeout: At the deadline.
-            UCCHError: For other failures.
+            PeerError: The peer has ended.
+            RefusedError: The peer has closed the region.
+            CollectiveTimeout: The timeout is over.
+            UCCHError: Another failure.
         """
         return self._done(lib.ucch_test(self._op))
 
     def Wait(self, stream: Any = None) -> None:
-        """Wait until it is done, as :meth:`Test`, with its arguments and errors.
+        """Wait for completion. Errors are those of :meth:`Test`.
 
-        Data put is then in the peer's memory, data got in this process's.
+        Data that was put is then in the peer's memory, data that was got in this process's.
 
         Args:
-            stream: A stream that waits instead of the host, which waits where streams cannot. A transfer that fails
-                lets its stream go on: :meth:`Test` then raises.
+            stream: Stream that waits instead of the host (the host waits if streams cannot). If the transfer fails,
+                the stream goes on, and :meth:`Test` raises.
         """
         if stream is not None and lib.ucch_transfer_hold(self._native, stream_argument(stream)[1]):
             return
@@ -114,7 +114,7 @@ class Request:
 def begin(
     worker: Any, peer: Any, order: dict[str, Any], what: str, keep: object, stream: Any, seconds: float
 ) -> Request:
-    """Begin what an ``ucch_order`` says, with the native side of a peer, or of our worker alone."""
+    """Start the operation of an ``ucch_order`` on a peer, or on this worker alone."""
     native = owned(lib.ucch_transfer_new(worker, peer, [order]), lib.ucch_transfer_free)
     request = Request(native, lib.ucch_transfer_op(native), what, keep)
     status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
@@ -124,7 +124,7 @@ def begin(
 
 
 class _Ended(Request):
-    """A transfer that was done when it began."""
+    """A transfer that was complete when it started."""
 
     def __init__(self) -> None:
         pass
@@ -140,27 +140,27 @@ class _Ended(Request):
         yield from ()
 
 
-#: One for all of them, as it has no state.
+#: The only instance, as it has no state.
 ENDED = _Ended()
 
 
 class Requests:
-    """Several requests as one, which fails with the first of them that does; can be awaited in asyncio.
+    """Several requests as one; it fails with the first that fails. Can be awaited.
 
-    What :meth:`PageTarget.send_pages` returns.
+    Returned by :meth:`PageTarget.send_pages`.
     """
 
     def __init__(self, each: Sequence[Request]) -> None:
         self.each = each
 
     def Test(self) -> bool:
-        """Make progress.
+        """Make progress, and test for completion.
 
         Returns:
-            bool: True if all are done.
+            bool: True if all are complete.
 
         Raises:
-            UCCHError: As that of the first request that has failed.
+            UCCHError: The error of the first request that failed.
         """
         return [request.Test() for request in self.each].count(False) == 0
 
@@ -168,10 +168,10 @@ class Requests:
         """Wait for all of them.
 
         Args:
-            stream: A stream that waits instead of the host.
+            stream: Stream that waits instead of the host.
 
         Raises:
-            UCCHError: As that of the first request that has failed.
+            UCCHError: The error of the first request that failed.
         """
         for request in self.each:
             request.Wait(stream)
@@ -186,21 +186,21 @@ def _complete(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-#: An operation, what keeps it alive, and which loop's future is to be told of its end.
+#: (operation, object that keeps it alive, event loop, its future to complete at the end).
 _Awaited: TypeAlias = "tuple[Any, Any, asyncio.AbstractEventLoop, asyncio.Future[None]]"
 
 
 class _Watcher:
-    """A thread that tells event loops of the ends of what they await; it sleeps while there is nothing."""
+    """A thread that completes asyncio futures when operations end. It sleeps while there are none."""
 
     def __init__(self) -> None:
         self._some = threading.Condition()
-        #: What is awaited, with what it is part of: a task may be cancelled, and drop that.
+        #: Operations under way, kept alive here: a cancelled task may drop them.
         self._waiting: list[_Awaited] = []
         self._thread: threading.Thread | None = None
 
     def add(self, op: Any, native: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Complete ``future`` when ``op``, which ``native`` keeps alive, has ended."""
+        """Complete ``future`` when ``op`` has ended; ``native`` keeps ``op`` alive."""
         with self._some:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._loop, name="ucch-rma-await", daemon=True)
@@ -221,7 +221,7 @@ class _Watcher:
                     (ended if lib.ucch_peek(each[0]) or each[-1].cancelled() else left).append(each)
                 self._waiting = left
             for *_, loop, future in ended:
-                with suppress(RuntimeError):  # no task waits in a loop that is closed
+                with suppress(RuntimeError):  # the loop was closed, so no task waits in it
                     loop.call_soon_threadsafe(_complete, future)
             if not ended:
                 lib.ucch_doorbell_wait(known, 0.25)

@@ -1,4 +1,4 @@
-"""Addresses, descriptors, tables of pages and tickets as bytes, with a version and a checksum."""
+"""Encoding of addresses, descriptors, page tables and tickets, with a version and a checksum."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeVar
 
 from ..types import DTYPES
 
-#: Of all formats.
+#: Version of all formats.
 VERSION = 2
-#: Bytes of an address or descriptor at most: those of libucp's have some hundreds.
+#: Maximum bytes of an address or descriptor; libucp's have some hundreds.
 LIMIT = 64 << 10
-#: Bytes of a table, with all its regions, and of a ticket, with a number for each page, at most.
+#: Maximum bytes of a table with its regions, and of a ticket with a number for each page.
 TABLE_LIMIT, TICKET_LIMIT = 1 << 20, 16 << 20
 
 _HEAD = struct.Struct("<4sHI")
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 class FormatError(ValueError):
-    """Bytes that are no address or descriptor, or those of another version."""
+    """The bytes are not an address, descriptor, table or ticket, or have another version."""
 
 
 class Address(NamedTuple):
-    """A worker as peers find it: number, key of its host, process, its host's IPv4 addresses, libucp's address."""
+    """How peers reach a worker: its number, key of its host, process, IPv4 addresses, libucp's address."""
 
     uid: int
     host: bytes
@@ -40,13 +40,13 @@ class Address(NamedTuple):
     worker: bytes
 
     def pack(self) -> bytes:
-        """The address as bytes."""
+        """Encode the address."""
         head = _ADDRESS.pack(self.uid, self.host, self.process, len(self.interfaces))
         return _seal(b"UCHW", head + struct.pack(f"<{len(self.interfaces)}I", *self.interfaces) + self.worker)
 
     @classmethod
     def unpack(cls, data: bytes) -> Address:
-        """The address in ``data``; :class:`FormatError` where there is none of this version."""
+        """Decode an address. :class:`FormatError` if ``data`` is something else."""
         body = _unseal(b"UCHW", data, "address", _ADDRESS.size)
         uid, host, process, count = _ADDRESS.unpack_from(body)
         worker = _ADDRESS.size + 4 * count
@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """A region as peers find it: its owner's number and its own, where it is, and libucp's key to it."""
+    """How peers reach a region: its owner's number and its own, address, length, memory, and libucp's key."""
 
     uid: int
     region: int
@@ -66,13 +66,13 @@ class Descriptor(NamedTuple):
     key: bytes
 
     def pack(self) -> bytes:
-        """The descriptor as bytes."""
+        """Encode the descriptor."""
         memory = self.memory.encode().ljust(16, b"\0")
         return _seal(b"UCHR", _DESCRIPTOR.pack(self.uid, self.region, self.base, self.nbytes, memory) + self.key)
 
     @classmethod
     def unpack(cls, data: bytes) -> Descriptor:
-        """The descriptor in ``data``; :class:`FormatError` where there is none of this version."""
+        """Decode a descriptor. :class:`FormatError` if ``data`` is something else."""
         body = _unseal(b"UCHR", data, "descriptor", _DESCRIPTOR.size)
         uid, region, base, nbytes, memory = _DESCRIPTOR.unpack_from(body)
         if not memory.rstrip(b"\0").isalnum():
@@ -82,8 +82,8 @@ class Descriptor(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A cache: layers of equal arrays, whose ``axes`` in the order of memory are K (keys and values), B (blocks),
-    N (tokens of a block), H (heads) and D (their dimension); and which of all heads are here."""
+    """Layout of a cache: equal arrays per layer, whose ``axes`` in memory order are K (keys and values), B (blocks),
+    N (tokens of a block), H (heads) and D (elements of a head); and which heads of the model it has."""
 
     layers: int
     parts: int
@@ -98,7 +98,7 @@ class Form(NamedTuple):
     dtype: str
 
     def flaw(self) -> str:
-        """Description of what is wrong with it; empty where nothing is."""
+        """What is wrong with the form; empty if it is consistent."""
         axes = self.axes
         if len(set(axes)) != len(axes) or not set("BND") <= set(axes) <= set("KBNHD"):
             return f"axes: {axes!r} are not K, B, N, H and D, once each; K and H may be missing"
@@ -114,7 +114,7 @@ class Form(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of pages as peers find it: its owner's number and its own, its form, and descriptors of its regions."""
+    """How peers reach a page table: its owner's number and its own, its form, descriptors of its regions."""
 
     uid: int
     number: int
@@ -122,7 +122,7 @@ class Table(NamedTuple):
     regions: tuple[bytes, ...]
 
     def pack(self) -> bytes:
-        """The table as bytes."""
+        """Encode the table."""
         form = self.form
         names = form.axes.encode().ljust(5, b"\0"), form.dtype.encode().ljust(16, b"\0")
         numbers = form.layers, form.parts, form.blocks, form.size, form.heads, form.dim, form.first, form.total
@@ -131,7 +131,7 @@ class Table(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Table:
-        """The table in ``data``; :class:`FormatError` where there is none of this version."""
+        """Decode a table. :class:`FormatError` if ``data`` is something else."""
         body = _unseal(b"UCHT", data, "table of pages", _TABLE.size, TABLE_LIMIT)
         uid, number, layers, parts, *sizes, axes, dtype = _TABLE.unpack_from(body)
         regions, at = [], _TABLE.size
@@ -148,19 +148,20 @@ class Table(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """Facts for a sender of pages: which table they go to, what it is to count there, the pages as uint32."""
+    """What a sender of pages needs: the number of the target table, the counter to increment, block numbers
+    (uint32)."""
 
     table: int
     counter: int
     pages: bytes
 
     def pack(self) -> bytes:
-        """The ticket as bytes."""
+        """Encode the ticket."""
         return _seal(b"UCHP", _TICKET.pack(self.table, self.counter, len(self.pages) // 4) + self.pages)
 
     @classmethod
     def unpack(cls, data: bytes) -> Ticket:
-        """The ticket in ``data``; :class:`FormatError` where there is none of this version."""
+        """Decode a ticket. :class:`FormatError` if ``data`` is something else."""
         body = _unseal(b"UCHP", data, "ticket", _TICKET.size, TICKET_LIMIT)
         table, counter, count = _TICKET.unpack_from(body)
         if len(body) != _TICKET.size + 4 * count or counter >= 1 << 31:
@@ -177,11 +178,11 @@ def _unseal(magic: bytes, data: bytes, what: str, least: int, most: int = LIMIT)
         raise TypeError(f"the {what} must be bytes, not {type(data).__name__}")
     data = bytes(data)
     if not _HEAD.size + least <= len(data) <= most or data[:4] != magic:
-        raise FormatError(f"these {len(data)} bytes are no {what}")
+        raise FormatError(f"these {len(data)} bytes are not a valid {what}")
     _, version, checksum = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise FormatError(f"the {what} has version {version}, and this is {VERSION}: both sides need one ucc_hetero")
+        raise FormatError(f"the {what} has version {version}, but this side has {VERSION}: both need one ucc_hetero")
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
-        raise FormatError(f"the {what} was damaged on its way: its checksum is another")
+        raise FormatError(f"the {what} is damaged: its checksum differs")
     return body

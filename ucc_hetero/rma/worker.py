@@ -25,27 +25,27 @@ from .region import Core, Region
 from .request import Request, begin
 from .wire_format import Address
 
-#: Seconds for which peers may go on using a worker's regions when it is closed.
+#: Seconds that peers get to release a worker's regions when it is closed.
 _PATIENCE = 2.0
-#: Seconds for which what is on its way to peers may take then.
+#: Seconds that data on its way to peers gets after that.
 _LEAVING = 5.0
 
 
 def _may_open(process: int) -> bool:
-    """True if this process may open another's memory, as it may where both have the same user and rights."""
+    """True if this process may open another one's memory: both have the same user and capabilities."""
     try:
         os.readlink(f"/proc/{process}/fd/0")
     except PermissionError:
         return False
-    except OSError:  # it has closed that file, or has ended
+    except OSError:  # the process has closed the file, or has exited
         return True
     return True
 
 
 class Notification(NamedTuple):
-    """A notification that has come: from which peer, and what it says. The data in front of it is there.
+    """A notification: the peer that sent it, and its bytes. Data that the peer put before is there.
 
-    What :meth:`Worker.wait_notification` returns.
+    Returned by :meth:`Worker.wait_notification`.
     """
 
     peer: Endpoint | None
@@ -53,7 +53,7 @@ class Notification(NamedTuple):
 
 
 class Counter(Handle):
-    """A counter of this worker, which notifications of peers count up; made by :meth:`Worker.counter`.
+    """A counter of this worker that peers' transfers and notifications increment; made by :meth:`Worker.counter`.
 
     Attributes:
         number: The ``counter`` argument of :meth:`Endpoint.put` and :meth:`Endpoint.notify` at the peers.
@@ -64,7 +64,7 @@ class Counter(Handle):
 
     @property
     def value(self) -> int:
-        """How often it has been counted up."""
+        """The current count."""
         return int(lib.ucch_rma_counter(self.worker.native, self.number))
 
     def wait(
@@ -74,16 +74,16 @@ class Counter(Handle):
 
         Args:
             least: The value to wait for.
-            peer: The endpoint whose end makes the wait fail.
-            stream: A stream that waits, too. Where streams cannot wait for memory the host waits before this returns.
+            peer: Endpoint; the wait fails if this peer ends.
+            stream: Stream that waits too. If streams cannot wait for memory, the host waits before this returns.
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Request: Done when the counter has reached ``least``.
+            Request: Complete when the counter has reached ``least``.
 
         Raises:
-            ValueError: If the worker is closed.
-            CollectiveTimeout: From the request, at the deadline.
+            ValueError: The worker is closed.
+            CollectiveTimeout: From the request, after the timeout.
             PeerError: From the request, if ``peer`` has ended.
         """
         theirs = peer.native if peer is not None else ffi.NULL
@@ -95,7 +95,7 @@ class Counter(Handle):
         return request
 
     def close(self) -> None:
-        """Give it back: waits for it fail, and what peers still count is ignored."""
+        """Release the counter. Waits for it fail, and later increments by peers are ignored."""
         number, self.number = self.number, -1
         if number >= 0:
             self.worker._end_counter(number)
@@ -105,10 +105,10 @@ class Worker(Core):
     """This process as peers reach it, with its regions, counters and notifications.
 
     Args:
-        timeout: Seconds after which a transfer fails that is given no other; UCCH_TIMEOUT by default.
+        timeout: Timeout in seconds of transfers that have none of their own; UCCH_TIMEOUT by default.
 
     Attributes:
-        address: Bytes for a peer's :meth:`connect`; good as long as the worker is.
+        address: Bytes for a peer's :meth:`connect`; valid until the worker is closed.
 
     Raises:
         LibraryError: If libucp cannot make a worker.
@@ -116,46 +116,47 @@ class Worker(Core):
 
     def __init__(self, timeout: float | None = None) -> None:
         super().__init__(timeout)
-        # Of one user, too: others' processes cannot open our memory.
+        # The user is part of the key: processes of other users cannot open this one's memory.
         where = repr((host_identity().memory, os.geteuid()))
         self._host = hashlib.blake2b(where.encode(), digest_size=16).digest()
-        #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
+        #: Bytes for a peer's :meth:`connect`; valid until the worker is closed.
         self._interfaces = tuple(nics.interfaces().values())
         self.address = Address(self.uid, self._host, os.getpid(), self._interfaces, self._worker.address).pack()
-        #: Held while there is made what threads may ask for at the same time.
+        #: Held while an object is made that several threads may ask for at once.
         self._making = threading.Lock()
         self._counters = 0
         self._wires = -1
         self._free: list[int] = []
 
     def register(self, memory: Any) -> Region:
-        """Let peers reach memory.
+        """Register memory, so that peers can read and write it.
 
         Args:
-            memory: A :class:`Memory`, or a contiguous array of the host's or of this process's device. It stays alive.
+            memory: A :class:`Memory`, or a contiguous array on the host or on this process's device. It is kept
+                alive.
 
         Returns:
-            Region: Its ``descriptor`` goes to the peers.
+            Region: The region. Send its ``descriptor`` to the peers.
 
         Raises:
-            BufferError: If the memory is empty, read-only or not contiguous.
-            DeviceError: If the memory is of a device that this process cannot use.
+            BufferError: The memory is empty, read-only or not contiguous.
+            DeviceError: The memory is on a device that this process cannot use.
         """
         region = Region(self, memory)
         self.regions.add(region)
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with a worker, which has to connect as well.
+        """Connect with a peer's worker. The peer has to connect with this worker too.
 
         Args:
             address: The peer's :attr:`address`.
 
         Returns:
-            Endpoint: The one to this peer that exists, if it is alive, or a new one.
+            Endpoint: The existing endpoint of this peer if it is alive, else a new one.
 
         Raises:
-            FormatError: If it is no address, or one of another version.
+            FormatError: ``address`` is not an address, or is one of another version.
         """
         found = Address.unpack(address)
         with self._making:
@@ -171,7 +172,7 @@ class Worker(Core):
         return endpoint
 
     def _offer_wires(self, peer: Address) -> None:
-        """Let peers of other hosts reach network threads of this process's, which are made at need: for this one."""
+        """Make this process's network threads reachable for a peer on another host; start them if there are none."""
         if self._wires >= 0:
             return
         wires.leave_out(nics.repeated([self._host, peer.host], [self._interfaces, peer.interfaces]))
@@ -187,13 +188,13 @@ class Worker(Core):
             raise MemoryError("no memory for the addresses of network threads")
 
     def counter(self) -> Counter:
-        """Make a counter; a worker has up to 1,024 at a time.
+        """Make a counter. A worker can have 1,024 at a time.
 
         Returns:
-            Counter: Its ``number`` goes to the peers.
+            Counter: The counter. Send its ``number`` to the peers.
 
         Raises:
-            ValueError: If there are as many already.
+            ValueError: The worker has 1,024 counters already.
         """
         with self._making:
             if self._free:
@@ -204,15 +205,15 @@ class Worker(Core):
             return Counter(self, self._counters - 1)
 
     def _end_counter(self, number: int) -> None:
-        """Have a counter back: what peers still count there is ignored."""
+        """Take a counter back. Later increments by peers are ignored."""
         if self._native is not None:
             self._free.append(lib.ucch_rma_counter_next(self._native, number))
 
     def notifications(self) -> list[Notification]:
-        """Take the notifications that have come.
+        """Take all notifications that have arrived.
 
         Returns:
-            list[Notification]: In the order in which they came; each is returned once.
+            list[Notification]: In order of arrival; each is returned once.
         """
         return list(iter(self._next, None))
 
@@ -223,10 +224,10 @@ class Worker(Core):
             timeout: Seconds; the worker's by default.
 
         Returns:
-            Notification: Its peer and its data. What was put before it by that peer is there.
+            Notification: Its peer and its bytes. Data that the peer put before is there.
 
         Raises:
-            CollectiveTimeout: If none comes in time.
+            CollectiveTimeout: None came in time.
         """
         seconds = self.timeout if timeout is None else timeout
         until = time.monotonic() + seconds
@@ -252,10 +253,10 @@ class Worker(Core):
         return Notification(self.peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
 
     def info(self) -> dict[str, Any]:
-        """Describe the worker.
+        """Return information about the worker.
 
         Returns:
-            dict: ``transports`` of libucp, and ``peers``: each one's number with ``alive`` or ``lost``.
+            dict: ``transports`` of libucp, and ``peers``: number of a peer -> ``alive`` or ``lost``.
         """
         return {
             "transports": self.context.transports(),
@@ -263,20 +264,20 @@ class Worker(Core):
         }
 
     def close(self) -> None:
-        """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
+        """Close the connections and deregister all regions. Transfers under way fail, on the peers too."""
         if self._native is None:
             return
         until = time.monotonic() + _PATIENCE
         for region in (regions := list(self.regions)):
-            region.revoke()  # all before one is waited for: a peer that does not answer is waited for once
+            region.revoke()  # first ask all peers, then wait: a peer that does not answer costs its timeout once
         for region in regions:
             with suppress(CollectiveTimeout):
                 region.close(until - time.monotonic())
         until = time.monotonic() + _LEAVING
         for peer in list(self.peers.values()):
-            peer.leave(until - time.monotonic())  # all before one is waited for, likewise
+            peer.leave(until - time.monotonic())  # likewise
         progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), until - time.monotonic())
-        if lib.ucch_rma_stop(self._native):  # it goes on, for a peer that is stopped or slow
+        if lib.ucch_rma_stop(self._native):  # the engine keeps running for a peer that is stopped or slow
             for region in self.regions:
                 region.engine = 0
             quarantine.keep((self._worker, self.context, [*self.regions]))
@@ -294,20 +295,20 @@ class Worker(Core):
 
 @atexit.register
 def _at_exit() -> None:
-    """End network threads before libucp is unloaded; in a process of MPI's bootstrap.exit does, after its last call."""
+    """Stop network threads before libucp is unloaded. In a process with MPI, bootstrap.exit does so instead."""
     if "mpi4py.MPI" not in sys.modules:
         wires.stop()
 
 
 def connect_all(worker: Worker, comm: Any) -> list[Endpoint]:
-    """Connect with all ranks of a communicator; collective.
+    """Connect with all ranks of a communicator. Collective.
 
     Args:
-        worker: This rank's.
-        comm: A :class:`~ucc_hetero.Communicator`, or one of mpi4py's.
+        worker: This rank's worker.
+        comm: A :class:`~ucc_hetero.Communicator`, or a communicator of mpi4py.
 
     Returns:
-        list[Endpoint]: One for each rank, this one among them; connected when it returns.
+        list[Endpoint]: The endpoints in rank order, this rank included; connected on return.
     """
     mpi = getattr(comm, "mpi", comm)
     peers = [worker.connect(address) for address in mpi.allgather(worker.address)]

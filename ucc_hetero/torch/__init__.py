@@ -1,13 +1,13 @@
-"""The PyTorch backend ``ucch``: process groups over every vendor's devices at once::
+"""The PyTorch backend ``ucch``: process groups over devices of all vendors::
 
     import torch.distributed as dist
     import ucc_hetero.torch
 
     dist.init_process_group("ucch")
 
-Importing registers the backend, and lets ``env://`` find in MPI what mpirun does not put into the environment. With an
-installed package the import is not needed: torch finds the backend by itself. MPI is not touched before a group is
-made.
+Importing this module registers the backend, and lets ``env://`` take rank and size from MPI under mpirun. With an
+installed package the import is not needed: torch finds the backend by its entry point. MPI is not initialized before a
+group is made, and under torchrun not at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backend ``ucch``: how torch finds it, what it makes, and how it ends."""
+"""The backend ``ucch``: its registration with torch, the creation of its groups, and the exit of the process."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _groups: Kept[ProcessGroupUCCH] = Kept()
 
 
 class _DefaultGroup:
-    """What later groups need to know of the default group, of which all of them are parts."""
+    """State of the default group that later groups need: all of them are subsets of its ranks."""
 
-    #: The communicator of the default group to come, which :func:`adopt_next` was given.
+    #: The communicator that the next default group takes over; set by :func:`adopt_next`.
     comm_to_come: Communicator | None = None
-    #: MPI's communicator of its ranks, if it was made anew.
+    #: MPI communicator of the default group's ranks, if :func:`rebuild` has made a new one.
     mpi: Any = None
-    #: Deaths among its ranks, if they have met in a store.
+    #: Records which ranks have died, if the ranks have met in a store.
     deaths: Deaths | None = None
 
 
@@ -48,8 +48,9 @@ _default_group = _DefaultGroup()
 
 
 def register() -> None:
-    """Make ``ucch`` known to torch, and ``env://`` work under mpirun; as often as one likes."""
-    # Scripts choose their device before they make a group, and then it is too late (docs/gpu.md).
+    """Register ``ucch`` with torch, and make ``env://`` work under mpirun. May be called again."""
+    # Now: scripts choose their device before they make a group, and then the driver has read its variables
+    # (docs/gpu.md).
     late = ("load", "start") if any(streams.started()) else ("load",)
     for row in vendors.VENDORS.values():
         if row.torch_build and getattr(torch.version, row.torch_build, None) is not None:
@@ -63,10 +64,10 @@ def register() -> None:
 
 
 def replace(names: Sequence[str]) -> None:
-    """Give scripts that ask for one of these backends (``nccl``, ``gloo``, ...) this one.
+    """Make this backend serve scripts that ask for one of the named backends (``nccl``, ``gloo``, ...).
 
-    ``get_backend`` goes on to return what they asked for, so that their tests of it hold. The environment variable
-    UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
+    ``get_backend`` still returns the name that the script asked for, so that its own tests of the name pass. The
+    environment variable UCCH_TORCH_REPLACE does the same without a change of the script.
 
     Args:
         names: Names of torch's backends.
@@ -79,7 +80,7 @@ def replace(names: Sequence[str]) -> None:
 
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
-    """Make a group of ours, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    """Create a group. torch calls this on each member; ``opts`` are its ``_DistributedBackendOptions``."""
     if torch.__version__ >= (2, 15):
         # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
         # C++ backend.
@@ -91,13 +92,13 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         if comm is None:
             comm = _agreed(opts)
         apart = creation.is_by_device(opts.group_id) and runner_of(comm).members.device.everywhere
-        # Where a rank has no device, a call may be on tensors of either kind.
+        # A rank without a device cannot know whether the call is on host or device tensors: one limit for both.
         seconds = runner_of(comm).timeout
         hosts = adopted(timely(comm.mpi, seconds, "a new group").Dup(), queues=False) if apart else None
     except UCCHError as failure:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
-        _warn_of_binding(comm.topology.hosts.count(0))  # its own host
+        _warn_of_binding(comm.topology.hosts.count(0))  # only the ranks on this host
     ranks = _global_ranks(opts)
     fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
     return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric, hosts))
@@ -109,12 +110,12 @@ def _global_ranks(opts: Any) -> list[int]:
 
 
 def _warn_of_binding(ranks_here: int) -> None:
-    """Say that torch's threads have one core where the host has more for each rank, unless one thread is asked for."""
+    """Warn if rank 0 is bound to one core while the host has more for each rank, unless OMP_NUM_THREADS is 1."""
     share = len(discover.host_cores()) // ranks_here
     if discover.cores() == 1 < share and os.environ.get("OMP_NUM_THREADS") != "1":
         log.log("torch").warning(
-            "rank 0 and all of torch's threads in it are bound to one core, where the host has %d for each rank: start "
-            "with mpirun --bind-to none, or with ucch-run; OMP_NUM_THREADS=1 says that one is enough",
+            "rank 0 and all of torch's threads in it are bound to one core, but the host has %d for each rank: start "
+            "with mpirun --bind-to none, or with ucch-run; if one core is enough, set OMP_NUM_THREADS=1",
             share,
         )
 
@@ -130,34 +131,34 @@ def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
-    _groups.sweep(_is_usable)  # those that are over hold all that they were made of
+    _groups.sweep(_is_usable)  # groups that have ended still hold their communicators
     _groups.add(group)
     log.log("torch").info("group %s: rank %d of %d", group.group_name, group.rank(), group.size())
     return group
 
 
 def adopt_next(comm: Communicator) -> None:
-    """Let the next group be over a communicator that is there, and all groups that come after be parts of it."""
+    """Make the next default group use this communicator, and all later groups subsets of its ranks."""
     _default_group.comm_to_come, _default_group.mpi = comm, comm.mpi
 
 
 def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout) -> ProcessGroupUCCH:
-    """A process group of ranks that meet in ``store``, beside torch's default group or without one.
+    """Make a process group of the ranks that meet in ``store``, beside torch's default group or without one.
 
-    For jobs whose ranks come and go.
+    For jobs in which ranks leave and join.
 
     Args:
-        store: A store of torch's, with a prefix that was not used before (``dist.PrefixStore``), also where ranks were
-            started again.
+        store: A torch store with a prefix that was not used before (``dist.PrefixStore``), not even by ranks that
+            were started again since.
         rank: This process's rank in the group.
         size: Number of ranks.
-        timeout: Limit of each call, and of the ranks' meeting.
+        timeout: Limit of each call, and of the creation of the group.
 
     Returns:
         The group.
 
     Raises:
-        DistBackendError: A rank did not come, or the ranks cannot work together.
+        DistBackendError: A rank did not come within the timeout, or the ranks' versions or settings do not fit.
     """
     try:
         comm = _meet(store, rank, list(range(size)), size, Deaths(store, rank), seconds_of(timeout))
@@ -170,7 +171,7 @@ def groups() -> list[ProcessGroupUCCH]:
     """List this process's groups of the backend ``ucch``.
 
     Returns:
-        Those that are in use, in the order in which they were made.
+        The groups in use, in order of creation.
     """
     return [*filter(_is_usable, _groups.all())]
 
@@ -179,7 +180,7 @@ _is_usable = attrgetter("usable")
 
 
 def _over_store(opts: Any) -> Communicator:
-    """A communicator whose ranks find each other through torch's store: under torchrun, or spawned by a script."""
+    """Make a communicator whose ranks find each other through torch's store: under torchrun or ``mp.spawn``."""
     ranks = _global_ranks(opts)
     size, store = opts.group_size, opts.store
     if dist.is_initialized():
@@ -196,7 +197,7 @@ def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, se
 
 
 def _over_mpi(opts: Any) -> Communicator:
-    """A communicator of a group's ranks, in the group's order, whose ranks find each other through MPI."""
+    """Make a communicator of a group's ranks, in the group's order, whose ranks find each other through MPI."""
     load()
     from mpi4py import MPI
 
@@ -204,14 +205,14 @@ def _over_mpi(opts: Any) -> Communicator:
     ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(
-            f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: let mpirun -np N start all "
-            "of them, or none (torchrun)"
+            f"torch's job has at least {max(ranks) + 1} ranks, but MPI's has {world.Get_size()}: start all ranks with "
+            "mpirun -np N, or with torchrun"
         )
     mine = ranks[opts.group_rank]
     if mine != world.Get_rank():
         raise dist.DistBackendError(
-            f"torch's rank {mine} is MPI's rank {world.Get_rank()}; let them agree: unset RANK and WORLD_SIZE under "
-            "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
+            f"torch's rank {mine} is MPI's rank {world.Get_rank()}, but they must be equal: unset RANK and WORLD_SIZE "
+            "under mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
         return Communicator(world)
@@ -225,7 +226,7 @@ def _over_mpi(opts: Any) -> Communicator:
 
 
 def _at_exit() -> None:
-    """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
+    """Leave all groups before communicators are freed: no thread may be inside torch by then, and peers may wait."""
     if not exit.failed():
         end_all(_groups.all())
     futures.stop()
@@ -233,7 +234,7 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """The groups are the parent's, and their end is."""
+    """Forget the groups in a forked child: the parent uses and ends them."""
     atexit.unregister(_at_exit)
     _groups.clear()
 
@@ -246,11 +247,15 @@ _rebuilt = 0
 
 
 def rebuild() -> None:
-    """Give up all groups, and make the default group anew of the ranks that live; collective among these.
+    """Abort all groups, and make the default group again of the ranks that are alive. Collective among these.
 
-    To be called when a call has failed; ranks that wait in a call of the default group are called back (their calls
-    fail). Ranks are numbered anew, in the same order. Groups, meshes and ``DistributedDataParallel`` are to be made
-    again. It needs ``mpirun --with-ft ulfm``, or a store that does not die with a rank (docs/faults.md).
+    Call it after a call has failed. Ranks that still wait in a call of the default group are interrupted: their calls
+    fail. Ranks keep their order and get new numbers. Groups, meshes and ``DistributedDataParallel`` have to be made
+    again. Needs ``mpirun --with-ft ulfm``, or a store that outlives the ranks (docs/faults.md).
+
+    Raises:
+        TypeError: The default group is not served by ``ucch``.
+        DistBackendError: The survivors did not agree in time.
     """
     global _rebuilt
     group = c10d.GroupMember.WORLD
@@ -258,8 +263,8 @@ def rebuild() -> None:
         raise TypeError('rebuild() is for a default group of the backend "ucch"; this process has none')
     if not isinstance(group, ProcessGroupUCCH):
         raise TypeError(
-            f"rebuild() cannot tell which ranks of a default group live that is torch's own "
-            f"({c10d._world.pg_backend_config[group]}): set UCCH_TORCH_VENDOR=n, with which the backend ucch serves it"
+            f"rebuild() cannot tell which ranks are alive: the default group is torch's own "
+            f"({c10d._world.pg_backend_config[group]}); set UCCH_TORCH_VENDOR=n, so that the backend ucch serves it"
         )
     name, store = c10d._world.pg_map[group]
     timeout = timedelta(seconds=group.seconds) if group.seconds else None
@@ -269,7 +274,7 @@ def rebuild() -> None:
     except UCCHError as failure:
         raise torch_error(failure) from failure
     c10d._abort_process_group()
-    if rendezvous.launched_by_mpi():  # the store may have been that of a rank which has died
+    if rendezvous.launched_by_mpi():  # the store may have been in a rank that has died
         store = rendezvous.store_over(comm.mpi, timeout or dist.default_pg_timeout)[0]
     adopt_next(comm)
     more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}

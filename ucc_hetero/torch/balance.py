@@ -1,8 +1,8 @@
-"""Unequal devices: how much of the work each rank gets, so that all of them finish a step at the same time.
+"""Work shares for unequal devices, so that all ranks finish a step at the same time.
 
-Data parallel: :func:`profile` times a step on every rank and :meth:`Profile.split` divides a global batch;
-:class:`BalancedSampler` deals the samples out. Gradients stay exact: data parallelism averages over ranks, so every
-rank scales its mean loss by :attr:`Share.weight`, and the average is that of all samples.
+Data parallel: :func:`profile` times a step on every rank, :meth:`Profile.split` divides a global batch, and
+:class:`BalancedSampler` selects each rank's samples. Gradients stay exact: every rank scales its mean loss by
+:attr:`Share.weight`, so that the average over ranks is the average over all samples.
 
 Pipelines: :func:`profile_layers` times every layer on every rank and :func:`split_layers` cuts the stages.
 """
@@ -51,12 +51,12 @@ class Share:
 
     @property
     def first(self) -> int:
-        """Where this rank's samples begin in the global batch."""
+        """Index of this rank's first sample in the global batch."""
         return sum(self.counts[: self.rank])
 
     @property
     def weight(self) -> float:
-        """Factor of this rank's mean loss, for gradients that are averaged over the ranks."""
+        """Factor of this rank's mean loss. With it the gradients' average over ranks is that over all samples."""
         return self.count * len(self.counts) / self.total
 
     def take(self, batch: Any) -> Any:
@@ -102,24 +102,24 @@ class Profile:
         return max(f + e * n for f, e, n in zip(self.fixed, self.each, counts, strict=True))
 
     def split(self, total: int, *, most: Sequence[int] | None = None) -> Share:
-        """Divide samples so that the slowest rank is done as early as possible; at least one for each rank.
+        """Divide a batch so that the slowest rank finishes as early as possible. Each rank gets one sample or more.
 
         Args:
             total: Samples of the global batch.
-            most: Samples that fit into each rank's memory.
+            most: Largest number of samples of each rank, by its memory. No limit if None.
 
         Returns:
             This rank's share, equal counts on all ranks.
 
         Raises:
-            ValueError: The samples cannot be dealt out so.
+            ValueError: ``total`` is below the number of ranks, or above the sum of ``most``.
         """
         size = len(self.each)
         limits = list(most) if most is not None else [total] * size
         if len(limits) != size or total < size or sum(limits) < total or min(limits) < 1:
-            raise ValueError(f"{total} samples cannot be dealt to {size} ranks that take 1 to {limits}")
+            raise ValueError(f"{total} samples cannot be divided among {size} ranks that take 1 to {limits}")
         counts = [1] * size
-        # One sample after the other to the rank that would be done with it first: optimal, as costs only grow.
+        # Give each sample to the rank that would finish with it first: optimal, as costs only grow with the samples.
         heap = [(self.fixed[r] + 2 * self.each[r], r) for r in range(size) if limits[r] > 1]
         heapq.heapify(heap)
         for _ in range(total - size):
@@ -131,13 +131,13 @@ class Profile:
 
 
 def _settled() -> None:
-    """Wait for what was given to this rank's device."""
+    """Wait until this rank's device has finished what was queued."""
     for _, module in started():
         module.synchronize()
 
 
 def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> list[float]:
-    """Seconds of a call, again and again, after one to warm up."""
+    """Time a call ``repeat`` times, in seconds, after one call to warm up."""
     call()
     seconds = []
     for _ in range(repeat):
@@ -150,28 +150,28 @@ def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> list[float]
 
 
 def _unlike(rank: int, samples: Sequence[Sequence[float]]) -> bool:
-    """True if ranks' ``samples`` of the same work differ by clearly more than a rank's own; rank 0 warns where not."""
+    """True if the ranks' times of the same work differ by clearly more than one rank's own; else rank 0 warns."""
     medians = [statistics.median(row) for row in samples]
     difference, noise = max(medians) - min(medians), statistics.median(max(row) - min(row) for row in samples)
-    # Medians of many ranks that are alike lie as far apart as samples of one rank do.
+    # The medians of many equal ranks spread as far as the samples of one rank.
     if len(samples) < 2 or difference > 2 * noise:
         return True
     if rank == 0:
         log.log("torch").warning(
-            "the ranks took %.3g to %.3g s for the same work, and one rank alone differed by %.3g s: all get equal "
-            "shares; profile again on hosts that do nothing else, or with a larger repeat",
+            "the ranks took %.3g to %.3g s for the same work, but one rank's own times by %.3g s: all get equal "
+            "shares; profile again on idle hosts, or with a larger repeat",
             min(medians), max(medians), noise,
         )  # fmt: skip
     return False
 
 
 def fitted(rank: int, counts: Sequence[int], samples: Sequence[Sequence[Sequence[float]]]) -> Profile:
-    """The cost of a step on each rank, from what was measured; the ranks are alike where noise is as large.
+    """Fit each rank's cost of a step to its times. All ranks count as equal if their differences are within the noise.
 
     Args:
         rank: this rank.
-        counts: numbers of samples that a step was timed with, ascending.
-        samples: ``samples[r][i]`` are seconds on rank r with ``counts[i]`` samples, again and again.
+        counts: numbers of samples for which a step was timed, ascending.
+        samples: ``samples[r][i]`` are the repeated times of rank r in seconds, with ``counts[i]`` samples.
 
     Returns:
         Costs per step and per sample of every rank.
@@ -180,9 +180,9 @@ def fitted(rank: int, counts: Sequence[int], samples: Sequence[Sequence[Sequence
     for times in samples:
         seconds = [statistics.median(each) for each in times]
         slope, offset = statistics.linear_regression(counts, seconds)
-        if min(times[-1]) <= max(times[0]):  # noise hides what samples cost, and may tilt the line
+        if min(times[-1]) <= max(times[0]):  # noise exceeds the cost of samples: no line can be fitted
             slope, offset = seconds[-1] / counts[-1], 0.0
-        # A sample costs something on every rank, or the others would get all of them.
+        # The cost of a sample stays above 0 on every rank: a rank with cost 0 would get all samples.
         rows.append((max(offset, 0.0), max(slope, seconds[-1] / counts[-1] * 1e-3, 1e-12)))
     if not _unlike(rank, [times[-1] for times in samples]):
         rows = [tuple(map(statistics.fmean, zip(*rows, strict=True)))] * len(rows)
@@ -205,12 +205,12 @@ def profile(
 ) -> Profile:
     """Time a step, forward and backward, on every rank at the same time. Collective.
 
-    Where ranks differ by no more than the noise of the measurements all count as alike, with a warning.
+    If ranks differ by less than the noise of the measurements, all count as equal, and rank 0 warns.
 
     Args:
-        step: Called with a number of samples. It must not communicate (``with model.no_sync()``, or the plain module),
-            or every rank would wait for the slowest one.
-        samples: Two or more different numbers; a line is put through what they take.
+        step: Called with a number of samples. It must not communicate (use ``with model.no_sync()``, or the plain
+            module): in a collective every rank would wait for the slowest one.
+        samples: Two or more different numbers of samples; a line is fitted to their times.
         repeat: Measurements of each.
         group: Process group; torch's default group if None.
         clock: Returns seconds.
@@ -219,7 +219,7 @@ def profile(
         Costs of all ranks, the same on each.
 
     Raises:
-        ValueError: The numbers of samples are none.
+        ValueError: ``samples`` are not two or more different numbers from 1 on.
     """
     counts = sorted(set(samples))
     if len(counts) < 2 or counts[0] < 1:
@@ -239,7 +239,7 @@ def profile_layers(
 ) -> list[list[float]]:
     """Time the layers of a pipeline, forward and backward, on each rank. Collective.
 
-    Where ranks differ by no more than the noise of the measurements all rows are their mean, with a warning.
+    If ranks differ by less than the noise of the measurements, all rows are their mean, and rank 0 warns.
 
     Args:
         layers: The layers, in order; each gets what the one before it returned.
@@ -269,11 +269,11 @@ def profile_layers(
 
 
 def layer_seconds(rank: int, samples: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Seconds of each layer on each rank, from what was measured; the ranks are alike where noise is as large.
+    """Reduce times to one row per rank. All ranks count as equal if their differences are within the noise.
 
     Args:
         rank: this rank.
-        samples: ``samples[r][i]`` are seconds of layer i on rank r, again and again.
+        samples: ``samples[r][i]`` are the repeated times of layer i on rank r, in seconds.
 
     Returns:
         A row of seconds for each rank.
@@ -290,23 +290,25 @@ def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     Exact: dynamic programming over (ranks, layers).
 
     Args:
-        seconds: ``seconds[r][i]`` is what layer i takes on rank r (:func:`profile_layers`); the ranks are in the order
-            of the pipeline.
+        seconds: ``seconds[r][i]`` is the time of layer i on rank r (:func:`profile_layers`); ranks are in the order of
+            the pipeline.
 
     Returns:
-        (first layer, one past the last) of each rank; every rank gets at least one layer.
+        (first layer, one past the last) of each rank. Every rank gets at least one layer.
 
     Raises:
         ValueError: There are fewer layers than ranks, or rows differ in length.
     """
     ranks, layers = len(seconds), len(seconds[0]) if seconds else 0
     if layers < ranks or any(len(row) != layers for row in seconds):
-        raise ValueError(f"{[len(row) for row in seconds]} layers on {ranks} ranks: each needs one, and all know all")
+        raise ValueError(
+            f"{[len(row) for row in seconds]} layers on {ranks} ranks: each needs one, and all rows one length"
+        )
     sums = [[0.0] * (layers + 1) for _ in seconds]
     for row, total in zip(seconds, sums, strict=True):
         for i, value in enumerate(row):
             total[i + 1] = total[i] + value
-    # best[i]: (slowest stage, cuts) with the ranks so far and the first i layers.
+    # best[i]: (time of the slowest stage, cuts) for the ranks so far and the first i layers; None if impossible.
     best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, (0,))] + [None] * layers
     for rank, total in enumerate(sums):
         following: list[tuple[float, tuple[int, ...]] | None] = [None] * (layers + 1)
@@ -323,7 +325,7 @@ def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
 
 
 class BalancedSampler(torch.utils.data.Sampler[list[int]]):
-    """Deals the samples of a data set out by a :class:`Share`: a ``batch_sampler`` for torch's ``DataLoader``.
+    """Selects this rank's samples of a data set by its :class:`Share`: a ``batch_sampler`` for torch's ``DataLoader``.
 
     The global batches are those of a run of any other split with the same ``seed``, in the same order; samples that do
     not fill the last one are left out. Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
@@ -335,19 +337,19 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
         seed: Of the order, equal on all ranks.
 
     Raises:
-        ValueError: The data set has no batch of that many samples.
+        ValueError: The data set is shorter than one global batch.
     """
 
     def __init__(self, length: int, share: Share, *, shuffle: bool = True, seed: int = 0) -> None:
         if length < share.total:
-            raise ValueError(f"a data set of {length} samples has no batch of {share.total}")
+            raise ValueError(f"a data set of {length} samples is shorter than one global batch of {share.total}")
         self._length, self._share, self._shuffle, self._seed, self._epoch = length, share, shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle the next epoch in an order of its own.
+        """Set the epoch, which determines the order of the samples.
 
         Args:
-            epoch: Its number, equal on all ranks.
+            epoch: Number of the epoch, equal on all ranks.
         """
         self._epoch = epoch
 

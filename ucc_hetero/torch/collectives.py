@@ -1,4 +1,4 @@
-"""Every method of a process group, under the names of torch 2.11 to 2.15; the host of it is :class:`.group`."""
+"""The collective and message methods of a process group, under the names of torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .not_compiled import not_compiled
 from .streams import started
 from .work import Work
 
-#: A flat tensor and how many of its elements are each rank's.
+#: A flat tensor, and the number of its elements that belong to each rank.
 _Shares: TypeAlias = tuple[Any, list[int]]
 _M = TypeVar("_M", bound=Callable[..., Any])
 
@@ -36,7 +36,7 @@ _SUM = torch.distributed.ReduceOp.RedOpType.SUM
 
 
 def _one(tensors: Any, method: str) -> Any:
-    """The single tensor of a list that older versions of torch made for several devices per process."""
+    """The single tensor of a list: old versions of torch allowed several devices per process."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -45,12 +45,12 @@ def _one(tensors: Any, method: str) -> Any:
 
 
 def _list(tensors: Any) -> Any:
-    """The list of tensors in a list of such lists, of which older versions of torch made one for every device."""
+    """The first of a list of lists: old versions of torch had one list for each device of the process."""
     return tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
 
 
 def _reduction(opts: Any) -> TorchReduction:
-    """The reduction of a call: that of its options, which may be a ``ReduceOp`` themselves, else a sum."""
+    """The reduction that a call's options name; options may be a ``ReduceOp`` themselves. Sum by default."""
     try:
         return torch_reduction(opts.reduceOp)
     except AttributeError:
@@ -58,11 +58,11 @@ def _reduction(opts: Any) -> TorchReduction:
 
 
 def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
-    """Split sizes as a list, None where equal ones are meant; torch hands on whatever its caller passed."""
+    """Split sizes as a list; None for equal sizes. torch passes on whatever its caller gave it."""
     splits = [] if given is None else [int(n) for n in given]
     if not splits:
         if rows % size:
-            raise ValueError(f"{what} has {rows} rows, which {size} ranks do not divide; give split sizes")
+            raise ValueError(f"{what} has {rows} rows, not a multiple of the {size} ranks; give split sizes")
         return None
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
         raise ValueError(f"split sizes {splits} of {what} must be {size} numbers of 0 or more that add up to {rows}")
@@ -70,7 +70,7 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
 
 
 def _refusing(method: _M) -> _M:
-    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks."""
+    """Decorate a collective: if arguments are wrong, the other ranks get a ``RefusedError`` instead of a hang."""
 
     @wraps(method)
     def made(self: Any, *args: Any, **more: Any) -> Any:
@@ -87,7 +87,7 @@ def _refusing(method: _M) -> _M:
 
 @not_compiled
 class Collectives(Dispatch):
-    """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
+    """The collective methods of the group. ``opts`` are torch's options of the call."""
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
@@ -110,22 +110,22 @@ class Collectives(Dispatch):
         if not tensor.numel():
             return Work(self, [tensor])
         operand = how.operand(tensor)
-        if operand is not tensor:  # of a sum of products with a factor, for one
+        if operand is not tensor:  # e.g. the tensor times the factor of PREMUL_SUM
             key = None
         finish = copy_back(operand, tensor)
         return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], finish, key=key)
 
     def _sum_sparse(self, tensor: Any, how: TorchReduction) -> Work:
-        """Sum a sparse COO tensor in place; finished when this returns. All get every rank's non-zero elements."""
+        """Sum a sparse COO tensor in place, before this returns. Each rank gathers the non-zero elements of all."""
         if how.op.name != "SUM" or how.factor is not None:
-            raise ValueError(f"all_reduce of sparse tensors sums only, and {how.op} was asked for")
+            raise ValueError(f"all_reduce of sparse tensors supports SUM only, not {how.op}")
         mine = tensor.detach().coalesce()
         counts = torch.empty(self.size(), dtype=torch.int64)
         self.all_gather_single(counts, torch.tensor([mine._nnz()])).wait()
         indices = self._gathered_rows(mine.indices().t(), counts.tolist())
         values = self._gathered_rows(mine.values(), counts.tolist())
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, device=tensor.device).coalesce()
-        with torch.no_grad():  # detach() of a sparse tensor does not share its elements
+        with torch.no_grad():  # detach() of a sparse tensor would copy its elements
             tensor.copy_(total)
         return Work(self, [tensor])
 
@@ -171,10 +171,10 @@ class Collectives(Dispatch):
         return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], copy_back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait until all ranks have called; collectives that were called before are done by then, as is what the
-        caller's device stream has been given."""
+        """Wait until all ranks have called it. By then earlier collectives of the group are complete, and so is what
+        was queued in the caller's current stream."""
         device = getattr(opts, "device", None)
-        for kind, module in started():  # which device is meant is not always said
+        for kind, module in started():  # opts need not name a device
             module.current_stream(device if device is not None and device.type == kind else None).synchronize()
         earlier = [work for work in list(self.in_flight) if isinstance(work, Work) and work.collective]
         own = self._post(CallSpec("barrier", None, None), opts, [])
@@ -183,7 +183,7 @@ class Collectives(Dispatch):
     # --- gathering ----------------------------------------------------------------------------------------------------
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Collect every rank's tensor, one after the other, in one tensor."""
+        """Gather the ranks' tensors, in rank order, in one tensor."""
         count, inside = input.numel(), self._inside(input, output)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
         if (work := self._repeat(key, None if inside else input, output, opts)) is not None:
@@ -191,7 +191,7 @@ class Collectives(Dispatch):
         return self._gather_one(output, input, opts, key)
 
     def _inside(self, input: Any, output: Any) -> bool:
-        """True if an input is this rank's part of the output."""
+        """True if ``input`` is this rank's part of ``output`` (in place)."""
         at = self._place[0] * input.numel() * input.element_size()
         return bool(input.data_ptr() == output.data_ptr() + at)
 
@@ -199,8 +199,8 @@ class Collectives(Dispatch):
     def _gather_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
-                f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; "
-                f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
+                f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
+                f"have {self.size()} times input's {input.numel()} of {input.dtype}"
             )
         if not input.numel():
             return Work(self, [output])
@@ -226,13 +226,13 @@ class Collectives(Dispatch):
 
     @_refusing
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
-        """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
+        """Gather every rank's tensor in a list. Sizes may differ: each is that of the list's tensor."""
         tensor, outputs = _one(inputs, "allgather"), _list(output_lists)
         counts = self._per_rank(outputs, "allgather", "output")
         if counts[self.rank()] != tensor.numel() or any(each.dtype != tensor.dtype for each in outputs):
             raise ValueError(
-                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, and its "
-                f"place in the output list {counts[self.rank()]} of {outputs[self.rank()].dtype}"
+                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, but its "
+                f"tensor in the output list has {counts[self.rank()]} of {outputs[self.rank()].dtype}"
             )
         if not sum(counts):
             return Work(self, outputs)
@@ -244,7 +244,7 @@ class Collectives(Dispatch):
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
+        """Do several allgathers; ``output_lists[r]`` receives the tensors of rank r."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
         return self._combined(calls, "allgather_coalesced_", inputs)
 
@@ -254,7 +254,7 @@ class Collectives(Dispatch):
 
     @_refusing
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
-        """Collect equal tensors at the root."""
+        """Gather equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), self._root(opts, root)
         if not tensor.numel():
             return Work(self, [])
@@ -274,7 +274,7 @@ class Collectives(Dispatch):
 
     @_refusing
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None, root: int | None = None) -> Work:
-        """Give each rank one of the root's equal tensors."""
+        """Send each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
         if not tensor.numel():
             return Work(self, [tensor])
@@ -289,7 +289,7 @@ class Collectives(Dispatch):
         return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Reduce over all ranks and give rank r the r-th of equal parts."""
+        """Reduce over all ranks, and scatter equal parts: rank r gets part r."""
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
         key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
         if (work := self._repeat(key, input, output, opts)) is not None:
@@ -300,8 +300,8 @@ class Collectives(Dispatch):
     def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
-                f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; "
-                f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
+                f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
+                f"have {self.size()} times output's {output.numel()} of {output.dtype}"
             )
         if not output.numel():
             return Work(self, [output])
@@ -328,14 +328,14 @@ class Collectives(Dispatch):
 
     @_refusing
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
-        """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
+        """Reduce a list of tensors over all ranks; rank r gets tensor r. Sizes may differ."""
         output = _one(outputs, "reduce_scatter")
         inputs = _list(input_lists)
         counts = self._per_rank(inputs, "reduce_scatter", "input")
         if counts[self.rank()] != output.numel():
             raise ValueError(
-                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, and its place in the "
-                f"input list {counts[self.rank()]}"
+                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, but its tensor in the "
+                f"input list has {counts[self.rank()]}"
             )
         if not sum(counts):
             return Work(self, [output])
@@ -354,7 +354,7 @@ class Collectives(Dispatch):
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
     ) -> Work:
-        """Send a part of the first dimension to every rank; split sizes count its rows."""
+        """Send rows of the first dimension to every rank; split sizes count rows."""
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
         target, finish = to_receive(output)
@@ -374,7 +374,7 @@ class Collectives(Dispatch):
 
     @_refusing
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Send a tensor to every rank; sizes may differ."""
+        """Send one tensor to every rank; sizes may differ."""
         into = self._per_rank(outputs, "alltoall", "output")
         outof = self._per_rank(inputs, "alltoall", "input")
         flat, finish = to_receive_all(outputs)
@@ -402,7 +402,7 @@ class Collectives(Dispatch):
             )
         return [tensor.numel() for tensor in tensors]
 
-    # The names that torch 2.12 and older call.
+    # Names of these methods in torch up to 2.12.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -428,7 +428,7 @@ class PointToPoint(Dispatch):
         return self._post_message(target, origin, tag, outgoing=False, outputs=[tensor], finish=finish)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Start to receive a tensor from any rank; ``source_rank`` of the Work tells which."""
+        """Start to receive a tensor from any rank; ``source_rank`` of the Work is the sender."""
         return self.recv(tensors, -1, tag)
 
     recvAnysource = recv_anysource

@@ -1,8 +1,8 @@
-"""Backends that a new process group is made of: torch's own for devices of one vendor on one fabric, else ours.
+"""Choice of the backend of a new process group: torch's own for GPUs of one vendor on one fabric, else ours.
 
-torch makes every group (``init_process_group``, ``new_group``, meshes) in one function, which is wrapped here: the
-wrapper changes the names of the backends that the function is asked for. All else of a one-vendor group is torch's:
-options, splitting, the watchdog, the flight recorder, TORCH_DISTRIBUTED_DEBUG=DETAIL.
+torch makes every group (``init_process_group``, ``new_group``, meshes) in one function. It is wrapped here: the wrapper
+changes the names of the backends that are passed to it. All else of a one-vendor group is torch's: options, splitting,
+the watchdog, the flight recorder, TORCH_DISTRIBUTED_DEBUG=DETAIL.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from .work import NO_LIMIT, limit_of, torch_error
 
 NAME = "ucch"
 
-#: Backends in whose place scripts get ours.
+#: Names of backends that ``ucch`` replaces in scripts.
 replaced: set[str] = set()
 
 
 class RankFacts(NamedTuple):
-    """Facts of a rank. All ranks know them of each other, and so choose the same backends without a message."""
+    """What all ranks know of a rank. From equal facts they choose equal backends without communicating."""
 
-    #: torch's backend for the rank's devices; empty where there is none, or none is wanted.
+    #: Name of torch's backend for the rank's device; empty without a device, or with UCCH_TORCH_VENDOR=n.
     backend: str = ""
     #: Equal for ranks of one vendor on one fabric.
     fabric: str = ""
-    #: Host and PCI address of the device; empty where unknown.
+    #: Host and PCI address of the device; empty if unknown.
     device: str = ""
 
 
-#: Rank of the default group -> its facts, of the ranks that were in a group of ours.
+#: Rank of the default group -> its facts, for the ranks that have been in a group of ours.
 _known: dict[int, RankFacts] = {}
-#: Names of groups that were asked for without a backend of the host: barriers and objects then go by the device.
+#: Names of groups that the script made without a backend for host tensors: barriers and objects use the device.
 _device_only: set[str] = set()
-#: Names of groups that were asked for with a backend for each type of device.
+#: Names of groups that the script made with one backend per device type.
 _by_device: set[str] = set()
 
 
 def install() -> None:
-    """Wrap the function in which torch makes groups; as often as one likes. ``ValueError`` for a bad setting."""
-    env.get("TORCH_VENDOR")  # now: later other ranks would be waiting for this one
+    """Wrap the function in which torch makes groups. May be called again. ``ValueError``: bad UCCH_TORCH_VENDOR."""
+    env.get("TORCH_VENDOR")  # read it now: later the other ranks would wait for this one
     stock = c10d._new_process_group_helper
     if getattr(stock, "ucch", False):
         return
-    stock = getattr(stock, "stock", stock)  # below the wrapper of the entry point
+    stock = getattr(stock, "stock", stock)  # unwrap what the entry point has installed
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -85,7 +85,7 @@ def install() -> None:
         ranks = values["global_ranks_in_group"]
         if NAME not in renamed.values() or (ranks and c10d._get_default_group().rank() not in ranks):
             _say_what_serves(wanted, wanted)
-            log.warn_unknown()  # UCCH_TORCH_REPLACE may be among the misspelt: no communicator says so then
+            log.warn_unknown()  # no communicator is made that would warn of a misspelt UCCH_TORCH_REPLACE
             _warn_of_vendors(wanted, values)
             return stock_group(stock, *args, **more)
         backends = _vendors_own(renamed, values) or renamed
@@ -93,7 +93,7 @@ def install() -> None:
         if backends != wanted:
             values["backend"] = c10d.Backend(",".join(f"{device}:{name}" for device, name in backends.items()))
         group, store = stock(*given.args, **given.kwargs)
-        c10d._world.pg_map[group] = asked, store  # get_backend() says what was asked for
+        c10d._world.pg_map[group] = asked, store  # get_backend() returns the name that the script asked for
         note = _device_only.add if "cpu" in backends and "cpu" not in wanted else _device_only.discard
         note(values["group_name"])
         return group, store
@@ -104,13 +104,13 @@ def install() -> None:
 
 
 def is_by_device(name: str) -> bool:
-    """True if a group has a backend of torch's for each type of device, so that calls on these have orders of their
-    own."""
+    """True if the group has one torch backend per device type: collectives on host and on device tensors then have
+    separate orders."""
     return name in _by_device
 
 
 def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> None:
-    """Say on rank 0 which backend serves which devices, once for each choice: another one would do so in silence."""
+    """Print on rank 0 which backend serves which device type, once per choice: scripts cannot see a replacement."""
     if not replaced or number("RANK", os.environ, 0):
         return
     words = [
@@ -124,7 +124,7 @@ def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> N
 
 
 def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Say on rank 0 that a vendor's own library was asked for in a job of several vendors, which it cannot connect."""
+    """Warn on rank 0 if the script asks for a vendor's library in a job of several vendors, which it cannot connect."""
     asked = {row.torch_backend for row in VENDORS.values() if row.torch_backend}.intersection(wanted.values())
     rank, size = values["group_rank"], values["group_size"]
     if not asked or values["global_ranks_in_group"] or size < 2 or not rendezvous.launched_by_mpi():
@@ -134,22 +134,22 @@ def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> No
     ranks: dict[str, list[int]] = {}
     for at, each in enumerate(_rank_facts(range(size), mine, rank, values["store"], seconds)):
         ranks.setdefault(each.fabric.partition(" ")[0], []).append(at)
-    if "cpu" in wanted:  # ranks without a device may be there for that
+    if "cpu" in wanted:  # ranks without a GPU may be in the job on purpose
         ranks.pop("host", None)
     if len(ranks) > 1 and rank == 0:
         log.log("torch").warning(
-            "the script asks for nccl, which connects GPUs of one vendor, and this job has %s: UCCH_TORCH_REPLACE=nccl "
-            "gives the script the backend ucch",
+            "the script asks for nccl, which connects GPUs of one vendor only, but this job has %s: set "
+            "UCCH_TORCH_REPLACE=nccl, so that the backend ucch serves it",
             " and ".join(f"{vendor} on {ranks_text(some)}" for vendor, some in ranks.items()),
         )
 
 
-#: Lines that were printed about groups.
+#: Lines about groups that were printed before.
 _said: set[str] = set()
 
 
 def _keep_to_devices() -> None:
-    """Let barriers and objects go by the device where the script asked for no backend of the host, as with NCCL."""
+    """As NCCL does, use the device for barriers and objects if the script named no backend for host tensors."""
     stock = c10d._get_object_coll_device
 
     @functools.wraps(stock)
@@ -163,9 +163,9 @@ def _keep_to_devices() -> None:
 
 
 def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
-    """Device type -> torch's own backends for a group; empty where the group is to be one of ours."""
+    """Device type -> torch's own backend for the group; empty if the group is to be ours."""
     ranks, rank, size = values["global_ranks_in_group"], values["group_rank"], values["group_size"]
-    if size < 1:  # MPI's, which is to say it
+    if size < 1:  # torch's backend mpi, which asks MPI for the size
         return {}
     if ranks:
         world = c10d._get_default_group()
@@ -181,20 +181,20 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
     if dist.is_gloo_available():
         backends.setdefault("cpu", "gloo")
     _note(row, len(members), values["group_name"])
-    if not ranks:  # the job is that vendor's: what our calls want of its library costs memory, and time at its start
+    if not ranks:  # undo settings that only our calls need: they cost memory and start-up time
         leave_alone(row.name, os.environ)
     return {kind: name for kind, name in backends.items() if name}
 
 
 def _own_backend(row: Vendor, kind: str) -> str:
-    """torch's backend for one type of device in a group of a vendor; empty where there is none."""
+    """torch's backend for a device type in a group of a vendor; empty if there is none."""
     if kind in row.torch:
         return row.torch_backend
     return "gloo" if kind == "cpu" and dist.is_gloo_available() else ""
 
 
 def share_fabric(members: Sequence[RankFacts]) -> bool:
-    """True if torch has a backend for the devices of these ranks, which are one vendor's, on one fabric, one each."""
+    """True if torch has a backend for these ranks' devices: one vendor, one fabric, no two ranks on a device."""
     if len({(each.backend, each.fabric) for each in members}) != 1 or not members[0].backend:
         return False
     devices = [each.device for each in members if each.device]  # NCCL refuses two ranks on one device
@@ -202,8 +202,8 @@ def share_fabric(members: Sequence[RankFacts]) -> bool:
 
 
 def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
-    """torch's backend for the vendor of rank ``at``, and the ranks that share its fabric; alike on both ranks of a
-    pair."""
+    """torch's backend for the vendor of rank ``at``, and the ranks that share its fabric. Both ranks of a pair compute
+    the same."""
     mine = _known.get(ranks[at])
     if mine is None or not mine.backend:
         return "", frozenset()
@@ -212,11 +212,11 @@ def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
 
 
 def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, RankFacts]:
-    """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
+    """This rank's vendor, and the facts that it publishes. ``device_id`` is that of torch's group."""
     try:
         place = process.place_here(rank, size)
         row, board = VENDORS[place.vendor], _board(place, device_id)
-    except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
+    except (UCCHError, ValueError):  # raised on all ranks when they make a group of ours
         return VENDORS["host"], RankFacts()
     fabric = f"{row.name} {fabric_of(row.name, env.get('FABRIC')).kind or _node()}"
     return row, RankFacts(_backend_here(row), fabric, board)
@@ -227,7 +227,7 @@ def _node() -> str:
 
 
 def _board(place: Place, device_id: Any) -> str:
-    """Host and PCI address of a rank's device; empty where that may be none of the script's choice."""
+    """Host and PCI address of this rank's device; empty if the script may not have chosen the device yet."""
     runtime = runtime_of(place.vendor)
     device = place.device if device_id is None else device_id.index
     if runtime is None or (device == 0 and device_id is None and runtime.count() > 1):
@@ -236,7 +236,7 @@ def _board(place: Place, device_id: Any) -> str:
 
 
 def _backend_here(row: Vendor) -> str:
-    """The row's backend, if this torch has it and can use the vendor's devices."""
+    """The vendor's torch backend, if this torch was built with it and sees the vendor's devices."""
     if not (env.get("TORCH_VENDOR") and row.torch_backend and dist.is_backend_available(row.torch_backend)):
         return ""
     if row.torch_build and getattr(torch.version, row.torch_build, None) is None:
@@ -245,15 +245,15 @@ def _backend_here(row: Vendor) -> str:
 
 
 def fabrics() -> list[str]:
-    """A name per rank of the default group, equal for ranks of one vendor on one fabric; else ``RuntimeError``."""
+    """One name per rank of the default group, equal for one vendor on one fabric. ``RuntimeError`` if unknown."""
     size = dist.get_world_size() if dist.is_initialized() else 0
     if not size or len(_known) < size:
-        raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
+        raise RuntimeError('the vendors of the ranks are not known yet: call init_process_group("ucch") first')
     return [_known[rank].fabric for rank in range(size)]
 
 
 def _rank_facts(ranks: Sequence[int], mine: RankFacts, rank: int, store: Any, seconds: float) -> list[RankFacts]:
-    """Facts of a group's ranks; those that are not known yet come over the store, in the first group of their ranks."""
+    """Facts of a group's ranks. Unknown ones are exchanged through the store, in the first group that needs them."""
     if rank not in _known:
         _known[rank] = mine
         store.set(_key(rank), json.dumps(mine))
@@ -271,7 +271,7 @@ def _read(text: str | bytes) -> RankFacts:
 
 
 def _key(rank: int) -> str:
-    # Ranks that torchrun starts again may meet in the store of those before them.
+    # Ranks that torchrun restarts may use the store of the previous attempt.
     return f"ucch/standing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
 
 
@@ -284,7 +284,7 @@ def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: fl
 
 
 def _note(row: Vendor, size: int, name: str) -> None:
-    """Log what serves a group, and have a rank of MPI's that fails end the job."""
+    """Log which library serves a group. Register this MPI rank, so that its failure ends the job."""
     log.log("torch").info("group %s: %d ranks of %s on one fabric: torch's %s", name, size, row.name, row.torch_backend)
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():
@@ -292,17 +292,17 @@ def _note(row: Vendor, size: int, name: str) -> None:
 
 
 def hybrid_mesh(device_type: str = "") -> DeviceMesh:
-    """A mesh for hybrid sharding (HSDP): shards inside one vendor's fabric, replicas across.
+    """Make a mesh for hybrid sharding (HSDP): shards inside one vendor's fabric, replicas across fabrics.
 
-    A step moves each parameter three times between the ranks that share it, and its gradient once, by a shard, between
-    replicas: the many bytes stay on the vendor's own fabric and library, and the few cross.
+    Each step moves every parameter three times between the ranks of a shard group, but between replicas only one shard
+    of the gradient: most bytes stay on the vendor's fabric and library.
 
     Args:
-        device_type: that of the mesh; by default torch's accelerator, or ``cpu`` without one.
+        device_type: Type of the mesh; by default torch's accelerator, or ``cpu`` without one.
 
     Returns:
-        A mesh of the dimensions ``replicate`` and ``shard`` over all ranks of the default group. The ``shard`` groups
-        are as large as they can be with one size for all: where vendors have 8 and 4 ranks, three groups of 4.
+        A mesh with dimensions ``replicate`` and ``shard`` over all ranks of the default group. All ``shard`` groups
+        have the same size, the largest possible: vendors with 8 and 4 ranks give three groups of 4.
 
     Raises:
         RuntimeError: the default group was not asked of the backend ``ucch``.
@@ -313,7 +313,7 @@ def hybrid_mesh(device_type: str = "") -> DeviceMesh:
 
 
 def shards(names: list[str]) -> list[list[int]]:
-    """Ranks in groups of one size, each of ranks with one name."""
+    """Divide ranks into groups of one size, each of ranks with the same name."""
     members: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         members.setdefault(name, []).append(rank)

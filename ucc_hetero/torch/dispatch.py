@@ -1,4 +1,4 @@
-"""From a call of torch's to a started call: on which communicator, in which stream, and which Work waits for it."""
+"""From a call of torch's API to a started call: its communicator, its stream, and the Work that waits for it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from .work import NO_LIMIT, CombinedWork, GraphWork, LaneWork, ReceiveStatus, Wo
 
 
 class GroupComm:
-    """One communicator with the locks that order what is posted on it; ``check_aborted`` raises on an abort."""
+    """A communicator with the locks that order its calls. ``check_aborted`` raises once the group was aborted."""
 
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
         self.communicator, self.runner = comm, runner_of(comm)
         self.messages = messages_of(comm)
-        #: Streams that asynchronous calls on a device go into in turn: those queued whole keep their order themselves.
+        #: Number of side streams for asynchronous calls. Queued calls keep their order themselves, and so can use two.
         self.streams = 1 if self.runner.members.channels is None else 2
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
-        #: The time limit that the runner has: -1 before the first call.
+        #: The runner's time limit; -1 before the first call.
         self._seconds = -1.0
-        #: Messages have one of their own: a peer may come to a collective only after a message of ours.
+        #: Messages have a lock of their own: a peer may need a message of ours before it makes the collective.
         self._message_lock = threading.RLock()
         self.runner.wait = partial(wait_op, look=self._look)
         self.runner.exchanges = False
@@ -72,12 +72,12 @@ class GroupComm:
             self._limited(seconds).blocking(*call)
 
     def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
-        """Start a collective, with ``stream`` when that gets there.
+        """Start a collective; with ``stream``, when the stream gets there.
 
-        Where the stream cannot wait for its end the host has to, and can do so later. None is held for it: torch
-        allocates whenever it likes. The progress thread is to be woken if a call without a stream does not end at once.
-        Where devices of several vendors need all counts of an ``alltoallv``, these are exchanged first; streams do the
-        rest.
+        If the stream cannot wait for the end of the call, the host waits in ``wait()``; the stream is not held for it,
+        as torch may allocate memory at any time, which waits for streams. If a call without a stream does not end at
+        once, the caller wakes the progress thread. Among devices of several vendors an ``alltoallv`` exchanges its
+        counts first, and the host waits for these.
         """
         with self._lock:
             agrees = stream is not None and call.name == "alltoallv" and not self.runner.members.topology.flat
@@ -104,7 +104,7 @@ class GroupComm:
             self.runner.refuse(mistake)
 
     def _limited(self, seconds: float) -> Runner:
-        """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
+        """The runner, with the time limit of the next call. The limit also holds for teams that the call creates."""
         runner = self.runner
         if self._seconds != seconds:
             self._seconds = runner.timeout = seconds
@@ -112,7 +112,7 @@ class GroupComm:
         return runner
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a send; of what is there when ``stream`` gets there."""
+        """Start a send of the data that is there when ``stream`` gets to it."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
@@ -123,7 +123,7 @@ class GroupComm:
         return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
-        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`goes_by_lane` is true for."""
+        """Raise if peer, tag or memory are not valid for a message by a lane (:meth:`goes_by_lane`)."""
         messages, arrays = self.messages, self.messages.arrays
         any_source = not outgoing and peer < 0
         messages.check("dest" if outgoing else "source", messages.any_source if any_source else peer, tag)
@@ -131,7 +131,7 @@ class GroupComm:
         messages.captured.load()
 
     def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
+        """Start a receive, which may write once ``stream`` gets to it. ``source`` -1 is any rank."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
@@ -141,11 +141,11 @@ class GroupComm:
 
 #: Seconds that an asynchronous call is polled before it returns.
 _MOMENT = 20e-6
-#: Every so many calls, all calls under way are polled; otherwise the oldest.
+#: After each this many calls all calls under way are polled; after the others only the oldest.
 _MANY = 64
 
 
-#: Number of the communicator for collectives on tensors of the host; callbacks' are numbered from 1.
+#: Key of the communicator for collectives on host tensors; those for callbacks have keys from 1.
 _HOSTS = -1
 
 #: (outgoing, from any source) -> the dispatcher's name of a message.
@@ -155,9 +155,9 @@ _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_
 class _Batch(threading.local):
     #: Works of the calls since coalescing began; None outside of it.
     works: list[Work] | None = None
-    #: The streams of the calls that one Work is made of, each entered once; None outside of such a Work.
+    #: Side streams that the calls of one combined Work share: each is entered once. None otherwise.
     joined: dict[SideStream, EnteredStream] | None = None
-    #: True within a call that a profiler records: the calls that it is made of are not recorded.
+    #: True inside a call that a profiler records: inner calls are not recorded.
     profiled = False
 
 
@@ -165,25 +165,25 @@ class _Batch(threading.local):
 class Dispatch:
     """Base of a process group: starts a collective or a message, in program order, and returns its Work."""
 
-    #: Works (and `WaitedWork`) whose end the host has not seen, in order; keeps their tensors alive.
+    #: Works (and `WaitedWork`) whose end the host has not seen, in order of posting; keeps their tensors alive.
     in_flight: dict[Any, None]
-    #: True once a stream waits for a message by itself, without the host.
+    #: True once a stream waits for a message without the host.
     streams_wait = False
-    #: Failed operations of this process at the last check.
+    #: The process's count of failed operations at the last check.
     _failures = 0
-    #: Why a stream had to go on without the data of a message.
+    #: Why a stream went on without the data of a message; None if none did.
     _unfit: Exception | None = None
-    #: True once messages were captured in graphs: each later call checks that all of them were waited for.
+    #: True once messages were captured in graphs: later calls check that all of those were waited for.
     _in_graphs = False
-    #: Messages by the vendor's library; None where no other rank of the group shares this rank's fabric.
+    #: Messages by NCCL or RCCL; None if no other rank of the group shares this rank's fabric.
     _fabric: FabricMessages | None = None
 
     def _open(
         self, comm: Communicator, name: str, timeout: timedelta | None, hosts: Communicator | None = None
     ) -> None:
-        """Initialize; not a constructor, as torch's base class needs that for itself."""
+        """Initialize the group. Not ``__init__``: torch's base class has its own."""
         self._place = comm.rank, comm.size
-        #: By level of callbacks; and that of collectives on the host's tensors, where these have one of their own.
+        #: Communicators by level of callbacks (0: none), and the one for host tensors if they have one of their own.
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         if hosts is not None:
             self._comms[_HOSTS] = GroupComm(hosts, self.check_aborted)
@@ -191,23 +191,23 @@ class Dispatch:
         self._hosts = self._comms[0] if hosts is None else self._comms[_HOSTS]
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}
-        #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
-        #: current stream, and True if that is being captured.
+        #: Ranks with which messages have gone by lanes; the device of their tensors; functions that return the device's
+        #: current stream, and whether it is being captured.
         self._lane_peers: set[int] = set()
         self._lane_device: Any = None
         self._lane_stream: Callable[[], int] = _no_device
         self._lane_captured: Callable[[], bool] = _no_device
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
-        #: Time limit of a call; 0: none.
+        #: Time limit of a call in seconds; 0: none.
         self.seconds = limit_of(timeout)
         self._aborted = ""
-        #: True once only callbacks may make calls; and once no call may be made.
+        #: `_closed`: only callbacks may still make calls. `_ended`: no call may be made.
         self._closed = self._ended = False
         self._posted = 0
         self._batch = _Batch()
         self.in_flight = {}
-        #: Work of calls that have ended when they return, or run in their caller's stream.
+        #: The Work of calls that have ended when they return, or that run in their caller's stream.
         self.done_work = Work(self, [])
 
     def rank(self) -> int:
@@ -232,13 +232,13 @@ class Dispatch:
         inputs: Any = None,
         key: Hashable = None,
     ) -> Work:
-        """Start a collective; one that its caller would only wait for runs to its end here.
+        """Start a collective. A call with ``async_op=False`` on host memory runs to its end here.
 
-        With a ``key`` such calls can be repeated (:meth:`_repeat`). A profiler names the call by ``form``, the
-        dispatcher's name, or else by the call's own, and shows the shapes of ``inputs``, or else of ``outputs``.
+        Such calls with a ``key`` can be repeated (:meth:`_repeat`). A profiler shows the call as ``form``, the name in
+        torch's dispatcher, by default the call's own; and the shapes of ``inputs``, by default of ``outputs``.
         """
         if profiler._is_profiler_enabled and not self._batch.profiled:
-            again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
+            again = partial(self._post, call, opts, outputs, finish)  # a profiler sees no calls of the fast path
             return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
@@ -258,13 +258,13 @@ class Dispatch:
         asynchronous: bool,
         key: Hashable,
     ) -> Work:
-        """Make a collective a part of a stream's work, begin it, or run it to its end."""
+        """Queue a collective in a stream, start it, or run it to its end."""
         device = device_of(call.recv, call.send)
         if device is not None:
             self._known(device)
         has_memory = call.send is not None or call.recv is not None
         comm = self._comm(on_host=has_memory and device is None)
-        self._posted += 1  # from here on the communicator tells the others of mistakes
+        self._posted += 1  # from here on the communicator itself reports wrong arguments to the other ranks
         mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
             if mean:
@@ -286,11 +286,12 @@ class Dispatch:
         return work
 
     def _repeat(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
-        """Make a call that differs from an earlier one in its addresses alone; None if it has to be posted.
+        """Make a call again that differs from an earlier one only in its addresses. None if it has to be posted in
+        full.
 
-        ``key`` is all of the call but its addresses. A call on a device is launched into a stream: the caller's own, if
-        that would wait at once. torch keeps memory that its streams work on. Few functions are called here: each takes
-        a hundredth of the time of a short call.
+        ``key`` is the call without its addresses. A call on a device is queued in a stream: the caller's own if the
+        caller would wait for it at once. torch itself keeps memory that its streams use. Few Python functions are
+        called here, as each costs a hundredth of a short call's time.
         """
         comm = self._hosts if recv.is_cpu else self._comms[0]
         repeatable = comm.runner.repeatable.get(key)
@@ -328,12 +329,12 @@ class Dispatch:
         seconds: float,
         memory: tuple[Any, Any],
     ) -> Work | None:
-        """As :meth:`_repeat`, of an asynchronous call on a device."""
+        """As :meth:`_repeat`, for an asynchronous call on a device."""
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
         device, joined = memory[1].device, self._batch.joined
         if module(device).is_current_stream_capturing():
-            return None  # a stream that is entered and gets no call would not join the capture again
+            return None  # a side stream that was entered but gets no call would never rejoin the capture
         side = self._sides.get(device) or self._side(device)
         if joined is None:
             entered = side.enter()
@@ -356,7 +357,7 @@ class Dispatch:
             self._batch.profiled = False
 
     def _register(self, work: Work) -> Work:
-        """Add a Work to the thread's batch, if calls are coalesced."""
+        """Add a Work to this thread's batch, if calls are being coalesced."""
         if self._batch.works is not None:
             self._batch.works.append(work)
         return work
@@ -370,7 +371,7 @@ class Dispatch:
             joined = shared.get(side) or shared.setdefault(side, side.enter())
         memory = *memory, *outputs
         request, ready = side.run(start, memory, finish, asynchronous=asynchronous, joined=joined)
-        if type(request) is Captured:  # no host ever hears of its end
+        if type(request) is Captured:  # a captured call never ends for the host
             return Work(self, outputs, ready=ready)
         return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
 
@@ -382,13 +383,14 @@ class Dispatch:
             )
 
     def _comm(self, *, on_host: bool) -> GroupComm:
-        """The communicator of a collective; calls that callbacks post have one of their own (:mod:`.futures`)."""
+        """The communicator of a collective. Calls from callbacks have their own (:mod:`.futures`)."""
         at = futures.level()
         if not at:
             return self._hosts if on_host else self._comms[0]
         comm = self._comms.get(at)
         if comm is None:
-            # Collective; every rank runs the same callbacks in the same order, and so comes here.
+            # Dup is collective: every rank runs the same callbacks in the same order, and so makes it at the same
+            # point.
             comm = self._comms[at] = GroupComm(adopted(self._comms[0].communicator.mpi.Dup()), self.check_aborted)
         return comm
 
@@ -399,8 +401,8 @@ class Dispatch:
         return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception, memory: Sequence[Any] | None = None) -> None:
-        """Tell the other ranks that this one cannot make its next collective, whose tensors are in ``memory``, if that
-        is known."""
+        """Tell the other ranks that this one cannot make its next collective. ``memory``: the call's tensors, if
+        known."""
         self._check_usable()
         self._posted += 1
         kinds = (True, False) if memory is None else (any(each.is_cpu for each in tensors_in(memory)),)
@@ -461,7 +463,8 @@ class Dispatch:
         return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
     def _repeat_message(self, tensor: Any, peer: int, tag: int, *, outgoing: bool) -> Work | None:
-        """Start a message by a lane, if one with this rank has gone by it; None if it has to be posted."""
+        """Start a message by a lane if one with this peer was sent that way before. None if it has to be posted in
+        full."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
         if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
@@ -477,7 +480,7 @@ class Dispatch:
             raise torch_error(failure) from failure
 
     def _lane_of(self, device: Any) -> None:
-        """Note which device has the tensors of messages by lanes."""
+        """Keep the stream queries for the device of tensors that go by lanes."""
         if device != self._lane_device:
             self._lane_stream, self._lane_captured = stream_query(device), capture_query(device)
             self._lane_device = device
@@ -485,7 +488,7 @@ class Dispatch:
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
-        """Start a message by a lane, behind what the current stream has to do."""
+        """Start a message by a lane, after what is queued in the current stream."""
         messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
         messages.timeout = seconds
         message = messages.start_in_lane(
@@ -500,7 +503,7 @@ class Dispatch:
     # --- others -------------------------------------------------------------------------------------------------------
 
     def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
-        """One Work for several calls; a profiler that knows the name shows them as one."""
+        """Return one Work for several calls. A profiler shows them as one call named ``form``."""
         if form and profiler._is_profiler_enabled and not self._batch.profiled:
             return self._profiled(form, inputs, partial(self._combined, calls))
         batch = self._batch
@@ -513,7 +516,8 @@ class Dispatch:
         return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
 
     def callbacks(self, at: int) -> CallbackThread:
-        """The thread that runs the callbacks of a level; once the group has ended, they run where they are attached."""
+        """The thread that runs the callbacks of a level. After the group's end callbacks run where they are
+        attached."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
@@ -523,14 +527,14 @@ class Dispatch:
             return found
 
     def broke(self, error: Exception) -> None:
-        """End the group, as a call has failed whose result is in use already; waits raise from now on."""
+        """End the group because a call failed after its result was used; all waits raise from now on."""
         self._unfit = self._unfit or error
         runner = self._comms[0].runner
         if not runner.broken:
             runner.abandon(str(error))
 
     def check_data(self) -> None:
-        """Raise if a stream that waited for a message had to go on without its data, as its time was over."""
+        """Raise if a stream had to go on without a message's data, because the message timed out."""
         failures = lib.ucch_failures()
         if failures != self._failures:
             self._failures = failures
@@ -538,8 +542,8 @@ class Dispatch:
                 work.is_over()
         if self._unfit is not None:
             raise dist.DistBackendError(
-                f"process group {self._name!r} on rank {self.rank()}: data is missing for which a stream has waited, "
-                f"and what was computed from it is wrong; make a new group: {self._unfit}"
+                f"process group {self._name!r} on rank {self.rank()}: a stream went on without a message's data, and "
+                f"results computed from it are wrong; make a new group: {self._unfit}"
             ) from self._unfit
 
     def check_aborted(self) -> None:
@@ -558,8 +562,8 @@ class Dispatch:
                 self._comms[0].messages.captured.check()  # raises where captured messages were not waited for
             except UCCHError as failure:
                 raise torch_error(failure) from failure
-        # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
-        # then. What is left to do after them must not become part of a graph that is being captured.
+        # Calls that are never waited for hold memory until they are polled: poll the oldest in each call, and all now
+        # and then. Not during a capture: the rest of their work must not become part of the graph.
         for oldest in _oldest(self.in_flight):
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
@@ -569,7 +573,8 @@ class Dispatch:
 
 
 def _plain_at(tensor: Any, beside: Any) -> bool:
-    """True if the engine can take the memory of two tensors of a known type on one device; the first may be None."""
+    """True if the engine can use the memory of both tensors, of a known type and on one device. ``tensor`` may be
+    None."""
     if tensor is not None:
         if tensor.get_device() != beside.get_device() or tensor.layout is not torch.strided:
             return False
@@ -579,13 +584,13 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
 
 
 def _oldest(works: dict[Any, None]) -> tuple[Any, ...]:
-    """The two oldest calls: one more than each call adds, so that none stays for long."""
+    """The two oldest calls: each call adds one, so polling two keeps the number of ended calls small."""
     try:
         return tuple(islice(works, 2))
-    except RuntimeError:  # another thread collected one meanwhile
+    except RuntimeError:  # another thread removed one at the same time
         return ()
 
 
 def _no_device() -> Any:
-    """Stands for the queries of a device until there is one."""
+    """Placeholder of the stream queries before the first message by a lane."""
     raise AssertionError("no message has gone by a lane")

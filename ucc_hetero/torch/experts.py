@@ -1,11 +1,12 @@
-"""Experts spread over ranks: tokens go to the experts that were chosen for them, and results come back to be added up.
+"""Mixture of experts over the ranks of a group: tokens go to the ranks of their experts, results come back as sums.
 
-Methods, arguments and results of :class:`Experts` are those of DeepEP's ``Buffer``, over the collectives of a process
-group, so that ranks may be of several vendors, or hosts. In the shapes below a rank has ``n`` tokens of ``H`` elements,
-``K`` choices for each, and ``R`` tokens received; of ``E`` experts rank r of ``W`` has those from ``r * E / W`` on.
+Methods, arguments and results of :class:`Experts` are those of DeepEP's ``Buffer``. They use the collectives of a
+process group, so ranks may be on several hosts and of several vendors. Shapes: a rank has ``n`` tokens of ``H``
+elements with ``K`` choices each, and receives ``R`` tokens. Of ``E`` experts, rank r of ``W`` has those from
+``r * E / W`` on.
 
-Choices are global indices, int64 or int32, -1 for none; elements are float32, float16 or bfloat16, equal on all ranks;
-weights are float32. Gradients flow through all methods, and are asked for on all ranks or none.
+Choices are global indices of experts, int64 or int32, -1 for none. Elements are float32, float16 or bfloat16, equal on
+all ranks; weights are float32. Gradients flow through all methods; all ranks ask for them, or none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn.functional import pad
 from .group import ProcessGroupUCCH
 from .streams import current, module, started
 
-# Under their names of torch 2.13, or those before.
+# Names of torch 2.13, else the older ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -32,11 +33,11 @@ _Shape: TypeAlias = tuple[int | None, ...]
 
 
 class Event:
-    """Moment when the results of a call are there; returned by :meth:`Experts.dispatch` and :meth:`Experts.combine`.
+    """The results of a call are available; returned by :meth:`Experts.dispatch` and :meth:`Experts.combine`.
 
     Args:
-        stream: Stream in which the call was made; None for a call that was not made beside others, whose results are
-            there at once.
+        stream: Stream of the call; None if the call ran in the caller's stream, so that there is nothing to wait
+            for.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -46,23 +47,24 @@ class Event:
             self._device, self._event = stream.device, stream.record_event()
 
     def current_stream_wait(self) -> None:
-        """Let the current stream wait; the host does not."""
+        """Make the current stream wait for the results; the host does not wait."""
         if self._event is not None:
             current(self._device).wait_event(self._event)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The route of tokens in one dispatch, for its combine and for dispatches to come.
+    """The route of tokens in one dispatch, for its combine and for later dispatches.
 
     What :meth:`Experts.dispatch` returns.
     """
 
     group: Any
-    #: Tokens of this rank, and the token of each row that is sent, by destination: int64 ``[sum(sent)]``.
+    #: Number of this rank's tokens, and the token of each row that is sent, ordered by destination: int64
+    #: ``[sum(sent)]``.
     tokens: int
     rows: Any
-    #: Rows to and from each rank.
+    #: Rows sent to and received from each rank.
     sent: list[int]
     received: list[int]
 
@@ -78,18 +80,18 @@ class Handle:
         dist.all_to_all_single(out, x.contiguous(), self.sent, self.received, group=self.group)
         total = x.new_zeros((self.tokens, *x.shape[1:]), dtype=torch.float32)
         for rows, part in zip(self.rows.split(self.sent), out.split(self.sent), strict=True):
-            total.index_add_(0, rows, part.float())  # no token is twice among those of a rank: always the same sum
+            total.index_add_(0, rows, part.float())  # a token is in one row of a rank at most: bits are reproducible
         return total.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _AllRanks:
-    """The route of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row of zeros."""
+    """Route of all tokens to all ranks: ``M`` rows of each rank, ``T = M * W`` in total, and a last row of zeros."""
 
     group: Any
 
     def dispatch(self, x: Any) -> Any:
-        """Send rows ``[M, ...]``; returns those of all ranks, and one of zeros: ``[T + 1, ...]``."""
+        """Send rows ``[M, ...]``; returns the rows of all ranks and a row of zeros: ``[T + 1, ...]``."""
         out = x.new_empty((dist.get_world_size(self.group) * len(x) + 1, *x.shape[1:]))
         out[-1].zero_()
         _all_gather(out[:-1], x.contiguous(), group=self.group)
@@ -109,10 +111,10 @@ class FixedHandle:
     What :meth:`Experts.low_latency_dispatch` returns.
     """
 
-    #: Tokens of this rank, and which have an index out of range: bool ``[n]``.
+    #: Number of this rank's tokens; which of them have an index out of range, as bool ``[n]``.
     tokens: int
     wrong: Any
-    #: (E / W, T), and where each choice of all tokens lies in these rows: int64 ``[T, K]``, -1 at other ranks.
+    #: (E / W, T), and the row of each choice of all tokens: int64 ``[T, K]``, -1 for experts of other ranks.
     shape: tuple[int, int]
     rows: Any
 
@@ -121,7 +123,7 @@ _DISPATCH, _COMBINE = True, False
 
 
 class _Move(torch.autograd.Function):
-    """Moves tensors by a route, in one direction, and their gradients in the other one; None stays None."""
+    """Move tensors along a route, and their gradients back. None stays None."""
 
     @staticmethod
     def forward(ctx: Any, route: Handle | _AllRanks, direction: bool, *tensors: Any) -> Any:
@@ -136,7 +138,7 @@ class _Move(torch.autograd.Function):
 
 
 class _Facts(NamedTuple):
-    """Numbers that ranks must have in common."""
+    """Values that must be equal on all ranks."""
 
     hidden_size: int = 0
     element_type: int = 0
@@ -144,29 +146,28 @@ class _Facts(NamedTuple):
     experts: int = 0
     maximum_of_tokens: int = 0
     weights: bool = False
-    #: Which tensors ask for them, as bits.
+    #: Which tensors require gradients, as bits.
     gradients: int = 0
 
 
 class Experts:
-    """Dispatch and combine over a process group; torch's default group unless said.
+    """Dispatch and combine over a process group.
 
-    All ranks call the same methods in the same order, ``get_dispatch_layout`` apart. ``stream`` of the methods:
-    ``async_finish=True`` runs a call beside the current stream, after ``previous_event`` or else after what that stream
-    has been given, and its results are there after ``event.current_stream_wait()``; ``allocate_on_comm_stream`` changes
-    nothing, as results of such calls always are.
+    All ranks call the same methods in the same order, except for the local ``get_dispatch_layout``. ``stream`` of the
+    methods: ``async_finish=True`` runs the call beside the current stream, after ``previous_event`` or else after what
+    is queued in that stream; results may be used after ``event.current_stream_wait()``. ``allocate_on_comm_stream`` has
+    no effect.
 
-    A mistake that one rank sees is a ``ValueError`` there and, in collective calls, at once a ``DistBackendError`` on
-    the others, which says who made it, and the group has ended, unless all ranks make the same mistake. Sizes and
-    types that differ between ranks are a ``ValueError`` on all in the first call that has them, and the group stays
-    usable. In a group that is torch's own (one vendor's, docs/torch.md) other ranks hear of a mistake by the timeout of
-    their call.
+    Wrong arguments on one rank raise ``ValueError`` there and, in collective calls, ``DistBackendError`` on the other
+    ranks, which names the rank; the group has then ended. If all ranks make the same mistake it stays usable. Sizes and
+    types that differ between ranks raise ``ValueError`` on all ranks in the first call that has them; the group stays
+    usable. In a one-vendor group of torch's own (docs/torch.md) the other ranks see a mistake as a timeout.
 
     Args:
         group: Process group; torch's default group if None.
 
     Raises:
-        TypeError: It is no process group.
+        TypeError: ``group`` is not a process group.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -179,7 +180,7 @@ class Experts:
 
     @staticmethod
     def capture() -> Event:
-        """Mark the moment when the current stream has done what it has been given so far.
+        """Record an event in the current stream.
 
         Returns:
             The event, to be passed as ``previous_event``.
@@ -191,7 +192,7 @@ class Experts:
     def get_dispatch_layout(self, topk_idx: Any, num_experts: int, **stream: Any) -> tuple[Any, None, Any, Any, Event]:
         """Count where tokens go; local, and the host does not wait.
 
-        Indices out of range count as -1: they are :meth:`dispatch`'s to refuse.
+        Indices out of range count as -1 here; :meth:`dispatch` raises for them.
 
         Args:
             topk_idx: Choices ``[n, K]``.
@@ -203,7 +204,7 @@ class Experts:
             bool ``[n, W]`` and the event.
 
         Raises:
-            ValueError: The choices are none, or ranks do not divide the experts.
+            ValueError: ``topk_idx`` is not a tensor of choices, or ranks do not divide the experts.
         """
         self._check_choices("get_dispatch_layout", topk_idx, num_experts)
 
@@ -223,14 +224,14 @@ class Experts:
         num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None, num_tokens_per_expert: Any = None,
         topk_idx: Any = None, topk_weights: Any = None, expert_alignment: int = 1, **stream: Any,
     ) -> tuple[Any, Any, Any, list[int] | None, Handle, Event]:  # fmt: skip
-        """Send tokens to every rank that has an expert chosen for them, once each. Collective.
+        """Send each token once to every rank that has one of its experts. Collective.
 
-        The host reads and exchanges counts. With the handle of an earlier dispatch tokens go the same way, ``x`` is the
-        only other argument, and the host waits for nothing.
+        The host reads the counts and exchanges them. With the handle of an earlier dispatch, tokens take the same
+        route, ``x`` is the only other argument, and the host does not wait.
 
         Args:
             x: Tokens ``[n, H]``.
-            handle: That of an earlier dispatch, or None.
+            handle: Handle of an earlier dispatch, or None.
             num_tokens_per_rank, num_tokens_per_rdma_rank: Of the layout; not used.
             is_token_in_rank, num_tokens_per_expert: Of the layout (:meth:`get_dispatch_layout`).
             topk_idx: Choices ``[n, K]``.
@@ -239,9 +240,10 @@ class Experts:
             stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
 
         Returns:
-            ``recv_x`` ``[R, H]``, by sender and then as there; ``recv_topk_idx`` ``[R, K]``, this rank's experts from 0
-            on, others -1; ``recv_topk_weights`` ``[R, K]``, 0 where these are -1; how often each expert of this rank
-            was chosen, a list of numbers; the handle; the event. With a handle choices, weights and list are None.
+            ``recv_x`` ``[R, H]``, ordered by sender and then by token; ``recv_topk_idx`` ``[R, K]``, counted from
+            this rank's first expert, -1 for others; ``recv_topk_weights`` ``[R, K]``, 0 where the index is -1; a list
+            with the number of tokens of each local expert; the handle; the event. With a handle, indices, weights and
+            list are None.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -261,7 +263,7 @@ class Experts:
 
         def work() -> tuple[Any, ...]:
             route, counts = self._route(expert_alignment, *given)
-            # Choices, as they are in bits, and weights go in one message: the host plans each for counts of its own.
+            # Choices (as bits) and weights go in one message: a message costs the host a plan for these counts.
             choices, k = topk_idx.int().view(torch.float32), topk_idx.size(1)
             packed = choices if topk_weights is None else torch.cat([choices, topk_weights], 1)
             received, packed = _Move.apply(route, _DISPATCH, x, packed)
@@ -275,18 +277,18 @@ class Experts:
         return self._run(work, given, **stream)
 
     def combine(self, x: Any, handle: Handle, topk_weights: Any = None, **stream: Any) -> tuple[Any, Any, Event]:
-        """Send rows back and add up, without weights, what comes for each token. Collective.
+        """Send rows back, and sum the rows of each token without weights. Collective.
 
         The host waits for nothing.
 
         Args:
             x: Rows ``[R, H]``.
-            handle: That of the dispatch.
-            topk_weights: Weights ``[R, K]`` to be added up likewise, or None.
+            handle: Handle of the dispatch.
+            topk_weights: Weights ``[R, K]`` to be summed likewise, or None.
             stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
 
         Returns:
-            Sums ``[n, H]``, added in float32 and rounded once; those of the weights, or None; and the event.
+            Sums ``[n, H]``, added in float32 and rounded once; the sums of the weights, or None; and the event.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -303,10 +305,10 @@ class Experts:
     def _route(
         self, alignment: int, x: Any, idx: Any, weights: Any, inside: Any, per_expert: Any
     ) -> tuple[Handle, Any]:
-        """The handle of a dispatch, and how often this rank's experts were chosen."""
+        """The handle of a dispatch, and the number of tokens of each local expert."""
         with self._refusing():
             if alignment < 1:
-                raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; 1 or more is due")
+                raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; it must be 1 or more")
             if idx is None or inside is None or per_expert is None:
                 raise ValueError(f"dispatch on rank {self.rank}: topk_idx and its layout are needed, or a handle")
             self._check_choices("dispatch", idx, experts := len(per_expert))
@@ -331,12 +333,12 @@ class Experts:
         self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int, *, use_fp8: bool = False,
         async_finish: bool = False, return_recv_hook: bool = False,
     ) -> tuple[Any, Any, FixedHandle, Event, Callable[[], None]]:  # fmt: skip
-        """Give experts their tokens, up to ``M`` of each rank; the host knows no counts. Collective.
+        """Send experts their tokens, at most ``M`` of each rank, without counts on the host. Collective.
 
-        All of it is part of the stream, and can be captured in a graph after a call of these sizes. Every rank gets all
-        tokens of all ranks and takes its own: a message of fixed size has room for them all. A token that chooses an
-        expert twice is one row. Of indices out of range the host knows nothing on a device: such tokens come out of
-        :meth:`low_latency_combine` as NaN.
+        All of it runs in the stream, and can be captured in a graph after one call with these sizes. Every rank
+        receives the tokens of all ranks and keeps those of its experts: a message of fixed size has room for all
+        anyway. A token that chooses an expert twice is one row. On a device the host cannot see indices out of range:
+        such tokens come out of :meth:`low_latency_combine` as NaN.
 
         Args:
             x: Tokens ``[n, H]``.
@@ -344,13 +346,13 @@ class Experts:
             num_max_dispatch_tokens_per_rank: ``M``, equal on all ranks.
             num_experts: ``E``.
             use_fp8: Must be False.
-            async_finish: True for a call beside the current stream.
-            return_recv_hook: Likewise, for those who call the hook.
+            async_finish: True to run the call beside the current stream.
+            return_recv_hook: The same, for callers that use the hook.
 
         Returns:
-            ``recv_x`` ``[E / W, M * W, H]``, of which the first ``recv_count[e]`` rows of each expert are tokens, by
-            sender and then as there, and the others 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
-            hook that is ``event.current_stream_wait``.
+            ``recv_x`` ``[E / W, M * W, H]``: the first ``recv_count[e]`` rows of each expert are tokens, ordered by
+            sender and then by token, the rest are 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
+            hook, which is ``event.current_stream_wait``.
 
         Raises:
             ValueError, DistBackendError: As the class says; on the host also for indices out of range.
@@ -382,20 +384,20 @@ class Experts:
         self, x: Any, topk_idx: Any, topk_weights: Any, handle: FixedHandle, *, async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> tuple[Any, Event, Callable[[], None]]:  # fmt: skip
-        """Send what experts made of tokens back and add it up by weights. Collective.
+        """Send the experts' results back and sum them by weights. Collective.
 
-        A rank adds up what its experts made in float32 and rounds it; ranks are added up in ``x``'s type.
+        A rank adds its experts' results in float32 and rounds once; the sum over ranks is in ``x``'s type.
 
         Args:
             x: Rows ``[E / W, M * W, H]``.
-            topk_idx: That of the dispatch.
+            topk_idx: Choices ``[n, K]`` of the dispatch.
             topk_weights: Weights ``[n, K]``.
-            handle: That of the dispatch.
-            async_finish: True for a call beside the current stream.
-            return_recv_hook: Likewise, for those who call the hook.
+            handle: Handle of the dispatch.
+            async_finish: True to run the call beside the current stream.
+            return_recv_hook: The same, for callers that use the hook.
 
         Returns:
-            Sums ``[n, H]``, the event, and a hook that is ``event.current_stream_wait``.
+            Sums ``[n, H]``, the event, and a hook, which is ``event.current_stream_wait``.
 
         Raises:
             ValueError, DistBackendError: As the class says.
@@ -412,7 +414,7 @@ class Experts:
             weights = _Move.apply(everyone, _DISPATCH, pad(topk_weights, spare))[0][:-1]
             part = x.new_zeros((total, x.size(2)), dtype=torch.float32)
             for row, factor in zip(handle.rows.unbind(1), weights.split(1, dim=1), strict=True):
-                # Rows that are no tokens may hold anything, also what is not a number.
+                # Rows behind the tokens may hold anything, also NaN.
                 made = x.flatten(0, 1).index_select(0, row.clamp(min=0)).masked_fill(row.lt(0).unsqueeze(1), 0)
                 part = torch.addcmul(part, made.float(), factor)
             out = _Move.apply(everyone, _COMBINE, pad(part.to(x.dtype), (0, 0, 0, 1)))[0][: handle.tokens]
@@ -427,7 +429,7 @@ class Experts:
         self, work: Callable[[], Any], inputs: Sequence[Any], previous_event: Event | None = None,
         async_finish: bool = False, allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Call ``work``, and return its results and their event. ``async_finish``: in another stream, on a device."""
+        """Call ``work``, in a side stream with ``async_finish`` on a device; return its results and their event."""
         device = next((tensor.device for tensor in _tensors(inputs)), torch.device("cpu"))
         if device.type == "cpu" or not async_finish:
             if previous_event is not None:
@@ -450,13 +452,13 @@ class Experts:
     # --- agreement ----------------------------------------------------------------------------------------------------
 
     def _agree(self, method: str, facts: _Facts) -> None:
-        """Compare facts with the other ranks, in the first call that has them."""
+        """Compare values with the other ranks, in the first call that has these values."""
         if (method, facts) not in self._agreed:
             self._compare(method, facts)
             self._agreed.add((method, facts))
 
     def _compare(self, method: str, facts: _Facts, more: Sequence[int] = ()) -> list[list[int]]:
-        """Compare facts with the other ranks: ``ValueError`` if they differ. Returns ``more`` of all ranks."""
+        """Compare values with the other ranks: ``ValueError`` if they differ. Returns ``more`` of every rank."""
         mine = torch.tensor([*facts, *more], dtype=torch.int64, device="cpu")
         table = mine.new_empty(self.size * len(mine))
         _all_gather(table, mine, group=self.group)
@@ -472,7 +474,7 @@ class Experts:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """A context in which a mistake is one of a collective call that this rank refuses."""
+        """Context in which wrong arguments make this rank refuse the collective, so that other ranks get an error."""
         try:
             yield
         except Exception as mistake:
@@ -483,7 +485,7 @@ class Experts:
     def _check(
         self, method: str, name: str, tensor: Any, shape: _Shape, types: Sequence[Any], device: Any = None
     ) -> None:
-        """``ValueError`` unless this is a tensor of the shape (None: any size), of one of the types, on the device."""
+        """Raise ``ValueError`` unless ``tensor`` has this shape (None: any size), one of the types, and the device."""
         what, fits = type(tensor).__name__, False
         if isinstance(tensor, torch.Tensor):
             what, fits = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}", tensor.dim() == len(shape)
@@ -511,13 +513,13 @@ def _facts(x: Any, weights: Any = None, top_k: int = 0, experts: int = 0, most: 
 
 
 def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
-    """Tokens ``[T + 1, H]``, of which the last is 0, in the rows of ``count`` experts that ``choices`` ``[T, K]`` name.
+    """Sort tokens ``[T + 1, H]``, the last of them 0, into rows of ``count`` local experts by ``choices`` ``[T, K]``.
 
-    Choices outside of 0 to ``count - 1`` are other ranks'. Returns ``[count, T, H]``, how many each has, and where each
-    choice lies in these rows, -1 for other ranks'.
+    Choices outside of 0 to ``count - 1`` belong to other ranks. Returns the rows ``[count, T, H]``, the number of rows
+    of each expert, and the row of each choice, -1 for other ranks'.
     """
     total, device = len(choices), choices.device
-    mine = torch.where((choices >= 0) & (choices < count), choices, count)  # the last is no expert's
+    mine = torch.where((choices >= 0) & (choices < count), choices, count)  # `count`: other ranks' choices
     chosen = torch.zeros((total, count + 1), dtype=torch.bool, device=device).scatter_(1, mine, True)
     place = chosen.cumsum(0) - 1
     source = place.new_full((total + 1, count), total)
@@ -529,12 +531,12 @@ def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
 
 
 def _outside(idx: Any, experts: int) -> Any:
-    """A mask of the choices that are out of range."""
+    """Mask of the choices that are out of range."""
     return (idx < -1) | (idx >= experts)
 
 
 def _visible(tensor: Any) -> bool:
-    """True if the host sees a tensor's elements without waiting."""
+    """True if the host can read the tensor without waiting for a device."""
     return bool(tensor.is_cpu)
 
 

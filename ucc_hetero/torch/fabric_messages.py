@@ -1,13 +1,12 @@
-"""Messages inside a vendor's fabric, in a group of several vendors: by torch's own backend of that vendor.
+"""Point-to-point messages inside one vendor's fabric, in a group of several vendors, by torch's NCCL or RCCL backend.
 
-NVLink and its like are several times as fast as the host's memory, by which devices of two vendors hand each other
-data. Each direction between two ranks has a backend of its own (NCCL's, or RCCL's), and so a stream of its own: a
-rank's sends never wait for its receives, in whatever order both sides post them, and need not be posted as one.
-Messages are matched in the order of posting, as these libraries do. They have no tags: a message with a tag other than
-0 goes as those between vendors do.
+NVLink and the like are several times as fast as host memory, through which GPUs of two vendors exchange data. Each
+direction between two ranks has a backend of its own, and so a stream of its own: sends never wait for receives,
+whatever order the two ranks post them in, and need no group call. These libraries match messages in the order of
+posting and have no tags, so a message with a tag other than 0 takes the path between vendors.
 
-Making such a backend, and its first message, wait for the other rank. The host does not: that is done in a thread,
-which is also given what is posted meanwhile.
+Making such a backend, and its first message, waits for the other rank. A thread does that, and posts what was called
+meanwhile, so that the caller does not wait.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .not_compiled import not_compiled
 from .streams import current, in_idle_stream, module, used_in_current, using_stream
 from .work import NO_LIMIT, Work, limit_of, seconds_of, torch_error
 
-#: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
+#: (store, rank, places of the two ranks in the group, timeout of a message in seconds) -> a backend of two ranks.
 BackendMaker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
 
 
@@ -41,16 +40,16 @@ def _nccl(store: Any, rank: int, places: Sequence[int], seconds: float) -> Any:
     return dist.ProcessGroupNCCL(store, rank, len(places), options)
 
 
-#: Types of elements that all such backends know; the others go as bytes.
+#: Element types that all these backends have; others are sent as bytes.
 _KNOWN = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8
 })  # fmt: skip
-#: By torch's name of the vendor's backend.
+#: Name of the vendor's backend in torch -> function that makes it.
 BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
 def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
-    """Messages within the fabric of rank ``at`` among ``ranks`` of the default group; None if it is alone there."""
+    """Messages within the fabric of rank ``at`` of ``ranks`` (default group). None if no other rank shares it."""
     name, places = creation.fabric_peers(ranks, at)
     if not places or name not in BACKENDS:
         return None
@@ -59,7 +58,7 @@ def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timed
 
 
 class FabricMessages:
-    """Messages among ranks that share a fabric, by a backend for each pair and direction, made at need."""
+    """Messages among ranks that share a fabric. The backend of a pair and direction is made by its first message."""
 
     def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
@@ -67,15 +66,16 @@ class FabricMessages:
         self._lock = threading.Lock()
 
     def reaches(self, peer: int) -> bool:
-        """True if a rank of the group shares the fabric."""
+        """True if this rank of the group shares the fabric."""
         return peer in self._places
 
     def carries(self, peer: int, tag: int) -> bool:
-        """True if messages with a rank and a tag go by its backend, on both sides alike. ``ValueError`` for any tag."""
+        """True if messages with this peer and tag use the backend; the peer decides alike. ``ValueError`` for any
+        tag."""
         if peer in self._places and tag < 0:
             raise ValueError(
-                f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
-                "vendor's library moves it, so name one of 0 or more"
+                f"tag {tag} of a message between rank {self._rank} and rank {peer}: a tag of 0 or more is needed: it "
+                "decides if their vendor's library sends the message"
             )
         return tag == 0 and peer in self._places
 
@@ -115,7 +115,7 @@ class FabricMessages:
 
 
 class _Direction:
-    """One direction between two ranks: its backend, and its messages in order."""
+    """One direction between two ranks: its backend, and its messages in order of posting."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._lock, self._waiting = make, threading.Lock(), deque[FabricWork]()
@@ -126,7 +126,7 @@ class _Direction:
         self._last: FabricWork | None = None
 
     def post(self, message: FabricWork) -> None:
-        """Start a message; until the backend is there, the thread starts it."""
+        """Start a message. Until the backend exists, its thread starts it."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -135,7 +135,7 @@ class _Direction:
             else:
                 message.mark()
                 self._waiting.append(message)
-            self._last = message  # not one that could not be begun: its end would not be seen
+            self._last = message  # only messages that have started: others never record an end
             if self._thread is None:
                 self._thread = threading.Thread(target=self._connect, name="ucch-fabric", daemon=True)
                 self._thread.start()
@@ -160,22 +160,22 @@ class _Direction:
                 each.fail(self._failure)
 
     def is_drained(self, until: float) -> bool:
-        """True if the backend is there and its last message has gone, by this time."""
+        """True once the backend exists and its last message has completed. Waits until the time ``until``."""
         if self._thread is not None:
             self._thread.join(max(until - time.monotonic(), 0.0))
         last = self._last
         return self._connected and (last is None or progress_until(last.is_completed, until - time.monotonic()))
 
     def end(self) -> None:
-        """Have the backend end. Not by its ``shutdown``, in which NCCL waits for the other rank to end this one, too:
-        that may be ending another, as the two have made them in another order, or have died."""
+        """Abort the backend. Its ``shutdown`` would wait in NCCL until the other rank ends its own backend too, but
+        that rank may have died, or may be ending another backend first."""
         if self._backend is not None:
             self._backend.abort()
 
 
 @not_compiled
 class FabricWork(Work):
-    """A message by the vendor's own backend: its ``wait`` makes the current stream wait, as with that backend."""
+    """A message by the vendor's own backend: ``wait`` makes the current stream wait, as with that backend."""
 
     _work: Any = None
     _posted: Any = None
@@ -189,20 +189,20 @@ class FabricWork(Work):
         self._begun, self._done, self._seconds = threading.Event(), False, seconds
 
     def begin(self, backend: Any) -> None:
-        """Start behind what the current stream has to do."""
+        """Start the message behind what is queued in the current stream."""
         tensor = self._tensor
         memory = [tensor if tensor.dtype in _KNOWN else tensor.reshape(-1).view(torch.uint8)]
         self._work = backend.send(memory, 1, 0) if self._outgoing else backend.recv(memory, 0, 0)
         self._begun.set()
 
     def mark(self) -> None:
-        """Note what the current stream has to do now: the message is to start behind that."""
+        """Record an event in the current stream, behind which the message is to start."""
         device = self._tensor.device
         self._posted = module(device).Event()
         self._posted.record(current(device))
 
     def begin_marked(self, backend: Any) -> None:
-        """Start, in another thread, behind what :meth:`mark` has noted."""
+        """Start the message in another thread, behind the event of :meth:`mark`."""
         device = self._tensor.device
         stream = module(device).Stream(device)
         stream.wait_event(self._posted)
@@ -210,12 +210,13 @@ class FabricWork(Work):
             self.begin(backend)
 
     def fail(self, failure: Exception) -> None:
-        """End the message with a failure, without starting it."""
+        """Fail the message without starting it."""
         self._error = failure
         self._begun.set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let the current stream wait for the message; the host waits until its start, that of a first one."""
+        """Make the current stream wait for the message. For the first messages the host waits until they have
+        started."""
         if not self._begun.is_set():
             self._until(self._begun.wait, time.monotonic() + (seconds_of(timeout) or self._seconds))
         if self._error is not None:

@@ -1,10 +1,10 @@
-"""Futures of asynchronous calls: which thread completes them, and in which order their callbacks run.
+"""Futures of asynchronous calls: which thread completes them, and in which order callbacks run.
 
-A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
-completes futures, and what it posts must be posted in the same order on every rank, although futures complete at
-different times on different ranks. So callbacks run one after the other, in the order in which they were attached,
-in a thread of the group's; calls posted from there go to a communicator of their own. Only those of a future that the
-caller has waited for, which all ranks have then, run at once and in the caller's thread, as torch's do.
+A callback may communicate and wait (PowerSGD does), so it must not run in the thread that completes futures. The calls
+of callbacks must be posted in the same order on all ranks, although futures complete at different times. So callbacks
+run one at a time, in the order in which they were attached, in a thread of the group, and their calls use a
+communicator of their own. Callbacks of a future that the caller has waited for run at once in the caller's thread, as
+in torch: there all ranks have waited.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .. import log
 from ..native.libraries import lib
 from .streams import in_idle_stream
 
-#: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
+#: Seconds after which the completing thread checks its calls even if the doorbell did not ring.
 _SLICE = 0.25
 
 
 class _ThreadState(threading.local):
-    """The level of the calling thread, 0 in ordinary code; ``ordinary`` is False in threads of this package."""
+    """The callback level of this thread: 0 in ordinary code. ``ordinary`` is False in this package's own threads."""
 
     level, ordinary = 0, True
 
@@ -40,7 +40,7 @@ def level() -> int:
 
 
 class CallbackThread:
-    """A thread that runs callbacks one after the other. Calls that they post are of level ``at``."""
+    """A thread that runs callbacks one at a time. Calls that they post have level ``at``."""
 
     def __init__(self, at: int, name: str) -> None:
         self._level = at
@@ -50,7 +50,7 @@ class CallbackThread:
         self._thread.start()
 
     def add(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those that were added before; in the caller's thread once this one has been stopped."""
+        """Run ``job`` after the earlier ones; in the caller's thread once this thread was stopped."""
         with self._lock:
             if not self._ended:
                 self._jobs.put(job)
@@ -62,11 +62,11 @@ class CallbackThread:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as failure:  # those after it are not to wait for ever
+            except Exception as failure:  # the callbacks behind it must run
                 log.log("torch").warning("%s: %s", self._thread.name, failure)
 
     def stop(self, seconds: float) -> bool:
-        """Have the thread end after the callbacks that it has been given, and wait so long. True if it has ended."""
+        """Let the thread end after the callbacks it already has. Waits ``seconds``; True if the thread has ended."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -77,9 +77,9 @@ class CallbackThread:
 
 
 class _Failed:
-    """The value of a failed call's future: C++ that takes tensors out of it, as DDP's reducer does, gets the failure.
+    """Value of a failed call's future. C++ code that takes tensors out of it, such as DDP's reducer, gets the failure.
 
-    A future of devices takes tensors out itself when it gets the value, ``looks`` times: it finds none.
+    torch's future takes tensors out of a value ``looks`` times when it is set: those get none.
     """
 
     def __init__(self, failure: Exception, looks: int) -> None:
@@ -92,7 +92,7 @@ class _Failed:
         raise self.failure
 
     def __str__(self) -> str:
-        """Raise the failure: DDP's C++ puts the value of a hook's future into its error text if it is no tensor."""
+        """Raise the failure: DDP's C++ code formats the value of a hook's future into its error if it is no tensor."""
         raise self.failure
 
 
@@ -101,9 +101,9 @@ def _raise_failure(result: _Failed) -> None:
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
-    """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
+    """A torch future whose callbacks run in a thread of the group, in the order in which they were attached."""
 
-    #: Ordinary code has waited for it, or for its call.
+    #: True once ordinary code has waited for the future, or for its call.
     waited = False
 
     def __init__(
@@ -112,10 +112,10 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         work: Any = None,
         devices: Sequence[Any] | None = None,
     ) -> None:
-        #: Devices of the tensors that the result may hold; None for the host's alone.
+        #: Devices of the result's tensors; None if they are in host memory.
         self._devices = work.devices if work is not None else devices
         super().__init__(devices=self._devices)
-        #: The group's callbacks of a level.
+        #: level -> the group's thread for callbacks of this level.
         self._callbacks = callbacks
         self._work = work
 
@@ -125,25 +125,25 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         work = self._work
         if work is not None:
             try:
-                work.wait()  # in this thread: no hand-over
+                work.wait()  # complete it in this thread, without the completing thread
             except Exception as failure:
-                work.publish(failure)  # callbacks that ask for the result get it, too
+                work.publish(failure)  # callbacks see the failure when they ask for the result
             else:
                 work.publish()
-        return super().wait()  # another thread may be publishing: there is a result only after this
+        return super().wait()  # another thread may be publishing the result
 
     def set_exception(self, result: Exception) -> None:
-        """As torch's own, which holds the exception itself: C++ looks for tensors there, and crashes."""
+        """Like torch's, but wraps the exception: C++ code would look for tensors in the bare one, and crash."""
         self._set_unwrap_func(_raise_failure)
         self.set_result(_Failed(result, looks=int(bool(self._devices))))
 
     def settled(self) -> None:
-        """Drop the call, which refers to this future, as the result is there."""
+        """Drop the reference to the call, now that the result is set: it refers back to this future."""
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Call ``callback(self)`` when there is a result, at once for one that was waited for; the future of what it
-        returns."""
+        """Run ``callback(self)`` once there is a result, or now if that was waited for. Returns the future of its
+        value."""
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
@@ -153,7 +153,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                     result = callback(self)
                 except Exception as failure:
                     out.set_exception(failure)
-                except BaseException as failure:  # SystemExit, in a thread: a waiter must not wait for ever
+                except BaseException as failure:  # also SystemExit: waiters must not wait for ever
                     out.set_exception(RuntimeError(f"a callback ended with {failure!r}"))
                 else:
                     out.set_result(result)
@@ -166,7 +166,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         return out
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call ``callback(self)`` when there is a result; its exceptions are logged."""
+        """Run ``callback(self)`` once there is a result. Its exceptions are logged."""
 
         def told(each: Any) -> None:
             try:
@@ -178,16 +178,16 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self.then(told)
 
     def _settle(self) -> None:
-        """Wait for the result, whatever it is."""
-        with suppress(Exception):  # the callback sees it, as torch has it
+        """Wait for the result; errors are left to the callback."""
+        with suppress(Exception):  # as in torch, the callback gets the failure from the future
             self.wait()
 
 
 class _Completer:
-    """The thread that completes the futures of calls that no thread waits for.
+    """The thread that completes futures of calls that no thread waits for.
 
-    It sleeps until the engine's doorbell rings: when a call that it listens to has ended, when a call is added, and
-    when it is to stop. The engine's own thread makes progress, or a thread that waits in the engine.
+    It sleeps until the engine's doorbell rings: when a call has ended, when a call is added, and when it has to stop.
+    Progress is made by the engine's thread, or by a thread that waits in the engine.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class _Completer:
         self._thread.start()
 
     def add(self, work: Any) -> None:
-        """Complete the future of a call once the call has ended."""
+        """Complete the future of a call when the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
         lib.ucch_doorbell_ring()
@@ -206,7 +206,7 @@ class _Completer:
         this_thread.ordinary = False
         works: list[Any] = []
         while self._on:
-            known = lib.ucch_doorbell_count()  # before anything is looked at: nothing can end unheard after that
+            known = lib.ucch_doorbell_count()  # read before the checks below, so that no later end is missed
             while not self._new.empty():
                 works.append(self._new.get())
             left = [work for work in works if not self._completed(work)]
@@ -217,19 +217,19 @@ class _Completer:
     @staticmethod
     def _completed(work: Any) -> bool:
         try:
-            work.listen()  # it may have begun only now
+            work.listen()  # it may have started only now
             with in_idle_stream(work.devices):
                 done: bool = work.is_over()
                 if done:
                     work.publish()
-        except Exception as failure:  # this thread serves others, too
+        except Exception as failure:  # other calls still need this thread
             log.log("torch").warning("the result of a call could not be handed on: %s", failure)
             work.publish(failure)
             return True
         return done
 
     def stop(self) -> None:
-        """End the thread; futures of what is under way get no result any more."""
+        """End the thread. Futures of calls that have not ended get no result."""
         self._on = False
         lib.ucch_doorbell_ring()
         self._thread.join()
@@ -240,7 +240,7 @@ _lock = threading.Lock()
 
 
 def complete_later(work: Any) -> None:
-    """Set the result of a call's future once the call has finished."""
+    """Complete the future of a call once the call has finished."""
     global _completer
     with _lock:
         if _completer is None:
@@ -249,9 +249,9 @@ def complete_later(work: Any) -> None:
 
 
 def stop() -> None:
-    """End the completing thread, before the process ends: a thread that is inside torch then ends a good run badly."""
+    """End the completing thread before the process exits: a daemon thread inside torch could crash it."""
     global _completer
     with _lock:
         last, _completer = _completer, None
     if last is not None:
-        last.stop()  # without the lock: it may be adding a call
+        last.stop()  # without the lock: the thread may need it to add a call

@@ -1,4 +1,4 @@
-"""The process group: torch's methods on one side, communicators on the other."""
+"""The process group: torch's methods on top, communicators underneath."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .fabric_messages import FabricMessages
 from .not_compiled import not_compiled
 from .work import NO_LIMIT, Work, limit_of
 
-#: Seconds in which other ranks destroy the same group as this one, in general.
+#: Seconds that other ranks are given to destroy the same group.
 _PATIENCE_S = 5.0
 
 
@@ -36,9 +36,9 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     """A process group of torch over a :class:`~ucc_hetero.Communicator`: what ``init_process_group("ucch")`` and
     ``new_group`` make.
 
-    Collectives are posted in program order and run in that order. ``timeout`` is that of every call, unless the call
-    brings its own; a call that fails leaves the group unusable, as NCCL's do. Where there is a communicator ``hosts``,
-    collectives on tensors of the host have an order of their own, on it.
+    Collectives run in the order in which they were posted. ``timeout`` holds for calls that bring none of their own. A
+    failed call leaves the group unusable, as in NCCL. With a communicator ``hosts``, collectives on host tensors run on
+    that, in an order of their own.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         self._store, self._monitored = store, 0
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Barrier of the hosts whose error on rank 0 names the first rank that has not come, or all of them."""
+        """Barrier of the hosts. On rank 0 the error names the first missing rank, or all of them."""
         self._check_usable()
         self._monitored += 1
         seconds = (self.seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
@@ -66,11 +66,11 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     # --- coalescing ---------------------------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: Any = None) -> None:
-        """Begin to collect calls whose Works are then waited for together; they start at once."""
+        """Collect the Works of the following calls, to wait for all at once. The calls start immediately."""
         self._batch.works = []
 
     def _end_coalescing(self, device: Any = None) -> Work:
-        """The Work of this thread's calls since :meth:`_start_coalescing`, also of those that have ended."""
+        """Return one Work for this thread's calls since :meth:`_start_coalescing`."""
         works, self._batch.works = self._batch.works, None
         return self._combined(works or [])
 
@@ -79,14 +79,14 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End every call that is under way with an error, from any thread; the group cannot be used any more."""
+        """Fail every call that is under way. May be called from any thread. The group is unusable afterwards."""
         if not self.usable or self._inherited:
             return
         self._aborted = "abort() was called"
         for comm in self._every_comm():
             if not comm.runner.broken:
                 comm.runner.abandon(self._aborted)
-            with suppress(*EXCHANGE_ERRORS):  # one of them may have died
+            with suppress(*EXCHANGE_ERRORS):  # a peer may have died
                 if not comm.communicator.Is_revoked():
                     quarantine.keep(_vote(comm.communicator, well=False))
         for work in list(self.in_flight):
@@ -98,9 +98,9 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def shutdown(self) -> None:
         """Finish what was posted, then release the communicators together with the other ranks.
 
-        Torch destroys all groups one after the other, in the order of their names. The first of ours says that this
-        rank leaves all of ours: a rank that waits for it in one does not come to leave another. Each is released in its
-        turn, as NCCL's groups may come between them, the end of which waits for other ranks.
+        torch destroys all groups one after the other, ordered by name. The first of our groups already announces that
+        this rank leaves all of them, so that a peer that waits in one of them does not hang. Each group is then
+        released in its own turn: between them NCCL groups may be destroyed, which also waits for other ranks.
         """
         every = _all_are_destroyed()
         with _left([*c10d._world.pg_names] if every else [self]):
@@ -112,22 +112,22 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
                     _end(each, patience if each.name == self._name else -1.0, every=False)
 
     def _finish(self) -> None:
-        """Finish what was posted, and tell the other ranks that no more will come."""
+        """Finish what was posted, and tell the other ranks that no more calls will come."""
         self._closed = True
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
         until = time.monotonic() + _PATIENCE_S
         ended = [each.stop(max(0.0, until - time.monotonic())) for each in threads]
-        self._settle()  # what callbacks have posted
+        self._settle()  # calls that callbacks have posted
         self._ended = True
         for comm in self._every_comm():
             if not all(ended) and not comm.runner.broken:
-                comm.runner.abandon("a callback did not end")  # it may be using the communicator
-            comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
+                comm.runner.abandon("a callback did not end")  # the callback may still use the communicator
+            comm.runner.board.leave()  # a peer that waits for a call of this rank gets an error
 
     def _leave(self) -> list[_Leaving]:
-        """Say that this rank leaves the communicators of a group that is finished: those that are to be released."""
+        """Announce that this rank leaves the group's communicators. Returns those that have to be released."""
         if self._fabric is not None:
             self._fabric.close(self.seconds)
         comms = [self._comms[at] for at in sorted(self._comms, reverse=True)]
@@ -154,14 +154,14 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """The name by which the script asked for the group, which is that of ``get_backend``: DDP logs it.
+        """The name by which the script asked for the group, as in ``get_backend``: DDP logs it.
 
-        Not ``gloo``: DDP's logger would look for torch's own group of that name in this one.
+        Never ``gloo``: DDP's logger would then look for torch's Gloo backend inside this group.
         """
         asked = c10d._world.pg_map.get(self, ("gloo",))[0]
         return self.name() if asked == "gloo" else asked
 
-    # The base class keeps the name and description in its C++ backends, and there is none here.
+    # The base class keeps name and description in C++ backends, and this group has none.
     def getGroupName(self) -> str:
         return self._name
 
@@ -190,10 +190,10 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     supports_splitting = supports_coalescing = supports_tensor_alloc = supports_time_estimate = False
 
     def get_group_store(self) -> Any:
-        """The store in which the ranks met, under a prefix of the group's own."""
+        """The store in which the ranks met, with the group's prefix."""
         return self._store
 
-    # Torch's look for a C++ backend, and one of them ends the process where there is none.
+    # torch's versions look for a C++ backend; without one, one of them ends the process.
     def split_group(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
             "split_group of a group needs a backend in C++, which ucch is not: use dist.new_group"
@@ -206,13 +206,13 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         )
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change the timeout of the calls to come."""
+        """Change the timeout of later calls."""
         self.seconds = limit_of(timeout)
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to do: calls have been counted from the beginning."""
+        """Do nothing: calls are counted from the first one on."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._posted
@@ -224,7 +224,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
 
     @property
     def _inherited(self) -> bool:
-        """True in a process made by fork of the rank whose group it is: it may end nothing there."""
+        """True in a forked child of the rank: the child must not end the parent's group."""
         return bool(self._comms[0].runner.orphaned)
 
     @property
@@ -234,7 +234,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
 
 
 def _all_are_destroyed() -> bool:
-    """True if this is called in torch's ``destroy_process_group`` of the default group, which destroys all others."""
+    """True inside torch's ``destroy_process_group`` of the default group, which destroys all groups."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename != c10d.__file__:
         frame = frame.f_back
@@ -243,7 +243,7 @@ def _all_are_destroyed() -> bool:
 
 
 def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
+    """Finish what was posted in all groups in use, then release them together with the other ranks."""
     with _left(groups):
         for each in _by_name(_leaving.all()):
             _end(each, each.seconds, every=True)
@@ -251,9 +251,9 @@ def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
 
 @contextmanager
 def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
-    """Finish what was posted in groups that are in use, and say that this rank leaves them.
+    """Finish what was posted in these groups, and announce that this rank leaves them.
 
-    Until this ends, messages that no receive is there for any more are thrown away, as their senders wait for that.
+    Inside this context, messages without a receive are discarded: their senders wait until the data is taken.
     """
     ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
     ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
@@ -277,7 +277,8 @@ def _left(groups: Iterable[dist.ProcessGroup]) -> Iterator[None]:
 
 
 class _Vote(NamedTuple):
-    """An exchange by which ranks say that they leave: 1 if all is well, 0 if not, and the least of all ranks."""
+    """A pending vote of all ranks on leaving a communicator. ``mine``: 1 if no call failed here; ``least``: the
+    minimum."""
 
     request: Any
     mine: Any
@@ -285,7 +286,7 @@ class _Vote(NamedTuple):
 
 
 def _vote(comm: Communicator, *, well: bool) -> _Vote:
-    """Tell the other ranks that this one leaves a communicator, and whether all is well here."""
+    """Tell the other ranks that this one leaves a communicator, and whether all its calls have succeeded."""
     from mpi4py import MPI
 
     mine, least = array("i", [well]), array("i", [0])
@@ -293,7 +294,7 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
 
 
 class _Leaving(NamedTuple):
-    """A communicator that this rank leaves, its group, the time limit of that, and the vote."""
+    """A communicator that this rank leaves, the name of its group, the time limit, and the vote."""
 
     comm: GroupComm
     name: str
@@ -301,32 +302,32 @@ class _Leaving(NamedTuple):
     vote: _Vote
 
 
-#: Those of groups that this rank leaves, until they are released.
+#: Communicators that this rank leaves and that are not released yet.
 _leaving: Kept[_Leaving] = Kept()
 
 
 def _by_name(leaving: Iterable[_Leaving]) -> list[_Leaving]:
-    """Those of this process, in the order in which all ranks release them."""
+    """The entries of this process, in the order in which all ranks release them."""
     here = [each for each in leaving if not each.comm.runner.orphaned]
     return sorted(here, key=lambda each: each.name, reverse=True)
 
 
 def _leave(comm: Communicator) -> _Vote | None:
-    """The vote of this rank, which leaves a communicator; None where that can be told no longer."""
+    """Announce that this rank leaves. Returns the vote, or None if the other ranks cannot be told any more."""
     runner = runner_of(comm)
     try:
         return _vote(comm, well=not (runner.broken or runner.busy))
-    except EXCHANGE_ERRORS:  # MPI's, or the store's
+    except EXCHANGE_ERRORS:  # of MPI or the store
         runner.abandon("a rank of it died")
         return None
 
 
 def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
-    """Release a communicator once all its ranks are about to; leave it to a later time, or the end, otherwise."""
+    """Release a communicator once all its ranks leave it. If they do not, leave it to a later call or to the exit."""
     comm, name, _, vote = leaving
     runner = comm.runner
     if not _leaving.take(leaving):
-        return  # another thread does
+        return  # another thread releases it
 
     def died() -> bool:
         run_poll_hooks()
@@ -351,23 +352,23 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
             )  # fmt: skip
     elif vote.least[0]:
         if not every:
-            runner.timeout = _PATIENCE_S  # a rank that has said so may be elsewhere by now
+            runner.timeout = _PATIENCE_S  # a rank that has voted may be busy elsewhere by now
         comm.communicator.Free()
     elif not runner.broken:
         runner.abandon("a rank of it failed")
 
 
-# --- a barrier that names the ranks which do not come, over the group's store -----------------------------------------
+# --- a barrier that names missing ranks, over the group's store -------------------------------------------------------
 
 
-#: Word of rank 0 in the store when all ranks have arrived.
+#: Value that rank 0 puts into the store when all ranks have arrived.
 _ALL = b"all"
-#: Seconds by which the others wait longer than rank 0, for its word on who is missing.
+#: Extra seconds for which other ranks wait for rank 0's verdict.
 _GRACE = 1.0
 
 
 def monitored_barrier(store: Any, key: str, place: tuple[int, int], seconds: float, wait_all_ranks: bool) -> None:
-    """Wait for all ranks by keys that begin with ``key``; on rank 0 the error says, as gloo's, which have not come."""
+    """Wait for all ranks by keys with prefix ``key``. As with gloo, the error on rank 0 names the missing ranks."""
     rank, size = place
     if rank == 0:
         _collect(store, key, size, seconds, wait_all_ranks)
@@ -387,7 +388,7 @@ def monitored_barrier(store: Any, key: str, place: tuple[int, int], seconds: flo
 
 
 def _collect(store: Any, key: str, size: int, seconds: float, wait_all_ranks: bool) -> None:
-    """Wait for the other ranks' words, and tell them what became of it."""
+    """On rank 0: wait for the keys of the other ranks, and tell them the result."""
     end = time.monotonic() + seconds
     missing: list[int] = []
     for other in range(1, size):
@@ -410,6 +411,6 @@ def _came(store: Any, key: str, seconds: float) -> bool:
         return True
     try:
         store.wait([key], timedelta(seconds=seconds))
-    except RuntimeError:  # the store's time is up
+    except RuntimeError:  # the store's timeout
         return False
     return True

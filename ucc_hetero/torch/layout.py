@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them, contiguous and of a type that it knows, and the copies back of its results."""
+"""Tensors as the engine takes them, contiguous and of a known type, and the copies of results back into them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 from ..types import DTYPES, OPS, Op
 
-#: What is left to do once the data of a call is there, such as copies out of a flat tensor; None for nothing.
+#: Work that is left once the call's data is there, such as copies out of a flat tensor; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 
-#: Element types that the engine knows; others are moved as bytes.
+#: Element types that the engine knows; tensors of other types are moved as bytes.
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
 
 
 def is_plain(tensor: Any) -> bool:
-    """True if the engine can take the tensor's own memory."""
+    """True if the engine can use the tensor's own memory."""
     return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
 
 
@@ -31,35 +31,35 @@ def _bytes(tensor: Any) -> Any:
 
 
 def elements_of(tensor: Any) -> int:
-    """Elements of the engine's type that one element of a tensor is moved as."""
+    """Number of engine elements per element of this tensor."""
     return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
 
 
 def to_send(tensor: Any) -> Any:
-    """The tensor to send for ``tensor``: itself, or a contiguous copy."""
+    """The tensor to send: ``tensor`` itself, or a contiguous copy."""
     if is_plain(tensor):
         return tensor
     return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def copy_back(fresh: Any, tensor: Any) -> Finish:
-    """Function that copies the elements of ``fresh`` into ``tensor``; None where they are the same."""
+    """Function that copies ``fresh`` into ``tensor``; None if they share their elements."""
     return None if fresh is tensor else partial(tensor.detach().copy_, fresh)
 
 
 def to_receive(tensor: Any) -> tuple[Any, Finish]:
-    """(the tensor to receive into for ``tensor``, what copies it there)."""
+    """(tensor to receive into, function that copies it into ``tensor`` or None)."""
     if is_plain(tensor):
         return tensor, None
     tensor = tensor.detach()
     if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
-        return _bytes(tensor), None  # only its type is unknown: its own bytes serve
+        return _bytes(tensor), None  # only the type is unknown: receive into its bytes
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return _bytes(fresh), copy_back(fresh, tensor)
 
 
 def _adjacent(tensors: Sequence[Any]) -> Any:
-    """One flat tensor over the memory of several that follow each other; None when they do not."""
+    """One flat tensor over several that are adjacent in memory; None if they are not."""
     first = tensors[0]
     storage = first.untyped_storage()
     start = storage.data_ptr()
@@ -77,7 +77,7 @@ def _adjacent(tensors: Sequence[Any]) -> Any:
 
 
 def to_send_all(tensors: Sequence[Any]) -> Any:
-    """One flat tensor to send, with the elements of several tensors, one behind the other."""
+    """One flat tensor with the elements of all ``tensors``, to send."""
     together = _adjacent(tensors)
     if together is not None:
         return together
@@ -86,7 +86,7 @@ def to_send_all(tensors: Sequence[Any]) -> Any:
 
 
 def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
-    """(one flat tensor to receive into for several, what copies its elements to them)."""
+    """(one flat tensor to receive into, function that copies its elements into ``tensors`` or None)."""
     together = _adjacent(tensors)
     if together is not None:
         return together, None
@@ -108,7 +108,7 @@ def overlap(one: Any, other: Any) -> bool:
 
 
 def without_overlap(send: Any, target: Any) -> Any:
-    """A contiguous tensor to send; a copy of it if it shares memory with the one to receive into."""
+    """A contiguous tensor to send: a copy if it shares memory with ``target``."""
     return send.clone() if overlap(send, target) else send
 
 
@@ -125,7 +125,7 @@ _OPS: dict[Any, Op] = {
     _KINDS.PREMUL_SUM: OPS["SUM"],
 }
 
-#: Types too small to add up in, which no library reduces: computed in the wider one and rounded once.
+#: Narrow types that no library reduces -> the type in which they are reduced; the result is rounded once.
 _WIDER = {
     getattr(torch, name): wide
     for names, wide in (
@@ -138,13 +138,13 @@ _WIDER = {
 
 
 class TorchReduction(NamedTuple):
-    """One reduction: our operation, and the factor of PREMUL_SUM or None."""
+    """A reduction: the engine's operation, and the factor of PREMUL_SUM or None."""
 
     op: Op
     factor: Any = None
 
     def operand(self, tensor: Any) -> Any:
-        """The tensor to reduce for ``tensor``: itself, or a contiguous copy in the type that is computed in."""
+        """The tensor to reduce: ``tensor`` itself, or a contiguous copy in the type of the computation."""
         wider = _WIDER.get(tensor.dtype)
         if wider is None and self.factor is None and is_plain(tensor):
             return tensor
@@ -158,7 +158,7 @@ class TorchReduction(NamedTuple):
         return tensor.contiguous()
 
     def to_receive(self, tensor: Any) -> tuple[Any, Finish]:
-        """(the tensor to receive a result for ``tensor`` into, what copies it there)."""
+        """(tensor to receive a result into, function that copies it into ``tensor`` or None)."""
         wider = _WIDER.get(tensor.dtype)
         if wider is None and is_plain(tensor):
             return tensor, None
@@ -168,12 +168,12 @@ class TorchReduction(NamedTuple):
 
 _NUMBERED = frozenset({dist.ReduceOp, _KINDS})
 _PREMUL = int(_KINDS.PREMUL_SUM)
-#: Number of a kind -> its reduction. Both ``ReduceOp`` and its kinds hash to that number, and look-ups by it are quick.
+#: Number of a kind -> its reduction. ``ReduceOp`` and its kinds hash to that number, so both find it quickly.
 _PLAIN = {int(kind): TorchReduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
 
 
 def torch_reduction(op: Any) -> TorchReduction:
-    """The reduction that a ``ReduceOp``, or one of its kinds, asks for."""
+    """The reduction for a ``ReduceOp``, or for one of its kinds."""
     if type(op) not in _NUMBERED:
         raise ValueError(f"{op!r} is not a reduce operation of torch.distributed")
     number = hash(op)
@@ -181,7 +181,7 @@ def torch_reduction(op: Any) -> TorchReduction:
     if known is not None:
         return known
     if number == _PREMUL and hasattr(op, "op"):
-        # Older versions of torch show the factor only to pickle.
+        # Older versions of torch expose the factor only through pickle.
         factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
         return TorchReduction(OPS["SUM"], factor)
     raise ValueError(f"reduce operation {op} is not one of {', '.join(str(k).rpartition('.')[2] for k in _OPS)}")

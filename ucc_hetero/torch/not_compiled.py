@@ -1,4 +1,4 @@
-"""Methods that torch.compile calls and does not translate."""
+"""Excludes methods from torch.compile, which cannot translate them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=type)
 
 
 def not_compiled(kind: T) -> T:
-    """Class decorator: compile neither its methods nor what they call; ``torch.compiler.disable`` wraps each call."""
+    """Class decorator: torch.compile skips the class's methods. ``torch.compiler.disable`` would wrap each call."""
     for member in vars(kind).values():
         function = member.fget if isinstance(member, property) else member
         if isinstance(function, FunctionType):
@@ -25,5 +25,5 @@ def _run_as_it_is(code: Any) -> None:
     try:
         skip = native._FrameAction.SKIP
         native.set_code_exec_strategy(code, native._FrameExecStrategy(skip, skip))
-    except AttributeError:  # another version's names: it then compiles what it can
+    except AttributeError:  # names of another version of torch: nothing is skipped
         return

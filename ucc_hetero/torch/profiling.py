@@ -1,8 +1,8 @@
-"""Ranges of calls in traces of ``torch.profiler``: the host's part and, asynchronously, the call until its end.
+"""Ranges of calls in ``torch.profiler`` traces: the host's part and, for asynchronous calls, the time to completion.
 
-A C++ backend gets the first from torch's dispatcher (``c10d::allreduce_``) and gives the second itself
-(``gloo:all_reduce``, ``nccl:all_reduce``); here they are ``c10d::allreduce_`` and ``ucch:all_reduce``. Nothing is done
-while no profiler is active.
+For a C++ backend torch's dispatcher records the first (``c10d::allreduce_``), and the backend the second
+(``gloo:all_reduce``). Here they are ``c10d::allreduce_`` and ``ucch:all_reduce``. Without an active profiler nothing
+is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .futures import complete_later
 from .not_compiled import not_compiled
 from .work import CombinedWork, Work
 
-#: The engine's names of calls -> the dispatcher's; calls that have several forms there name theirs.
+#: The engine's names of collectives -> the dispatcher's. Calls with several forms pass their dispatcher name.
 _OPERATIONS = {
     "allreduce": "allreduce_", "bcast": "broadcast_", "reduce": "reduce_", "barrier": "barrier",
     "allgather": "allgather_", "allgatherv": "allgather_", "gather": "gather_", "scatter": "scatter_",
@@ -27,7 +27,7 @@ _OPERATIONS = {
     "alltoall": "alltoall_", "alltoallv": "alltoall_",
 }  # fmt: skip
 
-#: The dispatcher's names -> how Gloo and NCCL call these in traces, after their own name and a colon.
+#: The dispatcher's names -> the names that Gloo and NCCL show in traces after their own.
 _TITLES = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "reduce_": "reduce",
     "barrier": "barrier", "allgather_": "all_gather", "_allgather_base_": "all_gather",
@@ -37,16 +37,16 @@ _TITLES = {
     "send": "send", "recv_": "recv", "recv_any_source_": "recvAnySource",
 }  # fmt: skip
 
-#: Profilers whose ranges may end in another thread than the one in which they began; NVTX's may not.
+#: Profilers in which a range may end in another thread than it began in. NVTX does not allow that.
 _SPANNING = (ActiveProfilerType.LEGACY, ActiveProfilerType.KINETO)
 
-#: Seconds to wait for the thread that ends ranges: at the end of a process it may be gone.
+#: Seconds to wait for the thread that ends ranges. At process exit it may be gone.
 _PATIENCE = 1.0
 
 
 class _Span:
-    """The range of a call from its start to its end. Torch takes a range that ends in another thread for asynchronous,
-    and only such ranges may overlap others of their thread without containing them."""
+    """The range of a call from start to completion. It ends in another thread: torch then treats it as asynchronous,
+    and only asynchronous ranges of a thread may overlap without nesting."""
 
     def __init__(self, title: str, tensors: list[Any]) -> None:
         self._home = threading.get_ident()
@@ -54,11 +54,11 @@ class _Span:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         begun = torch._C._autograd._record_function_with_args_enter(title, *tensors)
-        # Unlike its own exit function this ends a range in whichever thread completes the future.
+        # Unlike the range's own exit, this works in whichever thread completes the future.
         torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._end)
 
     def end(self) -> None:
-        """End the range, in another thread than the one that began it; once."""
+        """End the range, once, from another thread than the one that began it."""
         if threading.get_ident() == self._home:
             return
         with self._lock:
@@ -74,14 +74,14 @@ class _Span:
 
 @not_compiled
 class _ProfiledWork(CombinedWork):
-    """A call with its range, which the thread that completes futures ends."""
+    """A call with its range; the thread that completes futures ends the range."""
 
     def __init__(self, group: Any, work: Work, span: _Span) -> None:
         super().__init__(group, [work])
         self._span = span
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As the call's own; its range has ended then, too."""
+        """Wait for the call, and until its range has ended."""
         try:
             return super().wait(timeout)
         finally:
@@ -89,20 +89,20 @@ class _ProfiledWork(CombinedWork):
                 self._span.close()
 
     def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future, and end the range."""
+        """Complete the future, and end the range."""
         self._span.end()
         super().publish(failure)
 
     def source_rank(self) -> int:
-        """The group rank that a received message came from."""
+        """The group rank of a received message's sender."""
         return self._parts[0].source_rank()
 
 
 def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-    """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.
+    """Start a call within its ranges. ``name`` is the engine's or the dispatcher's; ``inputs`` are one or more tensors.
 
-    The range of a call on device memory ends once it is part of its stream's work, as NCCL's do: the device's part is
-    the device's profiler's business.
+    On device memory the range ends once the call is queued in its stream, as NCCL's does. The device's profiler shows
+    the rest.
     """
     operation = _OPERATIONS.get(name, name)
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
@@ -111,7 +111,7 @@ def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> W
         with host:
             return start()
     span = _Span(f"ucch:{_TITLES[operation]}", tensors)
-    over = left = Work(group, [])  # what is left of a call that could not be started, has ended or is a stream's
+    over = left = Work(group, [])  # of a call that failed, has ended, or is in a stream
     try:
         with host:
             work = start()

@@ -1,4 +1,4 @@
-"""Scripts for torchrun under mpirun: ``env://`` finds in MPI what mpirun does not put into the environment."""
+"""Rendezvous by ``env://`` under mpirun: MPI provides what mpirun does not put into the environment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from ..errors import CollectiveTimeout
 from ..machine import launchers
 from ..native.waiting import progress_until
 
-#: Variables that torch's own handler reads.
+#: Variables that torch's own handler of ``env://`` reads.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-#: Variables that were set here, which another call may set again.
+#: Variables that this module has set and may set again.
 _ours: set[str] = set()
 
 
 def launched_by_mpi() -> bool:
-    """True if this process is a rank of an MPI job. One that torchrun has started is none: what it has of a launcher's
-    variables is torchrun's, which mpirun or srun may have started on each host. Nor is one that a rank has started, as
-    torch does to save checkpoints: such processes meet in a store."""
+    """True if this process is a rank of an MPI job. False for ranks of torchrun, also where mpirun or srun started
+    torchrun, and for child processes of a rank, such as torch starts to save checkpoints: these meet in a store."""
     if dist.is_torchelastic_launched() or launchers.is_child(os.environ):
         return False
     return any(name in os.environ for name in launchers.MPI["RANK"])
@@ -43,8 +42,7 @@ def _export(name: str, value: object) -> None:
 
 
 def export_ranks() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for scripts, from the launcher's variables, where they are
-    not."""
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, where they are unset."""
     for name, sources in launchers.MPI.items():
         value = next((os.environ[source] for source in sources if source in os.environ), None)
         if value is not None:
@@ -52,9 +50,9 @@ def export_ranks() -> None:
 
 
 def install() -> None:
-    """Let ``env://`` work under mpirun. Does nothing where torchrun, or the user, has set the variables."""
+    """Make ``env://`` work under mpirun. No effect if torchrun or the user has set the variables."""
     handlers: dict[str, Any] = _rendezvous_handlers
-    stock = getattr(handlers["env"], "stock", handlers["env"])  # torch's, behind that of the entry point
+    stock = getattr(handlers["env"], "stock", handlers["env"])  # unwrap what the entry point has installed
     if getattr(stock, "ucch", False):
         return
 
@@ -70,22 +68,22 @@ def install() -> None:
 
 
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
-    """Wait until all ranks of a group have chosen this backend: those with another backend would wait there.
+    """Wait until all ranks of a group have chosen this backend: ranks with another backend never would.
 
-    A rank that the group does not have is a ``ValueError``; ``CollectiveTimeout`` names those that did not come, and
-    the variable that may differ there. ``store`` is the group's own part of torch's, ``ranks`` are torch's of its
-    members; 0 ``seconds`` are for ever.
+    ``ValueError`` if ``rank`` is out of range. ``CollectiveTimeout`` names the missing ranks, and the variable that may
+    differ there. ``store`` is the group's part of torch's store, ``ranks`` are the members' torch ranks. 0 ``seconds``
+    mean no limit.
     """
     if not 0 <= rank < len(ranks):
         raise ValueError(f"rank {rank} of {len(ranks)} rank(s): RANK has to be from 0 to WORLD_SIZE - 1")
     keys = [f"ucch/chosen/{r}" for r in range(len(ranks))]
     store.set(keys[rank], "y")
     if store.add("ucch/chosen", 1) == len(ranks):
-        store.set("ucch/all", "y")  # one question for each look, however many ranks there are
+        store.set("ucch/all", "y")  # one key to poll, whatever the number of ranks
     together = progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05)
     missing = [] if together else [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
-    with suppress(NotImplementedError, RuntimeError):  # stores that keep everything
-        if together:  # a later group of theirs may have the same place in the store
+    with suppress(NotImplementedError, RuntimeError):  # some stores cannot delete keys
+        if together:  # a later group of these ranks may get the same prefix
             store.delete_key(keys[rank])
         if store.add("ucch/chosen", -1) == 0:
             store.delete_key("ucch/all")
@@ -104,10 +102,10 @@ def not_come(rank: int, missing: Sequence[int], seconds: float) -> CollectiveTim
 
 
 def _over_mpi(timeout: timedelta) -> Iterator[Any]:
-    """Let all ranks of the job meet."""
+    """Handler of ``env://``: exchange the address of rank 0's store over MPI."""
     from ..native.libraries import load
 
-    load()  # before MPI: both bring a UCX, and the first one in a process serves both
+    load()  # before MPI is loaded: MPI brings its own UCX, and a process uses the first one
     from mpi4py import MPI
 
     refuse_without_mpi()
@@ -124,7 +122,7 @@ def store_over(world: Any, timeout: timedelta) -> tuple[Any, int, int]:
     rank, size = world.Get_rank(), world.Get_size()
     for name, value in ("RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", local.Get_size()):
         _export(name, value)
-    # The launcher's number, by which the script has chosen its device: it may count in another order.
+    # The launcher's local rank, by which the script has chosen its device; MPI may count in another order.
     mine = launchers.number("LOCAL_RANK", os.environ, local.Get_rank(), torchrun=False)
     os.environ.setdefault("LOCAL_RANK", str(mine))
     one_host = local.Get_size() == size
@@ -149,19 +147,19 @@ def store_over(world: Any, timeout: timedelta) -> tuple[Any, int, int]:
 
 
 def _address() -> str:
-    """This host's address as other hosts reach it: MASTER_ADDR, its name's, or that of its way out."""
+    """An address of this host that other hosts reach: MASTER_ADDR, its name, or its address on the default route."""
     given = os.environ.get("MASTER_ADDR")
     if given and "MASTER_ADDR" not in _ours:
         return given
     try:
         address = socket.gethostbyname(socket.gethostname())
-    except (OSError, UnicodeError):  # of a label that is too long
+    except (OSError, UnicodeError):  # a host name with a label that is too long
         address = "127.0.0.1"
     if not address.startswith("127."):
         return address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only picks the interface
+            probe.connect(("192.0.2.1", 9))  # a UDP connect sends nothing; it only selects the interface
             return str(probe.getsockname()[0])
         except OSError:
             return address

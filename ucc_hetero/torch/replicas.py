@@ -1,8 +1,8 @@
-"""Data-parallel replicas on different vendors: looking for those that have drifted, and making all equal again.
+"""Data-parallel replicas on different vendors: detect replicas that have drifted apart, and make them equal again.
 
-All ranks of an all-reduce get the same bits, but each then runs its own vendor's optimizer kernels, and these differ in
-the last bits: replicas drift. Sharding (FSDP, ZeRO) has one owner for each parameter and no drift; for DDP there is
-:class:`Replicas`, which compares checksums now and then, and copies one rank's parameters where that is wanted.
+An all-reduce gives all ranks the same bits, but then each vendor's optimizer kernels round differently, and replicas
+drift apart. With sharding (FSDP, ZeRO) each parameter has one owner, so there is no drift. For DDP :class:`Replicas`
+compares checksums from time to time, and copies one rank's parameters to the others if the policy asks for that.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch.distributed as dist
 
 from .. import log
 
-#: Elements that are summed up at once: 64-bit copies of them are made.
+#: Elements that are summed at a time: each needs a 64-bit copy.
 _PIECE = 1 << 22
-#: Bytes of an element -> the integer type in which its bits are read; the sums have room above it.
+#: Bytes per element -> integer type for its bits. The sums are wider than this type.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 class DriftError(RuntimeError):
-    """Replicas differ, and were not to."""
+    """Replicas differ, and the policy of :class:`Replicas` is ``"raise"``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One comparison: an entry of :attr:`Replicas.history`.
+    """Result of one comparison: an entry of :attr:`Replicas.history`.
 
     Args:
-        step: Step after which it was made.
-        checksums: Every rank's.
-        distance: Largest difference from the root's parameters, relative to the largest parameter; 0 where all
+        step: Number of the optimizer step before the comparison.
+        checksums: Checksums of all ranks, in rank order.
+        distance: Largest difference from the root's parameters, relative to the largest parameter; 0 if all
             checksums are equal.
     """
 
@@ -43,7 +43,7 @@ class Drift:
 
     @property
     def equal(self) -> bool:
-        """True if all replicas are the same, to the last bit."""
+        """True if all replicas have the same bits."""
         return len(set(self.checksums)) == 1
 
 
@@ -53,16 +53,16 @@ def _local(tensors: Iterable[Any]) -> Iterator[Any]:
 
 
 def checksum(tensors: Iterable[Any]) -> int:
-    """A number that tells the bits of tensors apart, order and signs of zeros included.
+    """Compute a checksum of the bits of tensors; order and signs of zeros count.
 
-    Computed on the tensors' device, in integers, so that every vendor comes to the same number; one number goes to the
-    host. Two sums modulo 2^64, one of them weighted by place, as in Fletcher's checksum.
+    Computed on the device in integers, so that all vendors get the same number; only that number is copied to the host.
+    Two sums modulo 2^64, one of them weighted by position, as in Fletcher's checksum.
 
     Args:
-        tensors: Tensors; of sharded ones the local part counts.
+        tensors: Tensors; of sharded ones (DTensor) the local part.
 
     Returns:
-        The number.
+        The checksum.
     """
     total = 0
     for tensor in _local(tensors):
@@ -84,12 +84,12 @@ def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
     """Find the largest difference of any rank's tensors from the root's. Collective.
 
     Args:
-        tensors: As many, of the same shapes, on every rank.
+        tensors: The same number and shapes on every rank.
         root: Rank of the group.
         group: Process group; torch's default group if None.
 
     Returns:
-        The difference, relative to the root's largest element.
+        The difference, relative to the absolute value of the root's largest element.
     """
     worst = largest = 0.0
     for tensor in _local(tensors):
@@ -105,10 +105,10 @@ def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
 
 
 def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> None:
-    """Give every rank the root's tensors. Collective.
+    """Copy the root's tensors to all ranks. Collective.
 
     Args:
-        tensors: As many, of the same shapes, on every rank; written to.
+        tensors: The same number and shapes on every rank; overwritten on all ranks but the root.
         root: Rank of the group.
         group: Process group; torch's default group if None.
     """
@@ -118,20 +118,20 @@ def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> Non
 
 
 class Replicas:
-    """Compares the replicas of a model every so many steps.
+    """Compares the replicas of a model every few steps.
 
     Args:
-        model: Its parameters and buffers are compared, equal in shape on every rank of the group.
-        optimizer: Its state is synchronised with them; None for none.
+        model: Model whose parameters and buffers are compared; equal in shape on all ranks of the group.
+        optimizer: Optimizer whose state the policy ``"broadcast"`` copies too, or None.
         every: Steps between comparisons.
-        policy: What is done where replicas differ: ``"report"`` logs a warning the first time, ``"broadcast"`` gives
-            every rank the root's parameters, buffers and optimizer state, ``"raise"`` raises :class:`DriftError` on
-            every rank.
+        policy: Action if replicas differ: ``"report"`` logs a warning the first time, ``"broadcast"`` copies the
+            root's parameters, buffers and optimizer state to all ranks, ``"raise"`` raises :class:`DriftError` on
+            all ranks.
         root: Rank of the group.
         group: Process group; torch's default group if None.
 
     Raises:
-        ValueError: ``every`` or ``policy`` is none.
+        ValueError: ``every`` is below 1, or ``policy`` is unknown.
     """
 
     def __init__(
@@ -150,26 +150,26 @@ class Replicas:
             raise ValueError(f"policy must be report, broadcast or raise, not {policy!r}")
         self._model, self._optimizer, self._every, self._policy = model, optimizer, every, policy
         self._root, self._group, self._step, self._warned = root, group, 0, False
-        #: Results of the comparisons, in order.
+        #: Results of all comparisons, in order.
         self.history: list[Drift] = []
 
     def step(self) -> Drift | None:
-        """Count a step, and compare when it is time; to be called after every optimizer step, on every rank.
+        """Count a step, and compare every ``every`` steps. Call it after each optimizer step, on every rank.
 
         Returns:
-            What was found; None where it was not time to look.
+            The result of the comparison; None if this step had none.
 
         Raises:
-            DriftError: As :meth:`compare`.
+            DriftError: See :meth:`compare`.
         """
         self._step += 1
         return None if self._step % self._every else self.compare()
 
     def compare(self) -> Drift:
-        """Compare now, and do what the policy says. Collective.
+        """Compare now, and act by the policy. Collective.
 
         Returns:
-            What was found.
+            The result of the comparison.
 
         Raises:
             DriftError: Replicas differ, and the policy is ``"raise"``.
@@ -207,6 +207,6 @@ class Replicas:
         for parameter in (p for each in self._optimizer.param_groups for p in each["params"]):
             state = self._optimizer.state.get(parameter, {})
             for _, value in sorted(state.items()):
-                # Counts of steps, on the host, are equal anyhow.
+                # Step counts are host tensors, and equal on all ranks.
                 if isinstance(value, torch.Tensor) and value.device == parameter.device and value.dim():
                     yield value

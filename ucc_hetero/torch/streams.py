@@ -1,4 +1,4 @@
-"""Streams for calls on tensors of a device: the call is queued in one, and the host does not wait for it."""
+"""Streams for calls on device tensors: a call is queued in a stream, and the host does not wait for it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .layout import Finish
 
 
 def module(device: Any) -> Any:
-    """The module of a device's type: streams, events, which device and stream are current."""
+    """torch's module for a device type (streams, events, current device and stream)."""
     return getattr(torch, device.type)
 
 
 @cache
 def _raw_stream_of(kind: str) -> Any:
-    """torch's function that returns the handle of the calling thread's stream on a device; None where it has none."""
+    """torch's function that returns the raw handle of the current stream; None if this type has none."""
     return getattr(torch._C, f"_{kind}_getCurrentRawStream", None)
 
 
 def capture_query(device: Any) -> Callable[[], bool]:
-    """A function that returns True if the calling thread's stream is being captured, as quickly as torch can."""
+    """The fastest function that is True while the calling thread's stream is being captured."""
     short: Callable[[], bool] | None = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
     long: Callable[[], bool] = module(device).is_current_stream_capturing
     return long if short is None else short
 
 
 def start_with(local_rank: int) -> None:
-    """Let torch begin with the device of this rank where several are in sight; scripts may still choose another one."""
+    """Make torch start with this rank's device if several are visible. Scripts may still choose another."""
     for kind in TORCH:
         found: Any = getattr(torch, kind, None)
         if hasattr(found, "_lazy_call") and not found.is_initialized():
@@ -50,7 +50,7 @@ def _choose(found: Any, local_rank: int) -> None:
 
 
 def started() -> Iterator[tuple[str, Any]]:
-    """The types of devices that this process uses already, and their modules."""
+    """The device types that this process already uses, with their modules."""
     for kind in TORCH:
         found = getattr(torch, kind, None)
         if found is not None and found.is_initialized():
@@ -58,7 +58,7 @@ def started() -> Iterator[tuple[str, Any]]:
 
 
 def device_of(*memory: Any) -> Any:
-    """The device of a call's tensors, None for the host; each is a tensor, a list that begins with one, or None."""
+    """The device of a call's tensors; None for host memory. Each argument is a tensor, a list of tensors, or None."""
     for each in memory:
         tensor = each[0] if isinstance(each, list) else each
         if tensor is not None:
@@ -67,7 +67,7 @@ def device_of(*memory: Any) -> Any:
 
 
 def tensors_in(memory: Sequence[Any]) -> Iterator[Any]:
-    """The tensors among nested sequences that may also hold counts, and None."""
+    """The tensors in nested sequences, which may also hold counts and None."""
     for each in memory:
         if isinstance(each, torch.Tensor):
             yield each
@@ -75,12 +75,12 @@ def tensors_in(memory: Sequence[Any]) -> Iterator[Any]:
             yield from tensors_in(each)
 
 
-#: torch's streams by device and handle: making one takes longer than launching a kernel.
+#: (device, handle) -> torch's stream object, as making one takes longer than a kernel launch.
 _streams: dict[tuple[Any, int], Any] = {}
 
 
 def current(device: Any) -> Any:
-    """The calling thread's stream on a tensor's device."""
+    """The calling thread's current stream on a tensor's device."""
     tell = _raw_stream_of(device.type)
     if tell is None:
         return module(device).current_stream(device)
@@ -97,13 +97,13 @@ def current_handle(device: Any) -> int:
 
 
 def stream_query(device: Any) -> Callable[[], int]:
-    """A function that returns the handle of the calling thread's stream on a device, as quickly as torch can."""
+    """The fastest function that returns the handle of the calling thread's current stream on a device."""
     tell = _raw_stream_of(device.type)
     return partial(current_handle, device) if tell is None else partial(tell, device.index)
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """Tell torch that the current stream uses a call's memory; when that is over, None for memory of the host."""
+    """Tell torch's allocator that the current stream uses this memory. Returns when that ends; None for host memory."""
     stream = None
     for tensor in tensors_in(memory):
         if not tensor.is_cpu:
@@ -116,7 +116,7 @@ _idle: dict[Any, Any] = {}
 
 
 def in_idle_stream(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
-    """Make a stream with nothing in it current, for work that follows a call whose end the host has seen."""
+    """Make an idle stream current, for work on the result of a call whose end the host has seen."""
     if not devices:
         return nullcontext()
     stream = _idle.get(devices[0])
@@ -129,19 +129,19 @@ def in_idle_stream(devices: Sequence[Any] | None) -> AbstractContextManager[Any]
 def using_stream(device: Any, stream: Any) -> Iterator[None]:
     """Make a stream current in any thread.
 
-    The current device of a new thread is the first one. When torch leaves a stream of another device it makes a context
-    on the first one: half a gigabyte of that GPU for each rank of a host. So the device is chosen, too.
+    A new thread's current device is device 0. When torch leaves a stream of another device, it restores device 0 and so
+    creates a context there, half a gigabyte for each rank. Therefore the stream's device is made current first.
     """
     with module(device).device(device), module(device).stream(stream):
         yield
 
 
 class Ready:
-    """The moment when the results of a call are there: when its stream has done what it has been given by now.
+    """The point in a stream at which the results of a call are there.
 
-    ``marked``: record an event now. Without an event a wait is for all that the stream has by the time of the wait; a
-    caller that waits at once, in the same stream, needs none. ``events``: a pool of events to be used again; None if
-    the event is not that of the call alone. ``behind``: the stream that the call's stream has waited for.
+    ``marked``: record an event now. Without an event a wait is for all that is in the stream at the time of the wait;
+    that suffices for a caller that waits at once in the same stream. ``events``: pool to which the event returns; None
+    if the event has other users. ``behind``: the stream for which the call's stream has waited.
     """
 
     _over = False
@@ -157,7 +157,7 @@ class Ready:
     def mark(self) -> None:
         try:
             event = self._events.pop() if self._events else None
-        except IndexError:  # another thread has taken the last one
+        except IndexError:  # another thread took the last one
             event = None
         if event is None:
             self._event = self._stream.record_event()
@@ -166,11 +166,11 @@ class Ready:
             self._event = event
 
     def order(self) -> bool:
-        """Let the current stream wait, and not the host. True if it is the stream that the call is behind."""
+        """Make the current stream wait, not the host. True if it is the stream that the call came behind."""
         caller = current(self._stream.device)
         if not self._over and caller is not self._stream and caller != self._stream:
             event = self._event or self._stream.record_event()
-            if not self._over:  # else the event, if there was one, is in use for something else
+            if not self._over:  # after that the event may be in use again
                 caller.wait_event(event)
         return self._behind is not None and (caller is self._behind or caller == self._behind)
 
@@ -178,20 +178,21 @@ class Ready:
         return self._over or bool((self._event or self._stream).query())
 
     def over(self) -> None:
-        """Give the event back, as the host has seen the call end. No driver is called: a stream may be captured."""
+        """Return the event to its pool: the host has seen the call end. Calls no driver, as a stream may be
+        captured."""
         if self._events is not None:
             event, self._event, self._over = self._event, None, True
             if event is not None:
                 self._events.append(event)
 
     def publish(self, future: torch.futures.Future[Any], outputs: list[Any]) -> None:
-        """Set a future's result now: a thread that takes it gets a stream that waits for the event."""
+        """Complete a future now: a thread that takes the result gets a stream that waits for the event."""
         with module(self._stream.device).stream(self._stream):
             future.set_result(outputs)
 
 
 class EnteredStream(NamedTuple):
-    """A stream for calls, its handle, and the caller's stream, for which it waits before them."""
+    """A side stream, its handle, and the caller's stream, for which it waits first."""
 
     stream: Any
     handle: int
@@ -199,15 +200,16 @@ class EnteredStream(NamedTuple):
 
 
 def captures() -> bool:
-    """True if the calling thread's current stream of any device is being captured in a graph."""
+    """True if the calling thread's current stream of any device type is being captured in a graph."""
     return any(module.is_current_stream_capturing() for _, module in started())
 
 
 class SideStream:
-    """The stream of one group's asynchronous calls on one device, so that computing goes on beside them.
+    """The side streams of a group's asynchronous calls on one device, beside which the caller's stream computes.
 
-    A call that its caller would wait for at once goes into the caller's stream. ``many``: so many streams take calls in
-    turn, where calls keep their order without one stream: one then sends while the one before still receives.
+    A call that its caller waits for at once goes into the caller's stream instead. ``many``: number of streams that
+    take calls in turn, if calls keep their order without sharing a stream: one call can then send while the last
+    receives.
     """
 
     def __init__(self, device: Any, many: int = 1) -> None:
@@ -219,9 +221,9 @@ class SideStream:
         self._events: deque[Any] = deque()
 
     def enter(self) -> EnteredStream:
-        """The stream for the next asynchronous call; it waits for what the caller's stream has been given so far."""
+        """The stream for the next asynchronous call. It waits for what is queued in the caller's stream."""
         caller = current(self._device)
-        with self._lock:  # one event for all calls: a wait is for its latest record
+        with self._lock:  # one event serves all calls: a wait is for its latest record
             entered = self._streams[0]
             self._streams.rotate()
             self._posted.record(caller)
@@ -229,7 +231,7 @@ class SideStream:
         return EnteredStream(*entered, caller)
 
     def ready(self, entered: EnteredStream, *, marked: bool) -> Ready:
-        """When a stream has done a call that needs nothing to be done after it."""
+        """The point at which a stream has completed a call that needs no further work."""
         return Ready(entered.stream, marked=marked, events=self._events, behind=entered.behind)
 
     def run(
@@ -241,10 +243,10 @@ class SideStream:
         asynchronous: bool,
         joined: EnteredStream | None = None,
     ) -> tuple[Request, Ready | None]:
-        """Make a call in a stream, and ``finish`` after it; ``joined`` is a stream that was entered before.
+        """Make a call in a stream, and queue ``finish`` behind it. ``joined``: a side stream that was entered before.
 
-        ``memory`` is what both read and write. It stays allocated until the call has ended. None for when the results
-        are there if the stream does not wait for the call: the host then has to, and finishes it.
+        ``memory`` is what the call and ``finish`` read and write; it stays allocated until they end. The second value
+        is None if the stream does not wait for the call: then the host has to wait and to run ``finish``.
         """
         if asynchronous:
             stream, handle, behind = joined or self.enter()
@@ -257,7 +259,7 @@ class SideStream:
             with self._module.stream(stream):
                 finish()
             for tensor in tensors_in(memory) if asynchronous else ():
-                if not tensor.is_cpu:  # used beyond the end of the call
+                if not tensor.is_cpu:  # still used after the call has ended
                     tensor.record_stream(stream)
         events = self._events if finish is None else None
         marked = asynchronous and joined is None
@@ -265,7 +267,7 @@ class SideStream:
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:
-    """Divide a sum by the number of ranks on the device (the engine would on the host), then ``finish``."""
+    """Divide a sum by the number of ranks on the device (else the host would do it), then run ``finish``."""
 
     def divide() -> None:
         if tensor is not None and tensor.numel():

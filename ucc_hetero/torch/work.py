@@ -1,4 +1,4 @@
-"""torch's Work over our requests: of a call, of a message in a lane, of several calls."""
+"""torch's Work over requests of the engine: for a call, a message by a lane, or several calls."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from .streams import Ready, used_in_current
 
 _peek, _follow = lib.ucch_peek, lib.ucch_lane_message_follow
 
-#: Seconds that stand for "no limit" where a store needs one.
+#: Timeout in seconds where a store needs a number but there is no limit.
 NO_LIMIT = 1e7
-#: Seconds until a call fails that is not to go on; 0 would be no limit.
+#: Timeout in seconds that makes a call fail at once; 0 would be no limit.
 _AT_ONCE = 1e-6
 
 
 def seconds_of(timeout: timedelta | None) -> float:
-    """Seconds of a timeout as torch passes it; 0 where none is meant (zero, unset, or not given)."""
+    """A torch timeout in seconds; 0 (no limit) for zero, negative or None."""
     seconds = timeout.total_seconds() if timeout is not None else 0.0
     return max(seconds, 0.0)
 
 
 def limit_of(timeout: timedelta | None) -> float:
-    """Seconds that a call may take: torch's, or UCCH_TIMEOUT's where that is set and shorter. 0: for ever."""
+    """Time limit of a call in seconds: torch's, or UCCH_TIMEOUT if that is set and shorter. 0: no limit."""
     seconds = seconds_of(timeout)
     ours = settings.timeout() if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
     if ours == float("inf"):
@@ -51,36 +51,36 @@ def limit_of(timeout: timedelta | None) -> float:
 
 
 def torch_error(failure: BaseException) -> Exception:
-    """The exception that torch's users expect, with our detail in it."""
+    """The exception type that users of torch expect, with our message."""
     text = str(failure)
     if isinstance(failure, CollectiveTimeout):
-        text = f"Timeout expired, Timed out in {text}"  # what scripts look for, spaces included
+        text = f"Timeout expired, Timed out in {text}"  # scripts look for these words, spaces included
     error: Exception = dist.DistBackendError(text)
     return error
 
 
 class PendingOperation(NamedTuple):
-    """A request that has not been completed, its native operation and what keeps that alive."""
+    """A request that has not completed, its native operation, and the object that keeps the operation alive."""
 
     request: Request | LaneWork
     op: Any
     keep: object
 
     def wait(self, seconds: float) -> Any:
-        """Wait so long; true if the operation, or its request, which another thread may have taken, has ended."""
+        """Wait up to ``seconds``. True once the operation has ended, or another thread has taken its request."""
         return self.request.finished or lib.ucch_wait(self.op, seconds)
 
 
 class ReceiveStatus:
-    """The status of a receive, filled as an ``MPI.Status`` is."""
+    """Status of a receive, which the engine fills as it would an ``MPI.Status``."""
 
     source, tag, error, cancelled = -1, -1, 0, False
 
     def Set_elements(self, datatype: Any, count: int) -> None:
-        """Drop the length."""
+        """Ignore the length: torch does not ask for it."""
 
     def Set_cancelled(self, cancelled: bool) -> None:
-        """As :meth:`mpi4py.MPI.Status.Set_cancelled`."""
+        """Ignore the cancellation: torch does not ask for it."""
         self.cancelled = cancelled
 
 
@@ -89,10 +89,10 @@ class Work(dist.Work):
     """One asynchronous call, or several that finish together: what calls of a group return with ``async_op=True``.
 
     ``outputs`` are the tensors that hold the result. ``finish`` runs once after the last request, in the thread that
-    sees its end; ``keep`` stays alive until then. ``ready`` is set for a call in a stream (:mod:`.streams`).
+    sees the end; ``keep`` stays alive until then. ``ready`` is set for a call in a stream (:mod:`.streams`).
     """
 
-    # Defaults of the class, which most calls leave as they are.
+    # Class attributes: most calls use the defaults, and setting them costs time.
     _requests: Sequence[Request] = ()
     _finish: Finish = None
     _keep: object = None
@@ -103,9 +103,9 @@ class Work(dist.Work):
     _waited = False
     _published = False
     _done = True
-    #: The other rank of a message that is known from the start.
+    #: Rank of the peer if it is known from the start, else -1.
     _peer = -1
-    #: True for a collective, which barriers wait for; False for a message.
+    #: True for a collective, for which barriers wait; False for a message.
     collective = False
 
     def __init__(
@@ -129,11 +129,11 @@ class Work(dist.Work):
 
     @property
     def leaves_work(self) -> bool:
-        """True if results must still be copied or converted once it has ended."""
+        """True if the result must be copied or converted after the call has ended."""
         return self._finish is not None
 
     def _collect(self) -> None:
-        """Take the results of requests that have all finished; once."""
+        """Collect the results of requests that have all ended, once."""
         with self._lock:
             if self._done:
                 return
@@ -149,23 +149,23 @@ class Work(dist.Work):
             if error is None and self._finish is not None:
                 try:
                     self._deliver()
-                except Exception as failure:  # whichever thread collects: it is raised where the call is waited for
+                except Exception as failure:  # stored here, and raised where the call is waited for
                     error = failure
             elif error is None and self._ready is not None:
                 self._ready.over()
             self._error = error
             self._requests, self._finish, self._keep = (), None, None
-            self._done = True  # last: others look at it without the lock
+            self._done = True  # set last, as other threads read it without the lock
         self._group.in_flight.pop(self, None)
 
     def _deliver(self) -> None:
-        """Do what is left to do once the data is there."""
+        """Run ``finish`` on the received data."""
         assert self._finish is not None
         self._finish()
-        self._ready = used_in_current([self._keep, *self._outputs])  # the waiting thread may use another stream
+        self._ready = used_in_current([self._keep, *self._outputs])  # the thread that waits may use another stream
 
     def is_over(self) -> bool:
-        """True if the call has ended, after taking its results; without making progress."""
+        """True if the call has ended; collects its results. Makes no progress."""
         requests = self._requests
         if len(requests) == 1 and requests[0].lasting:
             if _peek(native_of(requests[0])):
@@ -178,12 +178,12 @@ class Work(dist.Work):
         return [request for request in self._requests if not request.finished]
 
     def pending(self) -> list[PendingOperation]:
-        """Their native operations, kept alive: another thread may collect the call meanwhile."""
+        """The native operations that are under way, kept alive: another thread may collect the call at any time."""
         found = [PendingOperation(request, native_of(request), kept_by(request)) for request in self.unfinished()]
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
-        """Give the call a moment, in which short ones finish; the progress thread goes on with longer ones."""
+        """Make progress for ``seconds``, which suffices for short calls; the progress thread finishes the others."""
         for each in self.pending():
             if not lib.ucch_wait(each.op, seconds):
                 lib.ucch_progress_thread(1)
@@ -191,31 +191,31 @@ class Work(dist.Work):
         self._collect()
 
     def let_go(self) -> None:
-        """Let streams go on that wait for the call: the group has been aborted."""
+        """Release streams that wait for the call, as the group was aborted."""
 
     def listen(self) -> None:
-        """Let the doorbell ring (:mod:`.futures`) when a request of the call ends."""
-        with self._lock:  # no other thread collects meanwhile
+        """Make the doorbell (:mod:`.futures`) ring when a request of the call ends."""
+        with self._lock:  # no other thread may collect at the same time
             for request in self.unfinished():
                 lib.ucch_listen(native_of(request))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the result is there; raises the call's error.
+        """Wait until the result is there. Raises the call's error.
 
-        For tensors of a device the current stream waits, and the host does not. ``timeout`` is this wait's own; the
-        call has that of its group.
+        For device tensors the current stream waits and the host does not. ``timeout`` limits this wait; the call itself
+        has the group's timeout.
         """
         if not self._done:
             if self._ready is None:
                 self._await(seconds_of(timeout))
             else:
-                self.is_over()  # an error that is known by now
+                self.is_over()  # collects an error that is known by now
         if self._ready is not None and self._ready.order():
             self.leave()
         return self._told()
 
     def leave(self) -> None:
-        """Have the group drop the tensors: the stream that their memory belongs to waits for the call by now."""
+        """Let the group drop the tensors: the stream that owns their memory already waits for the call."""
         with self._lock:
             if self in self._group.in_flight:
                 self._group.in_flight.pop(self, None)
@@ -223,7 +223,7 @@ class Work(dist.Work):
                 self._group.in_flight[WaitedWork(self)] = None
 
     def _told(self) -> bool:
-        """Raise the call's error, or that a stream had to go on without the data of some message."""
+        """Raise the call's error, or the error of a message without whose data a stream went on."""
         if this_thread.ordinary:
             self._waited = True
             if self._future is not None:
@@ -242,7 +242,7 @@ class Work(dist.Work):
         self._collect()
 
     def _until(self, happened: Callable[[float], Any], end: float) -> None:
-        """Wait in slices until ``happened(seconds)``; raises on an abort, and once ``end`` has come (0: never)."""
+        """Wait in slices until ``happened(seconds)`` is true. Raises on an abort, and after ``end`` (0: no limit)."""
 
         def happened_in_time(seconds: float) -> Any:
             state = happened(min(seconds, max(end - time.monotonic(), 1e-3)) if end else seconds)
@@ -262,12 +262,12 @@ class Work(dist.Work):
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
     def is_completed(self) -> bool:
-        """True if the call has finished, well or not; makes some progress."""
+        """True if the call has ended, with or without an error. Makes some progress."""
         if not self._done and all(lib.ucch_test(each.op) for each in self.pending()):
             self._collect()
         if self._ready is None or self._error is not None:
             return self._done
-        return bool(self._ready.query())  # the stream knows first; the host may not have looked yet
+        return bool(self._ready.query())  # the stream may be done before the host has looked
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -276,7 +276,7 @@ class Work(dist.Work):
         return self._error
 
     def settle(self) -> None:
-        """Wait for what the call still does with our memory; a receive whose message has not come is taken back."""
+        """Wait until the call no longer uses its buffers. A receive whose message has not come is cancelled."""
         if self._source is not None:
             for request in self.unfinished():
                 request.Cancel()
@@ -289,7 +289,7 @@ class Work(dist.Work):
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """The group rank that a received message came from."""
+        """The group rank of a received message's sender."""
         return self._source.source if self._source is not None else self._peer
 
     def _source_rank(self) -> int:
@@ -316,7 +316,7 @@ class Work(dist.Work):
         return self._future
 
     def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future, if there is one; once. ``failure``: what waiting for the call has raised."""
+        """Complete the future, if there is one; once. ``failure``: the error that waiting for the call has raised."""
         with self._lock:
             future = self._future
             if future is None or self._published:
@@ -330,11 +330,11 @@ class Work(dist.Work):
         else:
             future.set_result(list(self._outputs))
         if self._done:
-            future.settled()  # no cycle: it would keep the tensors until Python looks for garbage
+            future.settled()  # break the reference cycle, which would hold the tensors until a garbage collection
 
 
 class WaitedWork:
-    """What a group keeps of a call that was waited for in a stream: its requests, without its tensors."""
+    """What a group keeps of a call that a stream waits for: its requests, without its tensors."""
 
     leaves_work = False
 
@@ -348,7 +348,7 @@ class WaitedWork:
         if work is not None:
             work.is_over()
         for request in self._requests:
-            with suppress(UCCHError):  # the next call raises it
+            with suppress(UCCHError):  # the next call raises the failure
                 request.Wait()
         if self._ready is not None:
             self._ready.over()
@@ -356,7 +356,7 @@ class WaitedWork:
         return True
 
     def let_go(self) -> None:
-        """Nothing to do: no stream waits for a word of the host's."""
+        """Do nothing: no stream waits for the host."""
 
     def settle(self) -> None:
         self.is_over()
@@ -364,9 +364,10 @@ class WaitedWork:
 
 @not_compiled
 class LaneWork(Work):
-    """A message by a lane, between the streams of two ranks: its ``wait`` makes the current stream wait.
+    """A message by a lane, between streams of two ranks. ``wait`` makes the current stream wait.
 
-    A tensor is its send's until that was waited for, as with NCCL. There is no request: that would cost as much again.
+    The tensor of a send must stay unchanged until ``wait``, as with NCCL. There is no request object, which would
+    double the cost.
     """
 
     _followed = False
@@ -380,8 +381,8 @@ class LaneWork(Work):
         stream: Callable[[], int],
         seconds: float,
     ) -> None:
-        """``stream`` returns the calling thread's stream; ``seconds`` is the limit of a wait for the message."""
-        dist.Work.__init__(self)  # a function less than by way of the base
+        """``stream`` returns the calling thread's current stream; ``seconds`` limits a wait for the message."""
+        dist.Work.__init__(self)  # directly: one function call less than through Work
         self._group, self._outputs, self._lock = group, outputs, threading.Lock()
         self._lane_message: LaneMessage | None = message
         self._peer, self._stream, self._seconds = message.peer, stream, seconds
@@ -405,7 +406,7 @@ class LaneWork(Work):
         return self._done
 
     def _end(self, message: LaneMessage, state: int) -> None:
-        """Note how the message has ended; once."""
+        """Record how the message has ended, once."""
         with self._lock:
             if self._lane_message is None:
                 return
@@ -414,19 +415,19 @@ class LaneWork(Work):
             elif self._finish is not None:
                 try:
                     self._deliver()
-                except Exception as failure:  # whichever thread looks: it is raised where the message is waited for
+                except Exception as failure:  # stored here, and raised where the message is waited for
                     self._error = failure
             self._lane_message, self._finish, self._done = None, None, True
         self._group.in_flight.pop(self, None)
-        if self._error is not None and self._followed:  # a stream has gone on without its data
+        if self._error is not None and self._followed:  # a stream went on without the data
             self._group.broke(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let the current stream wait for the message; raises the call's error as far as it is known by now."""
+        """Make the current stream wait for the message. Raises its error if that is known by now."""
         if not self._done and not self._follow():
             limit = seconds_of(timeout)
             end = time.monotonic() + limit if limit else 0.0
-            for each in self.pending():  # its stream gets it once it need not wait for it
+            for each in self.pending():  # queue it into its stream once the stream need not wait for it
                 self._until(partial(lib.ucch_wait_matched, each.op), end)
             self._follow()
         message = self._lane_message
@@ -437,7 +438,7 @@ class LaneWork(Work):
         return self._told()
 
     def _follow(self) -> bool:
-        """Let the current stream wait, if the engine has posted the message in its own. True if nothing more is due."""
+        """Make the current stream wait, if the message was posted in its stream. True if nothing is left to do."""
         with self._lock:
             message = self._lane_message
             if message is None:
@@ -463,12 +464,12 @@ class LaneWork(Work):
             lib.ucch_listen(each.op)
 
     def let_go(self) -> None:
-        """As :meth:`Work.let_go`: its time is over now, and then no stream waits for it."""
+        """Release waiting streams: the message times out now."""
         for each in self.pending():
             lib.ucch_op_deadline(each.op, _AT_ONCE)
 
     def settle(self) -> None:
-        """Wait until nothing uses our memory any more."""
+        """Wait until nothing uses the buffers any more."""
         for each in self.pending():
             if self._seconds:
                 lib.ucch_op_deadline(each.op, self._seconds)
@@ -478,7 +479,7 @@ class LaneWork(Work):
 
 @not_compiled
 class GraphWork(Work):
-    """A message that becomes a part of a graph when it is waited for."""
+    """A message that becomes part of a graph when it is waited for."""
 
     def __init__(
         self,
@@ -488,12 +489,12 @@ class GraphWork(Work):
         finish: Finish,
         stream: Callable[[], int],
     ) -> None:
-        """``stream`` returns the calling thread's stream."""
+        """``stream`` returns the calling thread's current stream."""
         super().__init__(group, outputs)
         self._message, self._finish, self._stream, self._peer = message, finish, stream, message.peer
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Let the current stream wait for the message in every replay."""
+        """Make the current stream wait for the message in every replay of the graph."""
         try:
             self._message.follow(self._stream())
         except UCCHError as failure:
@@ -507,7 +508,7 @@ class GraphWork(Work):
         return self._message.given is not None
 
     def get_future(self) -> Future:
-        """As :meth:`Work.get_future`; waits for the message."""
+        """Wait for the message, and return a future of the result tensors."""
         self.wait()
         return super().get_future()
 
@@ -515,25 +516,25 @@ class GraphWork(Work):
 @not_compiled
 class CombinedWork(Work):
     def __init__(self, group: Any, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
-        """``entered``: of the streams that the parts share, when the parts have passed them."""
+        """``entered``: the points in shared streams at which all parts are complete."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
         self._parts, self._entered = parts, entered
         self._done = all(part._done for part in parts)
 
     def _collect(self) -> None:
-        """Note the first error of parts that have all been collected."""
+        """Record the first error of the parts, which have all been collected."""
         with self._lock:
             self._error = next((part._error for part in self._parts if part._error is not None), None)
             self._done = True
 
     def is_over(self) -> bool:
-        """True if all calls have ended, after taking their results; without making progress."""
+        """True if all calls have ended; collects their results. Makes no progress."""
         if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
 
     def listen(self) -> None:
-        """Let the doorbell ring when a request of these calls ends."""
+        """Make the doorbell ring when a request of these calls ends."""
         for part in self._parts:
             part.listen()
 
@@ -550,7 +551,7 @@ class CombinedWork(Work):
         return next((part._error for part in self._parts if part._error is not None), None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all; raises the first error."""
+        """Wait for all calls. Raises the first error."""
         for part in self._parts:
             if self._entered and part._ready is not None:
                 part.is_over()
@@ -565,7 +566,7 @@ class CombinedWork(Work):
         return self._told()
 
     def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future; a thread that takes it gets a stream that waits for every part."""
+        """Complete the future. A thread that takes the result gets a stream that waits for every part."""
         for part in self._parts:
             if part._ready is not None:
                 part._ready.order()

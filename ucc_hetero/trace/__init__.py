@@ -1,1 +1,1 @@
-"""Records of what ran when, and their export."""
+"""Records of calls (flight recorder, timeline) and their export."""

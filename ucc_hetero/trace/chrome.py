@@ -1,7 +1,7 @@
-"""From the ranks' recorded events to one Chrome trace: pure functions on numbers.
+"""Conversion of the ranks' recorded events into one Chrome trace. Pure functions.
 
-A *part* is what one rank recorded: the lines that say what its numbers mean, and the ring of events. Parts are merged
-on the clock of the first rank. One thing is added that no single rank can see: the time that it waited for another.
+A *part* is the recording of one rank: lines that describe its numbers, and the ring of events. Parts are merged on the
+clock of the first rank. This adds what no rank can see alone: the time for which it waited for another rank.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EVENT = np.dtype(
         *(("program", "<u4"), ("step", "<i4"), ("status", "<i4"), ("bytes", "<u4")),
     ]
 )
-#: Chrome's thread numbers: a hundred lanes for each kind of event.
+#: First Chrome thread number for each kind of event; each has a hundred lanes.
 _LANES = {"call": 0, "island": 100, "bridge": 200, "copy": 300, "wait": 400, "send": 500, "receive": 600}
-#: Number in the place of the program in an event of a wire, and the kind of one by the lowest bit of its number.
+#: Program number of events of wires; the lowest bit of their number is the kind.
 _WIRE = 0xFFFFFFFF
 _WAYS = (("send", "to"), ("receive", "from"))
 _PHASES = {"native": "island", "bridge": "bridge", "local": "copy"}
@@ -34,7 +34,7 @@ Events = np.ndarray[Any, np.dtype[Any]]
 
 
 def used(ring: bytes) -> bytes:
-    """The events of a ring, in order, with nothing else. ``ValueError`` if it is none."""
+    """The events of a ring, in order. ``ValueError`` if the bytes are not a ring."""
     if ring[:8] != MAGIC or len(ring) < HEADER:
         raise ValueError("not a ring of events")
     capacity, written = (int.from_bytes(ring[at : at + 8], "little") for at in (8, 16))
@@ -47,9 +47,9 @@ def used(ring: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Recording:
-    """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns).
+    """The recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty in ns).
 
-    ``places``: the ranks by the keys of their processes.
+    ``places``: key of a process -> its rank.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class Recording:
     events: Events
 
     def reference(self, local: Events) -> Events:
-        """ns on the reference's clock: the offset is interpolated between where it was measured."""
+        """Convert to ns on the reference's clock; the offset is interpolated between its measurements."""
         if not self.clock:
             return local.astype(np.float64)
         at = [point[0] for point in self.clock]
@@ -75,11 +75,11 @@ class Recording:
 
 
 def parse_part(lines: Iterable[str], events: bytes) -> Recording:
-    """A rank's lines (JSON each) and its events as :func:`used` gives them. ``ValueError`` where they are not whole."""
+    """Parse a rank's JSON lines, and its events as returned by :func:`used`. ``ValueError`` if they are incomplete."""
     part = Recording(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
     for line in lines:
         if not line.endswith("\n"):
-            break  # the rank was killed while it wrote
+            break  # the rank was killed while it wrote this line
         data = json.loads(line)
         if "rank" in data:
             part.rank, part.job, part.about = data["rank"], data["job"], data
@@ -99,11 +99,11 @@ def parse_part(lines: Iterable[str], events: bytes) -> Recording:
 def clock_offsets(
     sent: Sequence[Sequence[int]], done: Sequence[Sequence[int]], clocks: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(offset to clock 0, uncertainty) in ns for each clock, from rounds in which all ranks told each other the time.
+    """(offset to clock 0, uncertainty) in ns of each clock, from rounds in which all ranks exchanged their times.
 
-    ``sent[r][k]``: when rank r told it in round k, ``done[r][k]``: when it had heard all ranks; both on rank r's clock,
-    which is number ``clocks[r]``. No rank can have heard a time before it was told, so each round bounds the offset of
-    every clock from both sides; the tightest bounds of all rounds hold (Duda et al., Estimating Global Time in
+    ``sent[r][k]``: when rank r sent its time in round k; ``done[r][k]``: when it had all ranks' times. Both are on rank
+    r's clock, number ``clocks[r]``. No rank can receive a time before it was sent, so each round bounds every clock's
+    offset from both sides; the tightest bounds of all rounds are used (Duda et al., Estimating Global Time in
     Distributed Systems, 1987).
     """
     low: dict[int, int] = {}
@@ -126,7 +126,7 @@ def clock_offsets(
 
 @dataclass(slots=True)
 class _Event:
-    """One event on the reference's clock, in µs."""
+    """An event on the reference clock, in µs."""
 
     rank: int
     kind: str
@@ -134,14 +134,14 @@ class _Event:
     begin: float
     end: float
     args: dict[str, Any]
-    #: Name of a step, equal in the events of all its ranks; None where a rank does it alone.
+    #: Name of a step, equal on all its ranks; None if only one rank does it.
     key: tuple[Any, ...] | None = None
-    #: Lane among those of its kind, where not the first free one.
+    #: Lane among those of its kind; None for the first free lane.
     lane: int | None = None
 
 
 def _events(part: Recording, last: float) -> Iterator[_Event]:
-    """A rank's events; what did not end lasts until ``last``."""
+    """A rank's events. Events without an end last until ``last``."""
     begins, ends = part.reference(part.events["begin"]) / 1e3, part.reference(part.events["end"]) / 1e3
     seen: dict[tuple[Any, ...], int] = {}
     busy: dict[int, float] = {}
@@ -178,7 +178,7 @@ def _events(part: Recording, last: float) -> Iterator[_Event]:
 
 
 def _of_wire(part: Recording, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
-    """A wire's message: under way once the one before it has ended, ``busy`` being when the last of each wire has."""
+    """A message of a wire. It starts when the previous one has ended; ``busy`` has the last end for each wire."""
     wire, way = divmod(int(event["step"]), 2)
     kind, towards = _WAYS[way]
     peer = part.places.get(int(event["seq"]), -1)
@@ -194,7 +194,7 @@ def _of_wire(part: Recording, event: Any, begin: float, end: float, busy: dict[i
 
 
 def _late(events: Sequence[_Event]) -> Iterator[_Event]:
-    """The time that a rank spent in a step before the last of its members had come."""
+    """The times that ranks spent in a step before the last member had arrived."""
     groups: dict[tuple[Any, ...], list[_Event]] = {}
     for event in events:
         if event.key is not None and event.kind != "call":
@@ -223,14 +223,14 @@ def events_of(parts: Sequence[Recording]) -> list[_Event]:
 
 
 def _title(event: _Event) -> str:
-    """The name of an event, and whether it failed or had not ended when the recording did."""
+    """The name of an event, with a note if it failed or was unfinished."""
     if "unfinished" in event.args:
         return f"{event.name} (not finished)"
     return f"{event.name} (failed)" if "status" in event.args else event.name
 
 
 def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
-    """(event, thread number): events of one lane do not overlap, as Chrome wants it."""
+    """(event, thread number): events of a lane must not overlap in Chrome traces."""
     busy: dict[tuple[int, str], list[float]] = {}
     for event in events:
         if event.lane is not None:
@@ -245,7 +245,7 @@ def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
 
 
 def document(parts: Sequence[Recording]) -> dict[str, Any]:
-    """The Chrome trace of a job: one process per rank, lanes for calls, their phases, waiting, and wires."""
+    """The Chrome trace of a job: a process per rank; lanes for calls, their phases, waits, and wires."""
     parts = sorted(parts, key=lambda part: part.rank)
     events = events_of(parts)
     start = events[0].begin if events else 0.0

@@ -1,9 +1,8 @@
-"""Flight recorder: the last operations of this process, as the native engine keeps them, and what their numbers mean.
+"""Flight recorder: the last operations of this process, kept by the native engine, with descriptions of their numbers.
 
-It is always on. An operation that fails in a way that ends its communicator, a signal (``UCCH_FLIGHT_SIGNAL``) and
-:func:`dump` write it to a file, which ``ucch-doctor hang`` reads; so does that what lies in the memory of a process
-that is stuck, by way of the memory files here. The engine does all of it (``cffi_build/base/flight.c``), as Python may
-be the one that is stuck.
+It is always on. It is written to a file by a failure that ends a communicator, by a signal (``UCCH_FLIGHT_SIGNAL``) and
+by :func:`dump`; ``ucch-doctor hang`` reads the files, and for a process that is stuck its memory, through memory files.
+The engine does all of this (``cffi_build/base/flight.c``), as Python itself may be stuck.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from .. import env, log
 from .._version import __version__
 from ..native.libraries import ffi, lib
 
-#: Operations that are kept.
+#: Number of operations that are kept.
 RECORDS = 2048
-#: Communicators that are freed and remembered: between so many and twice as many.
+#: Freed communicators are forgotten once there are twice as many as this; the newer half stays.
 _FREED = 256
-#: Seconds for which files stay in the temporary folder.
+#: Seconds after which files in the temporary folder are removed.
 _KEPT_S = 7 * 24 * 3600
-#: Names of the memory files: the ring, the lines that say what its numbers mean, and Python's stack.
+#: Names of the memory files: the ring, the lines that describe its numbers, and Python's stack.
 FILES = ("ucch-flight", "ucch-flight-about", "ucch-flight-stack")
 
 
 class _Recorder:
-    """This process's recorder; ``folder`` is where files go, None for nowhere."""
+    """This process's recorder. ``folder``: where files go; None for no files."""
 
     def __init__(self, rank: int, job: str, vendor: str) -> None:
         self.pid, self.folder = os.getpid(), usual_folder()
         self.path = self.folder / f"{job}.{rank}.flight" if self.folder else None
         self.comms: dict[int, dict[str, Any]] = {}
         self._made, self._freed = 0, deque[int]()
-        #: Communicators are made and freed in any thread.
+        #: Communicators may be made and freed by any thread.
         self._lock = threading.RLock()
         ring, self._about, self._stack = (os.memfd_create(name) for name in FILES)
         where = (ffi.NULL, ffi.NULL) if self.path is None else (os.fsencode(self.path.parent), self.path.name.encode())
@@ -59,7 +58,7 @@ class _Recorder:
         os.write(self._about, (json.dumps(data) + "\n").encode())
 
     def _catch(self, number: int) -> None:
-        """Write the records at this signal, with Python's stack: the engine's handler calls Python's, until its end."""
+        """Handle the signal: the engine's handler calls Python's, which writes the stack, and writes the records."""
         if number and lib.ucch_flight_catch(number):
             with suppress(RuntimeError, ValueError, OSError):
                 faulthandler.register(number, self._stack, all_threads=True)
@@ -70,12 +69,12 @@ class _Recorder:
         with self._lock:
             number = self._made = self._made + 1
             line = self.comms[number] = {"comm": number, **data}
-            # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
+            # The lines have numbers and lists of numbers only: str() is valid JSON then, and several times faster.
             os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
         return number
 
     def forget(self, number: int) -> None:
-        """Note that a communicator was freed. The oldest of these are forgotten once there are many."""
+        """Record that a communicator was freed. Forget the oldest of these if there are many."""
         with self._lock:
             self._freed.append(number)
             if len(self._freed) < 2 * _FREED:
@@ -84,12 +83,12 @@ class _Recorder:
                 self.comms.pop(self._freed.popleft(), None)
             lines = [self._facts, *self.comms.values()]
             text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-            # Empty lines at the end: the file may just be read, by a signal's handler or another process.
+            # Pad with empty lines: a signal handler or another process may be reading the file.
             os.pwrite(self._about, text.ljust(os.fstat(self._about).st_size, b"\n"), 0)
             os.lseek(self._about, len(text), os.SEEK_SET)
 
     def dump(self, path: Path | None, cause: int) -> bool:
-        """Write stack and records; the stack of a signal that comes meanwhile would be written into the same memory."""
+        """Write stack and records. A signal meanwhile would write its stack into the same memory, so it waits."""
         lib.ucch_flight_hold()
         try:
             with suppress(OSError, RuntimeError):
@@ -97,7 +96,7 @@ class _Recorder:
             done = not lib.ucch_flight_dump(cause, ffi.NULL if path is None else os.fsencode(path))
         finally:
             missed = lib.ucch_flight_let_go()
-        if missed and path is not None:  # it asked for another file
+        if missed and path is not None:  # the signal asked for another file
             self.dump(None, lib.UCCH_DUMP_SIGNAL)
         return done
 
@@ -106,27 +105,27 @@ _recorder: _Recorder | None = None
 
 
 def usual_folder() -> Path | None:
-    """Folder of the files of this user's jobs; None where there are to be none, or can be none."""
+    """Folder for this user's files; None if files are off or no folder can be used."""
     name = str(env.get("FLIGHT"))
     if name != "none":
-        with suppress(OSError):  # no temporary folder can be written to, or the working directory has been removed
+        with suppress(OSError):  # no temporary folder is writable, or the working directory was removed
             return Path(name).absolute() if name else Path(tempfile.gettempdir()) / f"ucch-flight-{os.getuid()}"
     return None
 
 
 def failed() -> None:
-    """Write the records of a failure that the engine knows nothing of."""
+    """Write the records, for a failure that the engine does not know of."""
     if _recorder is not None:
         _recorder.dump(None, lib.UCCH_DUMP_FAILURE)
 
 
 def usual_path() -> Path | None:
-    """File to which failures of this process are written."""
+    """The file to which failures of this process are written."""
     return _recorder.path if _recorder is not None else None
 
 
 def begin(rank: int, job: str, vendor: str) -> None:
-    """Record from now on what this process does, ``rank`` of its first job."""
+    """Start recording. ``rank``: this process's rank in its first job."""
     global _recorder
     if _recorder is None:
         folder = usual_folder()
@@ -139,7 +138,7 @@ def begin(rank: int, job: str, vendor: str) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove files of failures long ago from the temporary folder."""
+    """Remove files of old failures from the temporary folder."""
     for path in folder.glob("*.flight"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -151,8 +150,8 @@ def comms() -> list[dict[str, Any]]:
 
 
 def comm(board: Any, number: int, time: int, ranks: Sequence[int], mine: int) -> int:
-    """Record a communicator: its board, its number in tags, how often that has begun anew, its ``ranks`` by their
-    numbers in the job, and the place of this one among them. Returns its number in records."""
+    """Record a communicator: its board; its number in tags, and how often the numbers have wrapped around; its
+    ``ranks`` as world ranks; and this rank's index among them. Returns its number in records."""
     if _recorder is None:
         return 0
     found = _recorder.comm({"number": number, "time": time, "ranks": list(ranks), "mine": mine})
@@ -185,7 +184,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def _after_fork() -> None:
-    """Stop recording in a child: its calls and signals are no part of the parent's records."""
+    """Stop recording in a forked child: its calls do not belong to the parent's records."""
     global _recorder
     lib.ucch_flight_stop()
     _recorder = None

@@ -1,4 +1,4 @@
-"""Files of flight recorders as data: parsed, checked, and named in words; pure functions."""
+"""Parsing of flight record files. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RECORD = np.dtype(
 )
 _FIELDS = struct.Struct("<8s3Q2q7Q")
 _MOST_RECORDS = 1 << 20
-#: Why a file was written, by number.
+#: Reason why a file was written, by number.
 CAUSES = ("", "on request", "by a signal", "because a call failed")
 _KINDS = 11
 
 
 class Comm(NamedTuple):
-    """A communicator: its number in tags, which one with that number and these ranks it is (``time``), its ``ranks`` by
-    their numbers in the job, and the place of this rank among them."""
+    """A communicator: its number in tags, how often these have wrapped around (``time``), its ``ranks`` as world ranks,
+    and this rank's index among them."""
 
     number: int
     time: int
@@ -37,14 +37,14 @@ class Comm(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, tuple[int, ...]]:
-        """Name of the communicator, which all its ranks have alike."""
+        """A key that is equal on all ranks of the communicator."""
         return self[:3]
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Recording of one rank. ``lost``: operations that the ring no longer has; ``now``, ``wall``: ns when it was
-    written, on the rank's own clock and as the time of day."""
+    """The recording of one rank. ``lost``: operations that were overwritten; ``now``, ``wall``: ns at the time of
+    writing, on the rank's own clock and as time of day."""
 
     rank: int
     job: str
@@ -87,13 +87,14 @@ class _Header(NamedTuple):
 
 
 def header_of(ring: bytes) -> tuple[int, int, int]:
-    """(how often a living process has written its ring to a file, the signal for that, bytes of its stack then)."""
+    """(number of times the process has written its ring to a file, signal for that, bytes of its stack at that
+    time)."""
     header = _Header.of(ring)
     return header.dumps, header.signal, header.stack
 
 
 def assemble(ring: bytes, about: bytes, stack: bytes, state: str) -> bytes:
-    """The file that a process of this host would write now, from its memory; ``state``: what keeps it from doing so."""
+    """The file that a process of this host would write now, from its memory. ``state``: what it is blocked by."""
     if state:
         about += json.dumps({"state": state}).encode() + b"\n"
     header = _Header.of(ring)._replace(about=len(about), stack=len(stack), cause=1)
@@ -102,7 +103,7 @@ def assemble(ring: bytes, about: bytes, stack: bytes, state: str) -> bytes:
 
 
 def parse(data: bytes) -> Dump:
-    """The content of a file. ``ValueError`` says what is wrong with one that is not whole, or is none."""
+    """Parse a file. ``ValueError`` says what is wrong if it is truncated, or is no flight record."""
     header = _Header.of(data)
     ring = HEADER + header.capacity * RECORD.itemsize
     due = ring + header.about + header.stack
@@ -118,7 +119,7 @@ def parse(data: bytes) -> Dump:
 
 
 def _ordered(records: np.ndarray[Any, np.dtype[Any]], written: int) -> tuple[np.ndarray[Any, np.dtype[Any]], int]:
-    """The records, oldest first; of a full ring without the oldest, which may be half overwritten."""
+    """Records, oldest first. Of a full ring the oldest is dropped, as it may be half overwritten."""
     n = len(records)
     if written < n:
         return records[:written], 0

@@ -1,8 +1,8 @@
-"""The timeline of a job (``UCCH_TRACE``): recorded by the native engine, kept in files, merged by rank 0 at the end.
+"""Timeline of a job (``UCCH_TRACE``): recorded by the native engine, stored in files, merged by rank 0 at the end.
 
-Beside the trace each rank has two files: ``<trace>.<rank>.ring``, the events, which the native engine writes through a
-mapping, and ``<trace>.<rank>.meta``, lines that say what the numbers in them mean. At a good end rank 0 merges all of
-them over MPI and they are removed; after a bad one they stay, and ``python -m ucc_hetero trace`` merges them.
+Each rank has two files beside the trace: ``<trace>.<rank>.ring``, the events, which the native engine writes through a
+mapping; and ``<trace>.<rank>.meta``, lines that describe their numbers. If the job ends well, rank 0 merges all over
+MPI, and they are removed. Otherwise they stay, and ``python -m ucc_hetero trace`` merges them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..planner.topology import numbered
 from . import flight
 from .chrome import clock_offsets, document, parse_part, used
 
-#: Exchanges by which the clocks are compared.
+#: Rounds in which the clocks are compared.
 _ROUNDS = 40
 
 
 class Note(NamedTuple):
-    """Timeline's description of a native step. ``link`` and ``kind`` as in a plan; -1: outside all fragments."""
+    """Description of a native step. ``link`` and ``kind`` as in a plan; -1: outside all fragments."""
 
     link: str
     kind: str
@@ -41,7 +41,7 @@ class Note(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """A job that is recorded: its communicator, the trace that its rank 0 writes, the number of each rank's clock."""
+    """A recorded job: its communicator, the trace that rank 0 writes, and the number of each rank's clock."""
 
     comm: Any
     path: Path
@@ -49,7 +49,7 @@ class _Job(NamedTuple):
 
 
 class TimelineRecorder:
-    """This process's files. ``world`` is its rank, ``places`` the world rank of each process of the job."""
+    """This process's files. ``world``: its rank; ``places``: process key -> world rank."""
 
     def __init__(self, trace: Path, world: int, job: str, about: dict[str, Any]) -> None:
         self.trace, self.world, self.job = trace, world, job
@@ -66,7 +66,7 @@ class TimelineRecorder:
         except OSError as error:
             self._meta, failed = None, error
         if failed:
-            # The job goes on, and what is in memory still gets into the trace at a good end.
+            # The job goes on; the events in memory still get into the trace if it ends well.
             log.log("init").warning("UCCH_TRACE: %s cannot be written (%s); recording in memory only", ring, failed)
             lib.ucch_trace_open(ffi.NULL, env.get("TRACE_EVENTS"))
         self.line({"rank": world, "job": job, **about})
@@ -74,7 +74,7 @@ class TimelineRecorder:
             self.line(each)
 
     def line(self, data: dict[str, Any]) -> None:
-        """One more line, in the file at once."""
+        """Append a line to the file, unbuffered."""
         text = json.dumps(data) + "\n"
         self._lines.append(text)
         if self._meta is not None:
@@ -83,18 +83,18 @@ class TimelineRecorder:
                 self._meta.flush()
 
     def _number(self, data: dict[str, Any]) -> int:
-        """The number of a program; equal ones share it."""
+        """The number of a program; equal programs share a number."""
         text = json.dumps(data)
         number = self._numbers.get(text)
         if number is None:
-            fresh = next(self._fresh)  # no other thread's
+            fresh = next(self._fresh)  # unique among threads
             number = self._numbers.setdefault(text, fresh)
             if number == fresh:
                 self.line({"program": number, **data})
         return number
 
     def describe(self, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> int:
-        """Tell what the events of a native program of communicator ``of`` will mean; returns its number in them."""
+        """Describe the events of a native program of communicator ``of``. Returns the number of these events."""
         steps = [(*note, i) for i, note in enumerate(notes)]
         data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
         return self._number(data)
@@ -110,27 +110,27 @@ class TimelineRecorder:
         return list(self._lines), used(ring)
 
     def remove(self) -> None:
-        """The files have been merged."""
+        """Remove the files, after they were merged."""
         if self._meta is not None:
             self._meta.close()
         for path in parts_of(self.trace, self.world):
             path.unlink(missing_ok=True)
 
 
-#: This process's recording; None while it does not record.
+#: This process's recorder; None if it does not record.
 recorder: TimelineRecorder | None = None
 
 
 def parts_of(trace: Path, rank: int) -> tuple[Path, Path]:
-    """A rank's files beside the trace: ring, meta."""
+    """A rank's files beside the trace: (ring, meta)."""
     return trace.with_name(f"{trace.name}.{rank}.ring"), trace.with_name(f"{trace.name}.{rank}.meta")
 
 
 def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
-    """Record what this job does: its last calls always, and a timeline if rank 0 has ``UCCH_TRACE``. Collective;
-    ``facts`` of all ranks, ``mine`` of this one.
+    """Start recording for this job: always the flight recorder, and a timeline if rank 0 has ``UCCH_TRACE``.
+    Collective. ``facts``: of all ranks; ``mine``: of this rank.
 
-    A process that is in several jobs has one recording, which each job's trace shows.
+    A process in several jobs has one recording, which appears in each job's trace.
     """
     global recorder
     from mpi4py import MPI
@@ -152,18 +152,18 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
     recorder.jobs.append(_Job(comm, path, clocks))
     if comm.Get_rank() == 0:
         with contextlib.suppress(OSError):
-            path.unlink()  # an earlier job's must not be taken for this one's if this one ends badly
+            path.unlink()  # a file of an earlier job must not be merged if this job ends badly
     _compare_clocks(recorder, comm, clocks)
 
 
 def _file_of(trace: Path, index: int, first: int) -> Path:
-    """The trace of a job: the name that was given, unless this is not the first job, or not that of world rank 0."""
+    """The trace file of a job: the given name, with a suffix for later jobs and those without world rank 0."""
     extra = (f"-rank{first}" if first else "") + (f"-{index + 1}" if index else "")
     return trace.with_name(f"{trace.stem}{extra}{trace.suffix}")
 
 
 def _compare_clocks(of: TimelineRecorder, comm: Any, clocks: list[int]) -> None:
-    """Record how far this rank's clock is from that of the job's first rank."""
+    """Measure the offset of this rank's clock to that of the job's first rank."""
     offset = error = 0
     if max(clocks):
         sent, done = [], []
@@ -171,7 +171,7 @@ def _compare_clocks(of: TimelineRecorder, comm: Any, clocks: list[int]) -> None:
         for _ in range(_ROUNDS):
             sent.append(time.monotonic_ns())
             heard = comm.Iallgather(mine, everyone)
-            while not heard.Test():  # without naps or progress between: the shorter, the less the clocks are off
+            while not heard.Test():  # no naps and no progress between: the faster, the smaller the uncertainty
                 os.sched_yield()
             done.append(time.monotonic_ns())
         rows = comm.allgather((sent, done))
@@ -180,7 +180,7 @@ def _compare_clocks(of: TimelineRecorder, comm: Any, clocks: list[int]) -> None:
 
 
 def communicator(board: Any, number: int, time: int, ranks: Sequence[int], mine: int) -> int:
-    """Record a communicator (:func:`.flight.comm`); returns its number in records."""
+    """Record a communicator (:func:`.flight.comm`). Returns its number in records."""
     found = flight.comm(board, number, time, ranks, mine)
     if recorder is not None:
         recorder.line(next(each for each in reversed(flight.comms()) if each["comm"] == found))  # or another thread's
@@ -188,7 +188,7 @@ def communicator(board: Any, number: int, time: int, ranks: Sequence[int], mine:
 
 
 def finish() -> None:
-    """Merge what all ranks recorded. Collective among the ranks of each job, which are all in order."""
+    """Merge the recordings of all ranks. Collective among the ranks of each job, if none has failed."""
     global recorder
     if recorder is None:
         return
@@ -211,7 +211,7 @@ def finish() -> None:
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
-    """Write a Chrome trace, compressed where the name ends in ``.gz``."""
+    """Write a Chrome trace; compressed if the name ends in ``.gz``."""
     text = json.dumps(trace, separators=(",", ":"))
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
@@ -219,9 +219,9 @@ def write(path: Path, trace: dict[str, Any]) -> None:
 
 
 def merge(trace: Path) -> dict[str, Any]:
-    """The Chrome trace of a job that did not end well, from the files that its ranks left beside ``trace``.
+    """Make the Chrome trace of a job that ended badly, from the files that its ranks left beside ``trace``.
 
-    ``ValueError`` where there are none. Files of an earlier job under the same name are not taken.
+    ``ValueError`` if there are none. Files of an earlier job with the same name are ignored.
     """
     metas = sorted(trace.parent.glob(f"{trace.name}.*.meta"), key=lambda p: p.stat().st_mtime)
     parts = []
@@ -235,7 +235,7 @@ def merge(trace: Path) -> dict[str, Any]:
 
 
 def _after_fork() -> None:
-    """Stop recording in a child: its calls are no part of the parent's recording."""
+    """Stop recording in a forked child: its calls do not belong to the parent's recording."""
     global recorder
     lib.ucch_trace_stop()
     recorder = None

@@ -1,7 +1,8 @@
-"""Device memory that no library must move itself: copied to pinned host memory, sent from there, and back.
+"""Bounce buffers for device memory that no library may move itself: copied to pinned host memory, sent, and copied
+back.
 
-libucp 1.22 opens a peer's allocation once per UCX context, and two contexts of one process (a native team's, and that
-of messages) must not open the same one over CUDA IPC: it aborts with "Element already exists" (seen on H200s).
+libucp 1.22 opens a peer's allocation once per UCX context, and two contexts of a process (a native team's, and that of
+messages) must not open the same one by CUDA IPC: it aborts with "Element already exists" (seen on H200s).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..native.libraries import ffi, lib
 
 
 class _Pinned:
-    """Borrowed pinned memory, given back when the last reference is dropped."""
+    """Pinned memory from the pool, returned when the last reference is dropped."""
 
     def __init__(self, nbytes: int) -> None:
         with own_device():
@@ -33,7 +34,7 @@ class _Pinned:
 
 
 class Bounce:
-    """Copies between one device's memory and pinned memory, in a stream of its own that the host waits for."""
+    """Copies between a device's memory and pinned memory, in a stream of its own; the host waits for them."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
@@ -41,7 +42,7 @@ class Bounce:
             self._stream = runtime.stream()
 
     def memory_for(self, original: Buffer, *, pinned: bool = True) -> Buffer:
-        """Host memory for as much as ``original`` holds; it takes no room before it is written to if not ``pinned``."""
+        """Host memory of the size of ``original``. Not ``pinned``: takes no memory before it is written."""
         if pinned:
             memory: Any = _Pinned(original.nbytes)
             address = memory.address
@@ -51,15 +52,16 @@ class Bounce:
         return Buffer(address, original.count, original.dtype, "host", 0, memory, False)
 
     def down(self, original: Buffer, pinned: Buffer, stream: int | None = None) -> None:
-        """Fetch what is to be sent; it must be ready, or be so when ``stream`` gets there, which then does the copy."""
+        """Copy device data to pinned memory. It must be ready, or ready when ``stream``, which then does the copy,
+        reaches this point."""
         self._copy(pinned.ptr, original.ptr, original.nbytes, stream)
 
     def up(self, pinned: Buffer, original: Buffer, nbytes: int, stream: int | None = None) -> None:
-        """Bring what was received to where it belongs, or let ``stream`` do so."""
+        """Copy received data to the device, or let ``stream`` do so."""
         self._copy(original.ptr, pinned.ptr, nbytes, stream)
 
     def mark(self, stream: int) -> Event:
-        """The point that ``stream`` has reached when it has done all that it was given."""
+        """An event behind all current work of ``stream``."""
         with own_device():
             event = self._runtime.event()
             event.record(stream)

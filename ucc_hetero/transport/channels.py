@@ -1,11 +1,11 @@
-"""Channels: whole calls queued in streams, where all ranks of a communicator are devices.
+"""Channels: whole calls queued in streams, for communicators whose ranks all have devices.
 
-The native side is shm/channels.c and coll/schedule.c. A call is handed to the devices when it is made: they wait for
-each other, copy and compute, and no program of the host's takes part any more, but for the network threads between
-hosts (:mod:`.wires`). All ranks must do so or none, for the same calls; so what decides is known to all of them.
+The native part is in shm/channels.c and coll/schedule.c. A call is given to the devices when it is made: they wait for
+each other, copy and compute without the host, except for the network threads between hosts (:mod:`.wires`). All ranks
+must do so or none, for the same calls, so the decision uses only facts that all ranks know.
 
-Rings take pinned memory when calls first need them, each rank by itself: which one a message goes through follows from
-its length.
+A ring takes pinned memory when a call first needs it, on each rank by itself: the ring of a message follows from its
+length.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
 
-#: Most bytes of a slot between hosts, where nothing else is wanted.
+#: Default size of a slot between hosts, in bytes.
 SLOT = 2 << 20
 
 
 class Channels:
-    """Ring buffers of one communicator; ``handle`` is the native engine's.
+    """Rings of one communicator; ``handle`` is the engine's object.
 
-    ``native_in_stream``: on every rank the vendor's library does an island's collectives, and does them in a stream.
-    ``computes``: every rank's device has a compiler for its arithmetic.
+    ``native_in_stream``: on every rank the vendor's library does an island's collectives in a stream. ``computes``:
+    every rank's device has a compiler for kernels.
     """
 
     def __init__(self, handle: Any, native_in_stream: bool, computes: bool, carriers: Mapping[int, str]) -> None:
         self.handle, self.native_in_stream, self.computes = handle, native_in_stream, computes
-        _open[0] += 1
-        #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
+        _open_count[0] += 1
+        #: By rank, what carries its ring: ``shared`` memory, or a number of wires.
         self.carriers = carriers
-        #: Lanes for messages in streams, once there have been any; NULL until then.
+        #: Lanes for messages in streams; NULL until there is one.
         self._lanes: Any = ffi.NULL
 
     def lanes(self, board: Any) -> Any:
-        """The lanes of messages in streams, of a communicator with this arrival board."""
+        """The lanes for messages in streams of a communicator with this arrival board."""
         if self._lanes == ffi.NULL:
             self._lanes = owned(lib.ucch_lanes_new(self.handle, board), lib.ucch_lanes_free)
         return self._lanes
 
     def describe(self) -> str:
-        """Say what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
+        """Text: what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
         ranks: dict[str, list[int]] = {}
         for rank, carrier in self.carriers.items():
             sizes = [int(lib.ucch_channels_slot(self.handle, rank, ring)) for ring in range(lib.UCCH_RINGS)]
@@ -61,19 +61,19 @@ class Channels:
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def discard(self, worker: Any, tag: int, mask: int) -> int:
-        """Throw away messages by lanes that will not be received; a rank that has to be :meth:`reach`-ed first, or
-        -1."""
+        """Discard messages by lanes that will not be received. Returns a rank for which :meth:`reach` has to be called
+        first, or -1."""
         if self._lanes == ffi.NULL:
             return -1
         lib.ucch_lanes_discard(self._lanes)
         return int(lib.ucch_offers_discard(worker, self._lanes, tag, mask))
 
     def reach(self, rank: int, endpoint: Any) -> None:
-        """Connect the lanes with a rank, so that it can be told that its message will not be received."""
+        """Set the endpoint to a rank, so that it can be told that its message will not be received."""
         lib.ucch_lanes_reach(self._lanes, rank, len(self.carriers) + 1, endpoint)
 
     def close(self, timeout: float) -> None:
-        """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
+        """Free the memory once nothing is under way; collective. What has not ended by ``timeout`` is leaked."""
         until = time.monotonic() + timeout
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_stop(self._lanes)
@@ -84,23 +84,23 @@ class Channels:
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
-        _open[0] -= 1
+        _open_count[0] -= 1
 
     def passed(self, seconds: float) -> None:
-        """Wait until streams have gone past all calls that were queued, at most so long."""
+        """Wait until streams have passed all queued calls, at most ``seconds``."""
         progress_until(lambda: lib.ucch_channels_passed(self.handle), seconds)
 
     def _idle(self) -> bool:
         return self._lanes == ffi.NULL or bool(lib.ucch_lanes_idle(self._lanes))
 
 
-#: Communicators of this process with channels.
-_open = [0]
+#: Number of this process's communicators with channels.
+_open_count = [0]
 
 
 def streams_wait() -> bool:
     """True if streams of this process may wait for other ranks."""
-    return _open[0] > 0
+    return _open_count[0] > 0
 
 
 def join(
@@ -110,11 +110,20 @@ def join(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> tuple[Channels | None, str]:
-    """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
+    """Make the channels of a communicator; collective over ``mpi``.
 
-    ``native_in_stream`` as in :class:`Channels`, of this rank.
-    Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
-    would be slow without a word.
+    Args:
+        mpi: The exchange of its ranks.
+        topology: Its islands.
+        everyone: Facts of its ranks.
+        runtime: This rank's GPU runtime.
+        native_in_stream: As in :class:`Channels`, for this rank.
+
+    Returns:
+        (channels, ""), or on all ranks (None, why not).
+
+    Raises:
+        DeviceError: On all ranks, if a rank has no pinned memory left: calls would otherwise be slow without notice.
     """
     places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     devices = [facts.device_memory for facts in everyone]
@@ -133,14 +142,14 @@ def join(
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
     if any(failures):
         lib.ucch_channels_free(handle)
-        return None, _missed(rank, by_rank(failures))
+        return None, _warn_without(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
     return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), carriers), ""
 
 
 def usual_slot(nwires: int) -> int:
-    """Bytes of a slot where nothing else is wanted: so many, or a little more, that all wires carry as much of it.
+    """Default slot size: ``SLOT`` or a little more, so that all wires carry the same number of ranges.
 
     With 2 MiB on 6 wires some carry three ranges and some two: an allreduce of 128 MiB took a sixth longer.
     """
@@ -149,32 +158,32 @@ def usual_slot(nwires: int) -> int:
 
 
 def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
-    """Why the ranks that have made these offers have no channels; empty if nothing is in the way."""
+    """Why ranks with these offers have no channels; empty if they can."""
     if any(each.unwanted for each in offers):
         return by_rank([each.unwanted for each in offers])
-    # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
+    # Processes that share a device take turns: one that waits for the other on the device would keep it from running.
     boards = [each.board for each in offers]
     shared = ["shares its device with another rank" if boards.count(each) > 1 else "" for each in boards]
     lacks = [each.lack for each in offers]
     why = by_rank(lacks if any(lacks) else shared)
-    return _missed(rank, why) if why else ""
+    return _warn_without(rank, why) if why else ""
 
 
-def _unwanted(hosts: bool) -> str:
-    """The setting of this rank by which calls among devices, of several ``hosts``, are not to be queued."""
+def _disabled_by(hosts: bool) -> str:
+    """The setting of this rank that disables channels (``hosts``: of ranks on several hosts); empty if none does."""
     settings = {"UCCH_CHANNELS=n": not env.get("CHANNELS")}
     if hosts:
         settings["UCCH_WIRES=0"] = env.get("WIRES") == 0
     return next((text for text, found in settings.items() if found), "")
 
 
-def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
-    """Lack of this rank's device that keeps it from channels; empty if none.
+def _device_lacks(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
+    """What this rank's device lacks for channels; empty if nothing.
 
-    ``lazy``: its streams may wait for those of other ranks though it loads kernels at their first launch, which waits
-    for the device, and so for calls of other ranks, while nothing else gets to the driver. They may where no progress
-    of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks, two of either
-    vendor, stood still on an H100).
+    ``lazy``: its streams may wait for those of other ranks although it loads kernels at their first launch. Loading
+    waits for the device, and so for calls of other ranks, and blocks all other driver calls. That is allowed if no
+    progress by the engine that calls the driver is needed meanwhile (:func:`alone`; PyTorch calls of four ranks, two of
+    each vendor, hung on an H100).
     """
     if runtime is None:
         return "no GPU runtime"
@@ -186,25 +195,26 @@ def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
 
 
 def alone(topology: Topology) -> bool:
-    """True if every rank is the only one of its island, so that no vendor's library has a part in calls."""
+    """True if every rank is alone in its island: no vendor's library takes part in calls."""
     return all(island.size == 1 for island in topology.islands)
 
 
 def key_of(facts: Facts) -> int:
-    """Key of a process in the native engine."""
+    """Key of a process in the engine."""
     return int(facts.process, 16)
 
 
 def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, lazy: bool) -> str:
-    """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
+    """Why this rank's calls with ranks of other hosts cannot be queued, as far as it knows before trying; empty if they
+    can.
 
-    ``lazy`` as in :func:`_unable`; empty where nothing is in the way.
+    ``lazy`` as in :func:`_device_lacks`.
     """
-    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, lazy=lazy)
+    return "host memory" if not mine.device_memory else _disabled_by(True) or _device_lacks(runtime, lazy=lazy)
 
 
 def by_rank(texts: Sequence[str]) -> str:
-    """Reasons of ranks, each with those that gave it."""
+    """Reasons, each with the ranks that gave it."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text:
@@ -212,22 +222,22 @@ def by_rank(texts: Sequence[str]) -> str:
     return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
 
 
-def _missed(rank: int, why: str) -> str:
-    """Say once that there are no channels, as calls then are slow; returns the reason."""
-    if rank == 0 and why not in _told:
-        _told.add(why)
+def _warn_without(rank: int, why: str) -> str:
+    """Warn once that there are no channels, as calls are then slow. Returns the reason."""
+    if rank == 0 and why not in _logged:
+        _logged.add(why)
         log.log("mem").warning("no channels between devices (%s): their hosts take part in calls, which is slower", why)
     return why
 
 
-#: Reasons that have been told.
-_told: set[str] = set()
+#: Reasons that were logged.
+_logged: set[str] = set()
 
 
 class _Offer(NamedTuple):
-    """Answers of a rank: the setting by which it wants no channels, and what it lacks or has of their needs.
+    """A rank's offer: the setting that disables channels, what it lacks, and what it has.
 
-    ``slot``: the bytes that it wants; 0 for the usual ones. ``serial``: a number that no communicator of its has had.
+    ``slot``: the slot size that it wants; 0: default. ``serial``: a number that none of its communicators has had.
     """
 
     unwanted: str
@@ -237,7 +247,7 @@ class _Offer(NamedTuple):
     board: tuple[object, str, str]
     slot: int
     serial: int
-    #: Addresses of its wires; none where all ranks are on one host.
+    #: Addresses of its wires; none if all ranks are on one host.
     wires: tuple[tuple[bytes, bytes], ...]
 
 
@@ -249,13 +259,13 @@ def _offer(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> _Offer:
-    """That of this rank."""
+    """The offer of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
-    unwanted = _unwanted(hosts)
-    lack = "" if unwanted else _unable(runtime, lazy=alone(topology))
+    unwanted = _disabled_by(hosts)
+    lack = "" if unwanted else _device_lacks(runtime, lazy=alone(topology))
     board = mine.host.memory, mine.vendor, mine.board
-    # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
+    # A common kernel is compiled as a trial: one vendor's compiler may be missing.
     ready = not (unwanted or lack)
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
     copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
@@ -265,11 +275,11 @@ def _offer(
     if ready and hosts and not addresses:
         lack = "no network threads"
     slot = 0 if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last[0] + 1, addresses)
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last_serial[0] + 1, addresses)
 
 
-#: The last number by which this process's flows were told apart.
-_last = [0]
+#: The last serial number used by this process.
+_last_serial = [0]
 
 
 def _connected(
@@ -280,12 +290,12 @@ def _connected(
     offers: Sequence[_Offer],
     nwires: int,
 ) -> Any:
-    """The native side of channels, whose ranks see each other's memory or have wires between them; collective."""
+    """Make the native channels, whose ranks share memory or are connected by wires; collective."""
     rank, places = where
     handle = lib.ucch_channels_new(key_of(everyone[rank]), rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
-    _last[0] = max(each.serial for each in offers)
+    _last_serial[0] = max(each.serial for each in offers)
     if min(file for _, file in files) >= 0:
         met = [int(lib.ucch_channels_meet(handle, rank, key_of(everyone[rank]), *files[rank]))]
         for r, file in enumerate(files):
@@ -294,7 +304,7 @@ def _connected(
                 met.append(int(lib.ucch_channels_meet(handle, r, key, *file)))
             elif r != rank and met[-1] >= 0:
                 reached = wires.meet(key, offers[r].wires, nwires)
-                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last[0]) == 0
+                carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last_serial[0]) == 0
                 met.append(0 if carried else int(lib.UCCH_FAIL_PEER))
         failure = _STRANGERS if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""
     failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
@@ -304,7 +314,7 @@ def _connected(
         lib.ucch_channels_free(handle)
     at, text = failures[0]
     if text == _STRANGERS:
-        _missed(rank, f"rank {at} {text}")
+        _warn_without(rank, f"rank {at} {text}")
         return None
     raise DeviceError(
         f"rank {at} has no pinned memory for this communicator's channels ({text}; rank {rank} has pinned "
@@ -313,7 +323,7 @@ def _connected(
     )
 
 
-#: Said of a rank that another's processes keep out.
+#: Reason of a rank that cannot access another's memory or wires.
 _STRANGERS = "cannot open the memory of a peer on its host, or reach one elsewhere"
 
 

@@ -1,4 +1,4 @@
-"""Places of data, in host memory or on this rank's device; and paths of messages between them."""
+"""Where data is, in host memory or on this rank's device; and the paths of messages between these."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .channels import streams_wait
 
 
 def staged(everyone: Sequence[Facts], wanted: str) -> bool:
-    """True if messages on device memory usually go by way of the host; equal on every rank.
+    """True if messages on device memory go by way of the host by default; equal on every rank.
 
-    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp knows the device memory of all ranks on
-    its host, and no host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
-    A libucp that does not know a peer's memory cannot receive long messages from there (seen with UCX 1.22 and a rank
-    that sees no GPU: "cannot find remote protocol for rndv_recv", and a hang).
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` means direct if every rank's libucp supports the device memory of all ranks
+    on its host, and no host has devices of two vendors: between these only the CPU moves data, piece by piece. A libucp
+    that does not support a peer's memory cannot receive long messages from it (UCX 1.22 on a rank that sees no GPU:
+    "cannot find remote protocol for rndv_recv", and a hang).
     """
-    without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # whose libucp cannot move its device's memory
+    without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # libucp cannot move their device's memory
     if wanted == "direct" and without:
         raise AgreementError(
             f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
@@ -37,7 +37,7 @@ def staged(everyone: Sequence[Facts], wanted: str) -> bool:
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
-    """The hosts where ranks of several islands have devices: no library moves data between the memory of these."""
+    """Hosts where ranks of several islands have devices: no library moves data between the memory of these."""
     seen: dict[tuple[object, ...], set[int]] = {}
     for rank, facts in enumerate(everyone):
         if facts.device_memory:
@@ -46,32 +46,33 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
 
 
 def _knows(facts: Facts) -> bool:
-    """True if a rank's libucp can move the memory of its own device."""
+    """True if a rank's libucp can move the memory of its device."""
     return facts.device_memory in ("", *facts.memory_types)
 
 
 class MessagePaths:
-    """Paths of one rank's messages on device memory: by way of the host where they must.
+    """Paths of one rank's messages on device memory: direct, or by way of the host if they must.
 
-    Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
+    Each end decides for itself: one end may send from pinned memory and the other receive on its device.
     """
 
     def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, staged: bool) -> None:
         self._rank, self._everyone = rank, everyone
-        #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
+        #: Device memory always goes by way of the host: it is a setting, or libucp cannot move this memory.
         self._always = staged or not _knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
-        #: True if this rank loads kernels at their first launch: the answer of :meth:`wanted` may then change.
+        #: True if this rank loads kernels at their first launch: :meth:`wanted` may then change its answer.
         self.lazy_loading = everyone[rank].lazy_loading
 
     def wanted(self, peer: int, *, in_stream: bool = False) -> bool:
         """True if a message with ``peer`` (negative: any rank) goes by way of the host.
 
         ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
-        do them in a thread which must not wait for a thread that launches kernels. So would it on one host, where that
-        thread could not get past a kernel that is loaded while streams wait.
+        do them in a thread that must not wait for a thread that launches kernels. The same holds on one host while a
+        kernel may be loaded as streams wait:
+        libucp's thread would block in the driver.
         """
         if self.lazy_loading and streams_wait():
             return True
@@ -81,7 +82,7 @@ class MessagePaths:
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
     def undecided(self, peer: int) -> bool:
-        """True if no setting says how a message with a rank of another host goes."""
+        """True if no setting decides how a message with a rank of another host goes."""
         return self._free and self._host(peer) != self._host(self._rank)
 
     def _host(self, rank: int) -> object:
@@ -90,21 +91,21 @@ class MessagePaths:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """This rank's device, as one communicator knows it; ``runtime`` is None for a rank without one."""
+    """This rank's device, as one communicator knows it; ``runtime`` is None for a rank without a device."""
 
     rank: int
     place: Place
     runtime: DeviceRuntime | None
-    #: Why no library does collectives on the devices of this rank's island; empty where one does.
+    #: Why no library does collectives on the devices of this rank's island; empty if one does.
     by_host: str
-    #: Every rank of the communicator has a device.
+    #: True if every rank of the communicator has a device.
     everywhere: bool
-    #: The libraries reduce half precision on every rank's device, and can move its memory.
+    #: True if the libraries reduce half precision on every rank's device, and can move its memory.
     halves: bool
 
     @classmethod
     def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
-        """From the facts of all ranks; ``island`` are the ranks of this one's."""
+        """From the facts of all ranks; ``island``: the ranks of this rank's island."""
         mine = everyone[rank]
         lacking = [not _knows(f) for f in everyone]
         boards = [(everyone[r].host.memory, everyone[r].board) for r in island if everyone[r].board]
@@ -117,18 +118,19 @@ class Device:
 
     @property
     def memory(self) -> int:
-        """The memory type under which UCC and UCX know this rank's device memory.
+        """UCC's and UCX's memory type of this rank's device memory.
 
-        Managed memory goes by it too: ranks of one team that name different types would run different algorithms.
+        Managed memory gets the same type: if ranks of a team named different types, they would run different
+        algorithms.
         """
         assert self.runtime is not None
         return self.runtime.memory_type
 
     def check(self, buffers: Sequence[tuple[str, Buffer | None]]) -> None:
-        """Raise what is wrong with where the named buffers of a call lie, of which some are on a device.
+        """Raise if the named buffers of a call, some of which are on a device, are not all usable.
 
-        All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
-        would choose differently for each side.
+        All of a rank's buffers must be on its device, or all on the host: libraries choose by memory type, and would
+        choose differently for each buffer.
         """
         here = [name for name, b in buffers if b is not None and b.vendor == "host"]
         for name, buffer in buffers:
@@ -142,7 +144,8 @@ class Device:
             self._check(name, buffer)
 
     def _check(self, name: str, buffer: Buffer) -> None:
-        # A library that stands in for a vendor's (rehearsals) has another vendor's memory: then that is ours, too.
+        # With a rehearsal library in place of a vendor's, memory of the type that it stands for counts as this rank's,
+        # too.
         mine = () if self.runtime is None else (self.place.vendor, of_memory(self.runtime.memory_type).name)
         where = f"{name} on rank {self.rank} is in memory of {buffer.vendor} device {buffer.device}"
         if self.runtime is None or buffer.vendor not in mine:

@@ -1,7 +1,8 @@
-"""Wires: this process's network threads, which carry ring slots between hosts and see host memory only (net/wire.c).
+"""Wires: this process's network threads, which carry slots of rings between hosts and access host memory only
+(net/wire.c).
 
-Each wire is two threads, one that sends and one that receives, with a UCX context and worker of their own, and without
-the transports of devices. They are made with the first communicator that has devices on several hosts, and end with the
+A wire is two threads, one that sends and one that receives, each with a UCX context and worker of its own, without
+device transports. They are started with the first communicator that has devices on several hosts, and end with the
 process.
 """
 
@@ -21,25 +22,25 @@ from ..machine.rdma import CURE, RdmaPort, active, meant
 from ..machine.ucx_transports import within_host, without_devices
 from ..native.libraries import ffi, lib, load
 
-#: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
-#: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
+#: Default number of wires of a process by carrier. A TCP connection is limited by the work of a core, not by the link,
+#: or by what a cloud allows it; with RDMA a core only handles requests.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
-#: Wires over TCP at most of a rank that has a host for itself, where each of their threads can have two cores: between
-#: two hosts an allreduce of 128 MiB took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links one
-#: way, 20 ms with 6 and 15 with 12. Of two ranks a host an allreduce of 16 MiB took 1.8 ms with 6, 1.4 with 4.
+#: Most wires over TCP of a rank that has a host for itself, whose threads can have two cores each: between two hosts an
+#: allreduce of 128 MiB took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links in one direction,
+#: 20 ms with 6 and 15 with 12. With two ranks per host an allreduce of 16 MiB took 1.8 ms with 6, 1.4 with 4.
 ALONE = 12
 
-#: A range of a slot goes over TCP in one segment, its headers included: sent from where it lies, and copied once from
-#: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
-#: the processor's time. UCX's rendezvous is for what can read or write a peer's memory.
+#: TCP segment that holds a range with its headers: it is sent without a copy, and copied once from the receive buffer.
+#: In UCX's default segments of 8 and 64 KiB it is copied twice on each side, for 2.5 times the CPU time. UCX's
+#: rendezvous needs a transport that can read or write the peer's memory.
 _SEGMENT = str(lib.UCCH_WIRE_RANGE + (32 << 10))
 _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN_NB": "y"}
 
-#: Times ``UCCH_HEARTBEAT`` after which a link that is silent, while others are not, counts as cut: TCP has sent five
-#: times again what was lost, by 1.5 s.
+#: A link that is silent for this many ``UCCH_HEARTBEAT`` while others are not counts as cut: at 1.5 s TCP has
+#: retransmitted five times by then.
 HEARTBEATS = 5
 
-#: Held while wires are made: two workers of rma, or communicators, may ask for them at the same time.
+#: Held while wires are made: several threads may ask for them.
 _making = threading.Lock()
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
@@ -50,47 +51,49 @@ _sharing = 1
 
 
 def wanted() -> int:
-    """Wires that this process should have."""
+    """Number of wires that this process should have."""
     asked = env.get("WIRES")
     return count(carrier(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
 
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:
-    """Wires of each of so many ranks that share a host's cores: two threads each."""
+    """Number of wires of each of ``ranks_here`` ranks that share a host's cores: a wire has two threads."""
     each = cores // ranks_here
     ample = min(ALONE, each // 4) if carrier == "tcp" and ranks_here == 1 else 0
     return max(1, min(max(USUAL[carrier], ample), each // 2))
 
 
 def share(ranks_here: int) -> None:
-    """Count with so many of the job's ranks on this host, whatever the communicators that have them."""
+    """Note that the job has ``ranks_here`` ranks on this host, in all communicators together."""
     global _sharing
     _sharing = max(_sharing, ranks_here)
 
 
 def carrier() -> str:
-    """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` where a cloud limits each connection."""
+    """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` if a cloud limits each TCP connection."""
     if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
         return "rdma"
     return "limited" if nics.flow_limit(_devices_of(0)[0])[1] else "tcp"
 
 
 def spread(ports: tuple[tuple[str, int], ...]) -> None:
-    """Have the wires share these ports, each with its speed; the peers' wires of a number are in the same network."""
+    """Let the wires share these ports, given with their speeds; wires of equal number on two hosts are in the same
+    network."""
     global _ports
     if ports and not _contexts:
         _ports = ports
 
 
 def leave_out(repeated: Set[int]) -> None:
-    """Have wires that are not there yet leave out interfaces with these addresses, which a peer's host has, too."""
+    """Let wires that are made later leave out interfaces with these addresses, which a peer's host has, too."""
     global _devices
     _devices = _devices or nics.without(repeated, os.environ.get("UCX_NET_DEVICES", ""))
 
 
 def port_of(number: int, speeds: Sequence[int]) -> int:
-    """Which of several ports a wire takes: the one that has most for it beside the wires before it. Ports of one speed
-    are taken in turn, and wires are about equally fast, as a short call's ranges are divided evenly among them."""
+    """Index of the port that a wire takes: the one with most bandwidth left beside the wires before it. Ports of equal
+    speed are taken in turn; wires are then about equally fast, as a short call's ranges are divided evenly among them.
+    """
     taken = [0] * len(speeds)
     port = 0
     for _ in range(number + 1):
@@ -100,7 +103,7 @@ def port_of(number: int, speeds: Sequence[int]) -> int:
 
 
 def _devices_of(number: int) -> tuple[str, bool]:
-    """``UCX_NET_DEVICES`` of a wire, and True if that is a port slower than others."""
+    """``UCX_NET_DEVICES`` of a wire, and True if its port is slower than others."""
     if not _ports:
         return _devices or os.environ.get("UCX_NET_DEVICES", ""), False
     speeds = [speed for _, speed in _ports]
@@ -109,7 +112,7 @@ def _devices_of(number: int) -> tuple[str, bool]:
 
 
 def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
-    """Addresses of this process's wires, (sender's, receiver's), at least ``count`` where UCX can make them."""
+    """Addresses of this process's wires, (sender, receiver); ``count`` of them at least if UCX can make so many."""
     global _pid
     with _making:
         if _pid != os.getpid():
@@ -117,7 +120,7 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
             _addresses.clear()
             _pid = os.getpid()
         try:
-            # Once one could not be made, none is tried again: each that sends is followed by one that receives.
+            # After a failure none is tried again: sending and receiving wires must alternate.
             while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
                 devices, slower = _devices_of(len(_addresses))
                 cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
@@ -129,13 +132,13 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
-    """Connect the first ``count`` wires with those of the process ``key``; whether all could be."""
+    """Connect the first ``count`` wires with those of process ``key``. Returns whether all were connected."""
     pairs = [(2 * i + side, theirs[i][1 - side]) for i in range(count) for side in (0, 1)]
     return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
 
 
 def cut_text(link: str) -> str:
-    """What to say of a link that is cut; of an empty one that libucp has given up a connection."""
+    """Text of a link that is cut; for an empty one, that libucp has given up a connection."""
     if not link:
         return "libucp has given up the connection"
     return (
@@ -145,7 +148,7 @@ def cut_text(link: str) -> str:
 
 
 def stop() -> None:
-    """End the threads, at the end of the process; no channel may use them any more."""
+    """End the threads before the process ends; no channel may use them any more."""
     global _ports
     _ports = ()
     if _pid == os.getpid():
@@ -181,25 +184,25 @@ def _list(ports: Sequence[object]) -> str:
 
 
 def _text(found: Mapping[str, list[str]]) -> str:
-    """Transports between hosts, with their devices."""
+    """Transports between hosts, with their devices, as text."""
     near = within_host()
     return ", ".join(f"{name} ({', '.join(devices)})" for name, devices in found.items() if name not in near) or "none"
 
 
 def idle_ports(found: Mapping[str, list[str]]) -> tuple[RdmaPort, ...]:
-    """Active RDMA ports that UCX's ``found`` transports do not reach although its settings let it."""
+    """Active RDMA ports that UCX's ``found`` transports do not use although its settings allow it."""
     reached = {name for devices in found.values() for name in devices}
     return tuple(port for port in meant(active(), os.environ) if port.name not in reached)
 
 
 def survey() -> tuple[list[str], dict[str, list[str]]]:
-    """UCX on this host: the kinds of memory that it moves, and its transports, each with its devices."""
+    """(memory types that UCX supports on this host, its transports with the devices of each)."""
     with Context() as context:
         return context.memory_types(), context.transports()
 
 
 def describe(found: Mapping[str, list[str]]) -> dict[str, str]:
-    """UCX's transports ``found`` on this host, as text: those between hosts, those within it, and why these."""
+    """UCX's transports ``found`` on this host, as text: between hosts, within it, and why these."""
     libraries, ports, idle = load(), meant(active(), os.environ), idle_ports(found)
     why = f"active: {_list(ports)}" if ports else _NO_PORTS
     return {
@@ -214,7 +217,7 @@ _warned = [False]
 
 
 def warn_idle(rank: int, everyone: Sequence[Facts]) -> None:
-    """Warn once in a process, on rank 0 of a communicator of several hosts, of RDMA ports that UCX does not reach."""
+    """Warn once, on rank 0 of a communicator of several hosts, about RDMA ports that UCX does not use."""
     hosts = {facts.host.hostname: facts.idle_ports for facts in everyone if facts.idle_ports}
     if rank or _warned[0] or not hosts or len({facts.host.node for facts in everyone}) < 2:
         return

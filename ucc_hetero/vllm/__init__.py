@@ -1,4 +1,4 @@
-"""A KV connector for vLLM: prefill on one vendor's GPUs, decode on another's.
+"""A KV connector for vLLM: prefill on one vendor's GPUs, decode on another vendor's.
 
 vllm serve MODEL --attention-backend TRITON_ATTN --kv-transfer-config '{"kv_connector": "UccHeteroConnector",
     "kv_connector_module_path": "ucc_hetero.vllm", "kv_role": "kv_producer", "kv_load_failure_policy": "recompute",

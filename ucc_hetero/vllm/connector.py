@@ -1,4 +1,4 @@
-"""vLLM's connector: its methods, each handed to the scheduler's or the worker's side."""
+"""vLLM's connector class. Its methods call the scheduler's or the worker's side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .receiver import Receiver
 from .sender import Sender
 from .settings import Settings
 
-#: Ends of a request that has all of its tokens.
+#: Final states of a request that has all its tokens.
 _COMPLETE = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 
 
@@ -23,7 +23,8 @@ class SchedulerSide:
         self._offered: set[str] = set()
 
     def _remote(self, request: Any) -> tuple[Remote, int] | None:
-        """(the remote request that a request here continues, tokens that it has of it), until it has been asked for."""
+        """(the remote request that a request continues, number of its tokens); None once it was asked for, or without
+        one."""
         params = request.kv_transfer_params
         if not self.settings.receives or not params or not params.get("do_remote_prefill"):
             return None
@@ -36,18 +37,18 @@ class SchedulerSide:
         return remote, min(remote.tokens, request.num_prompt_tokens)
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        """(tokens beyond those computed that can be loaded, whether between steps)."""
+        """(number of tokens beyond the computed ones that can be loaded, True if they are loaded between steps)."""
         found = self._remote(request)
         count = found[1] - computed if found else 0
         return (count, True) if count > 0 else (0, False)
 
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
-        """Load ``tokens`` into blocks, the last ones of all that the remote request has."""
+        """Load ``tokens`` into the blocks; they are the last tokens of the remote request."""
         found = self._remote(request)
         if found is None:
             return
         remote, total = found
-        request.kv_transfer_params["do_remote_prefill"] = False  # once: what fails is computed here
+        request.kv_transfer_params["do_remote_prefill"] = False  # once: after a failure the prompt is computed here
         (ids,) = blocks.get_block_ids()
         size = self.settings.block
         first, last = (total - tokens) // size, -(-total // size)
@@ -55,8 +56,8 @@ class SchedulerSide:
         self._step.loads.append(Load(request.request_id, remote, mine, first))
 
     def finished(self, request: Any, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """(whether blocks are to be kept until they are sent, what the other engine has to know)."""
-        if (found := self._remote(request)) is not None:  # it ends before it has begun
+        """(True if blocks must be kept until they are sent, ``kv_transfer_params`` for the other engine)."""
+        if (found := self._remote(request)) is not None:  # the request ends before its load has started
             request.kv_transfer_params["do_remote_prefill"] = False
             self._step.loads.append(Load(request.request_id, found[0], [], 0))
             return False, None
@@ -77,17 +78,17 @@ class SchedulerSide:
         return step
 
     def ended(self, sent: Any) -> None:
-        """Note whose blocks the workers need no more."""
+        """Forget requests whose blocks the workers need no more."""
         self._offered.difference_update(sent or ())
 
     @property
     def busy(self) -> bool:
-        """True if steps have to go on without requests that run."""
+        """True if steps must go on although no request is running."""
         return bool(self._offered or self._step.loads)
 
 
 class WorkerSide:
-    """A worker's side."""
+    """The worker's side of the connector."""
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
         self.links = Links(settings, caches)
@@ -99,30 +100,30 @@ class WorkerSide:
             raise
 
     def begin(self, step: Step) -> None:
-        """Take what the scheduler says."""
+        """Start what the scheduler asks for in this step."""
         for request, blocks in step.offers.items():
             self.sender.offer(request, blocks)
         for load in step.loads:
             self.receiver.load(load)
 
     def close(self) -> None:
-        """End all that is under way."""
+        """Abort all transfers and close the links."""
         self.links.close()
 
 
 class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """A KV connector of vLLM: caches of finished prefills are pushed to the engines that decode.
+    """A KV connector for vLLM: blocks of finished prefills are sent to the engines that decode.
 
-    Loads are asynchronous, between steps; nothing is done layer by layer. The methods are those of vLLM's
-    ``KVConnectorBase_V1``, and vLLM calls them.
+    Loads are asynchronous, between steps, and not layer by layer. vLLM calls the methods, which are those of its
+    ``KVConnectorBase_V1``.
 
     Args:
         vllm_config: vLLM's configuration, with ``kv_connector_extra_config``.
-        role: The process that it is for: the scheduler's or a worker's.
+        role: Process of the connector: scheduler or worker.
         kv_cache_config: vLLM's configuration of caches.
 
     Raises:
-        ValueError: If there are several groups of caches, or a setting is wrong.
+        ValueError: There are several groups of caches, or a setting is wrong.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -136,36 +137,36 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
-        """Layers one after the other, each in blocks of tokens: what pages are made of."""
+        """Ask vLLM for separate layers, each in blocks of tokens, which pages need."""
         return "NHD"
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Count the tokens of a request that another engine has computed beyond those here; True if they come between
-        steps."""
+        """Return the number of tokens, beyond those computed here, that another engine has; and True if they are loaded
+        between steps."""
         return self._scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Load as many tokens of another engine into a request's blocks."""
+        """Load this many tokens of another engine into a request's blocks."""
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
-        """Collect what the workers are to do in this step: loads and offers."""
+        """Return the loads and offers of this step, for the workers."""
         return self._scheduler.step()
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Note which transfers the workers have ended."""
+        """Record which transfers the workers have completed."""
         self._scheduler.ended(connector_output.finished_sending)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Offer the blocks of a finished request to the engine that decodes.
 
-        True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for that
-        engine.
+        Returns True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for
+        that engine.
         """
         return self._scheduler.finished(request, block_ids)
 
     def has_pending_push_work(self) -> bool:
-        """True if steps have to go on although no request runs."""
+        """True if steps must go on although no request is running."""
         return self._scheduler.busy
 
     @property
@@ -174,47 +175,48 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self.scheduler
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Listen, and let other engines reach the cache; ``ContractError`` if it cannot be exchanged with one."""
+        """Register the cache and listen for other engines. ``ContractError`` if it cannot be exchanged with any
+        engine."""
         self.unregister_kv_caches()
         self.worker = WorkerSide(self.settings, kv_caches)
         self._caches = kv_caches
 
     def unregister_kv_caches(self) -> None:
-        """Take the cache back, as vLLM does before it sleeps."""
+        """Withdraw the cache, as vLLM does before it sleeps."""
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.close()
 
     def restore_kv_caches(self) -> None:
-        """Let other engines reach it again."""
+        """Register the cache again."""
         if self.worker is None:
             self.worker = WorkerSide(self.settings, self._caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin the loads and offers that the scheduler has bound to this step."""
+        """Start the loads and offers that the scheduler has bound to this step."""
         if self.worker is not None:
             self.worker.begin(self._connector_metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: requests wait between steps."""
+        """Do nothing: requests wait between steps, not between layers."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: finished requests are sent from where they are."""
+        """Do nothing: blocks are sent when their request has finished."""
 
     def wait_for_save(self) -> None:
-        """Do nothing."""
+        """Do nothing: blocks are sent when their request has finished."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Name the requests whose blocks have been sent since the last call, and those whose blocks are there or
-        failed; None for none."""
+        """Return the requests whose blocks have been sent since the last call, and those whose loads have ended or
+        failed; None for an empty set."""
         if self.worker is None:
             return None, None
         return self.worker.sender.ended() or None, self.worker.receiver.ended() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Name the blocks whose loads have failed: vLLM computes them, or ends the request, by its own policy."""
+        """Return blocks whose loads have failed. vLLM computes them, or ends the request, by its policy."""
         return self.worker.receiver.failed() if self.worker is not None else set()
 
     def shutdown(self) -> None:
-        """Leave all other engines."""
+        """Disconnect from all other engines."""
         self.unregister_kv_caches()

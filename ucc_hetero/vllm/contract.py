@@ -1,4 +1,4 @@
-"""Facts of two engines that have to agree before one's cache can be the other's, and words for where they do not."""
+"""Properties of two engines that must fit before caches can be exchanged, and texts about differences."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from ..rma.pages import convertible, scale
 from ..types import DTYPES
 
-#: Of messages between connectors.
+#: Version of the messages between connectors.
 PROTOCOL = 2
 
-#: Facts that must be equal, in words, and what can be done.
+#: Property that must be equal -> its name in messages, and what to do if it differs.
 _EQUAL = {
     "protocol": ("versions of the connector", "run one version of ucc_hetero on both sides"),
     "model": ("models", 'name it by "model" in kv_connector_extra_config where only its paths differ'),
@@ -22,17 +22,18 @@ _EQUAL = {
     "heads": ("heads of keys and values", "serve one model"),
     "backend": ("attention backends, which order the elements of a block each in its way", "give both TRITON_ATTN"),
 }
-#: Types whose scales are compared.
+#: Element types whose scales are compared.
 _FP8 = {"float8_e4m3fn", "float8_e4m3fnuz"}
 
 
 class ContractError(ValueError):
-    """Engines that cannot exchange caches."""
+    """The engines cannot exchange caches."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """An engine's cache: type or packed format of elements, scales of each layer's keys and values, vLLM's version."""
+    """Properties of an engine's cache: element type or packed format, scales of each layer's keys and values, and
+    vLLM's version."""
 
     model: str
     layers: list[str]
@@ -46,17 +47,17 @@ class Contract:
 
     @property
     def digest(self) -> str:
-        """Equal where what must be equal is."""
+        """A hash of the properties that must be equal."""
         told = [getattr(self, name) for name in _EQUAL]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def told(self) -> dict[str, Any]:
-        """The contract as JSON has it."""
+        """The contract as JSON values."""
         return asdict(self)
 
     @classmethod
     def heard(cls, said: Any) -> Contract:
-        """A peer's; :class:`ContractError` where that is none."""
+        """A peer's contract from JSON values. :class:`ContractError` if it is malformed."""
         if not isinstance(said, dict) or said.get("protocol") != PROTOCOL:
             version = said.get("protocol") if isinstance(said, dict) else said
             raise ContractError(f"protocol {version!r:.40} of the peer's connector, and {PROTOCOL} here")
@@ -66,7 +67,7 @@ class Contract:
         return cls(**said)
 
     def differences(self, sender: Contract) -> list[str]:
-        """Why ``sender``'s cache cannot become this one, in words; none where it can."""
+        """Reasons why ``sender``'s cache cannot be converted to this one; empty if it can."""
         out = []
         for name, (what, cure) in _EQUAL.items() if self.digest != sender.digest else ():
             mine, theirs = getattr(self, name), getattr(sender, name)
@@ -87,15 +88,15 @@ class Contract:
 
 
 def describe(settings: Any, caches: dict[str, Any]) -> tuple[Contract, list[Any], str]:
-    """(the contract of a worker's caches, an array a layer in order, the axes of these).
+    """(contract of a worker's caches, one array per layer in order, axes of these arrays).
 
-    :class:`ContractError` where the engine cannot take part with any other engine.
+    :class:`ContractError` if the engine's caches cannot be exchanged with any engine.
     """
     own: dict[int, tuple[str, Any]] = {}
     for name, cache in caches.items():
         if not hasattr(cache, "data_ptr") or cache.dim() not in _AXES:
             raise ContractError(f"layer {name} has no cache of attention: states of other kinds are not transferred")
-        own.setdefault(cache.data_ptr(), (name, cache))  # layers may share one
+        own.setdefault(cache.data_ptr(), (name, cache))  # layers may share a cache
     names, arrays = [name for name, _ in own.values()], [cache for _, cache in own.values()]
     backends, scales = _attention(settings.config, names)
     if set(backends) != {settings.backend}:
@@ -112,7 +113,7 @@ def describe(settings: Any, caches: dict[str, Any]) -> tuple[Contract, list[Any]
     return contract, arrays, axes
 
 
-#: Dimensions of a layer's cache in vLLM: older MLA's; today's, keys and values of a head joined; and others before.
+#: Number of dimensions of a layer's cache in vLLM -> axes: old MLA; current, with K and V of a head joined; older.
 _AXES = {3: "BND", 4: "BHND", 5: "KBNHD"}
 
 
@@ -140,15 +141,15 @@ def _elements(cache: Any, cache_dtype: str) -> str:
 
 
 def element_type(contract: Contract) -> str | None:
-    """The type by which a table of pages knows the elements; None for a packed format, which moves as it is."""
+    """The element type for a page table; None for a packed format, which is moved unchanged."""
     return contract.elements if contract.elements in DTYPES else None
 
 
 def _attention(config: Any, names: list[str]) -> tuple[list[str], list[float]]:
-    """(backends of the layers, their scales), as vLLM has resolved them."""
+    """(attention backends of the layers, their scales), as resolved by vLLM."""
     context = getattr(config.compilation_config, "static_forward_context", {})
     layers = [context[name] for name in names if name in context]
-    if not layers:  # an engine that is not vLLM's
+    if not layers:  # not a vLLM engine
         chosen = config.attention_config.backend
         return [getattr(chosen, "name", None) or str(chosen)], []
     scales = [float(getattr(each, name, 1.0)) for each in layers for name in ("_k_scale_float", "_v_scale_float")]

@@ -1,4 +1,4 @@
-"""vLLM's classes that a connector is made of, or, where there is no vLLM, as much of them as another engine needs."""
+"""vLLM's base classes of a connector; without vLLM, minimal substitutes for another engine."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ try:
     )
 except ModuleNotFoundError as error:
     if error.name != "vllm":
-        raise  # one that lacks something of its own
+        raise  # vLLM is installed, but a module of its own is missing
 
     class KVConnectorRole(enum.Enum):  # type: ignore[no-redef]
-        """The process that a connector is for: the scheduler's or a worker's."""
+        """Process of a connector: scheduler or worker."""
 
         SCHEDULER = 0
         WORKER = 1
 
     class KVConnectorMetadata:  # type: ignore[no-redef]
-        """Messages of a step from the scheduler to the workers."""
+        """Data of a step from the scheduler to the workers."""
 
     class KVConnectorBase_V1:  # type: ignore[no-redef]
-        """A connector."""
+        """Base class of a connector."""
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             self._connector_metadata: Any = None
 
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
-            """Begin a step."""
+            """Set the data of the current step."""
             self._connector_metadata = connector_metadata
 
         def clear_connector_metadata(self) -> None:
-            """End a step."""
+            """Clear the data of the current step."""
             self._connector_metadata = None
 
 

@@ -1,4 +1,4 @@
-"""Links between workers of engines: an agent, the table of its pages, and peers whose contracts have been compared."""
+"""Links between workers of engines: an agent, its page table, and peers whose contracts fit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..rma import Agent, AgentPeer, ChannelError, PageTable, PageTarget
 from .contract import Contract, ContractError, describe, element_type
 from .settings import Settings
 
-#: Seconds after which the reader looks whether it is to end, and what has become too old.
+#: Seconds between the reader's checks for shutdown and for expired state.
 _MOMENT = 0.25
-#: Seconds that a host may take to be called: one that is off does not answer, and requests wait for it.
+#: Timeout of a connection in seconds: a host that is off does not answer, and requests wait for it.
 _CALL = 5.0
-#: Workers that are called at the same time: those that do not answer do not delay calls to the rest.
+#: Number of simultaneous connection attempts, so that hosts that do not answer do not delay the others.
 _CALLERS = 64
 
 
@@ -29,10 +29,10 @@ class Link(NamedTuple):
 
 
 def _usable(peer: AgentPeer) -> bool:
-    """True if the peer is there.
+    """True if the peer can be used.
 
-    libucp may give the connection for data up before that for messages breaks, or while it holds: the peer is left
-    then, both sides connect anew, and later requests do not fail for it.
+    libucp may give up the data connection while the message connection still works. The peer is then dropped, so that
+    both sides connect again and later requests succeed.
     """
     if peer.alive and not peer.endpoint.alive:
         log("net").info("agent %r: the connection for data has ended", peer.name)
@@ -41,7 +41,7 @@ def _usable(peer: AgentPeer) -> bool:
 
 
 class Links:
-    """All links of one worker. ``on(name, handler)``: the handler of messages of a name, given (link, message)."""
+    """All links of a worker. ``on(name, handler)`` sets the handler of a message: ``handler(link, message)``."""
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
         self.settings = settings
@@ -57,7 +57,7 @@ class Links:
         self._handlers: dict[str, Callable[[Link, dict[str, Any]], None]] = {}
         self._timers: list[Callable[[], None]] = []
         self._changed = threading.Condition()
-        self._links: dict[AgentPeer, Link | str] = {}  # or why there is none
+        self._links: dict[AgentPeer, Link | str] = {}  # or the reason why there is none
         self._calls: dict[str, Future[Link]] = {}
         self._callers = ThreadPoolExecutor(_CALLERS, "ucch-kv-call")
         self._closed = False
@@ -67,15 +67,15 @@ class Links:
         log("net").info("%r at %s, contract %s", self.table, self.agent.address, self.contract.digest)
 
     def on(self, name: str, handler: Callable[[Link, dict[str, Any]], None]) -> None:
-        """Hand messages of this name to ``handler``; before :meth:`start`."""
+        """Call ``handler`` for messages of this name. To be called before :meth:`start`."""
         self._handlers[name] = handler
 
     def each_moment(self, what: Callable[[], None]) -> None:
-        """Call ``what`` from time to time, beside the messages."""
+        """Call ``what`` regularly from the reader's thread."""
         self._timers.append(what)
 
     def start(self) -> None:
-        """Begin to read, and compare contracts with the engines that are known; those that do not answer may come
+        """Start the reader, and compare contracts with the configured engines. Those that do not answer may be started
         later."""
         self._thread.start()
         for place, call in [(place, self.to(place)) for place in self.settings.prefill]:
@@ -85,8 +85,8 @@ class Links:
                 log("net").warning("prefill engine %s cannot be asked yet: %s", place, error)
 
     def to(self, place: str) -> Future[Link]:
-        """The link to the worker at an address, once it has been called; :class:`PeerError` where it refuses,
-        :class:`ChannelError` where there is none."""
+        """The link to the worker at an address, as a future. :class:`PeerError` if the worker refuses,
+        :class:`ChannelError` if none listens there."""
         with self._changed:
             call = self._calls.get(place)
             if call is None or (call.done() and (call.exception() or not _usable(call.result().peer))):
@@ -94,8 +94,8 @@ class Links:
         return call
 
     def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
-        """Call ``then`` in another thread once all have been called; one call of a place at a time, and no waiting
-        threads."""
+        """Connect to several places, then call ``then`` in another thread. At most one attempt per place at a time; no
+        thread waits."""
         self._await([self.to(place) for place in places], then)
 
     def _await(self, calls: list[Future[Link]], then: Callable[[list[Future[Link]]], None]) -> None:
@@ -103,7 +103,7 @@ class Links:
         if left is not None:
             left.add_done_callback(lambda _: self._await(calls, then))
             return
-        with suppress(RuntimeError):  # closed: no worker is called any more
+        with suppress(RuntimeError):  # RuntimeError: closed, so no worker is called any more
             self._callers.submit(then, calls)
 
     def _call(self, place: str) -> Link:
@@ -143,12 +143,12 @@ class Links:
                 self._settle(peer, f"it refuses: {said['why']!s:.2000}")
             elif isinstance(link := self._links.get(peer), Link):
                 self._handlers[name](link, said)
-        except Exception as error:  # whatever a peer says, the others are read on
+        except Exception as error:  # an error in one peer's message must not stop the reader
             log("net").warning("agent %r: %s: %s", peer.name, type(error).__name__, error)
             peer.leave()
 
     def _meet(self, peer: AgentPeer, said: dict[str, Any]) -> None:
-        called = said["answer"] is not True  # who calls receives, who is called sends
+        called = said["answer"] is not True  # the side that connected receives pages, the other side sends
         try:
             theirs = Contract.heard(said["contract"])
             sender, receiver = (self.contract, theirs) if called else (theirs, self.contract)
@@ -157,7 +157,7 @@ class Links:
                 raise ContractError(why)
             link = Link(peer, self.table.open(peer.endpoint, bytes.fromhex(said["table"])))
             if called and link.target.plan.heads > 0:
-                _ = link.target.targets  # opened, and its kernels made, before there is a request
+                _ = link.target.targets  # open the target and compile its kernels before the first request
         except (ValueError, DeviceError) as error:
             self._settle(peer, str(error))
             peer.send({"op": "refused", "why": str(error)})

@@ -1,4 +1,4 @@
-"""Messages of a step, from the scheduler's side of a connector to the workers', and of one engine to the other."""
+"""Data of a step from the scheduler's side to the workers', and messages between engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .settings import address
 
 
 class Remote(NamedTuple):
-    """A request that another engine has computed: which, whose, where its workers are, and how many tokens it has."""
+    """A request that another engine has computed: request and engine ids, address of the first worker, number
+    of workers, number of tokens."""
 
     request: str
     engine: str
@@ -21,11 +22,11 @@ class Remote(NamedTuple):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of all its workers."""
+        """Addresses of all workers of the engine."""
         return [address(self.host, self.port + rank) for rank in range(self.ranks)]
 
     def params(self) -> dict[str, Any]:
-        """Form of vLLM's ``kv_transfer_params``, which a proxy carries from one engine to the other."""
+        """vLLM's ``kv_transfer_params``, which a proxy passes from one engine to the other."""
         named = {
             "remote_request_id": self.request, "remote_engine_id": self.engine, "remote_host": self.host,
             "remote_port": self.port, "tp_size": self.ranks, "remote_num_tokens": self.tokens,
@@ -34,7 +35,8 @@ class Remote(NamedTuple):
 
     @classmethod
     def of(cls, params: dict[str, Any]) -> Remote:
-        """The one that ``params`` name; ``ValueError`` where they do not: they come with a request, from anywhere."""
+        """Parse ``kv_transfer_params``. ``ValueError`` if they are invalid: they come with requests, which may be
+        forged."""
         names = "remote_request_id", "remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_num_tokens"
         values = [params.get(name) for name in names]
         for name, value, kind in zip(names, values, (str, str, str, int, int, int), strict=True):
@@ -47,8 +49,8 @@ class Remote(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Blocks of a request here that are to come from ``remote``, whose own begin with number ``first``; none, and it is
-    told that it need not keep them."""
+    """Blocks of a local request to load from ``remote``, whose blocks from number ``first`` on they are. Without blocks
+    the other engine is told that it need not keep them."""
 
     request: str
     remote: Remote
@@ -58,7 +60,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Step(KVConnectorMetadata):  # type: ignore[misc]
-    """A step's: loads that begin, and blocks of finished requests that wait to be sent."""
+    """Data of a step: loads to start, and blocks of finished requests to offer."""
 
     loads: list[Load] = field(default_factory=list)
     offers: dict[str, list[int]] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""A worker's receiving half: blocks that are asked for, until they are there or certainly do not come any more."""
+"""A worker's receiving half: tracks loads until their blocks have arrived, or certainly will not be written any
+more."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from .messages import Load
 
 @dataclass
 class _Loading:
-    """A load under way. ``writers``: peers that send its blocks, and, once it is given up, may still write to them
-    themselves; ``why``: why it is given up, if it is."""
+    """A load under way. ``writers``: peers that send its blocks and, after it was given up, may still write to them;
+    ``why``: why it was given up, empty if it was not."""
 
     load: Load
     until: float
@@ -37,7 +38,7 @@ class Receiver:
         links.on("ended", self._ended)
 
     def load(self, load: Load) -> None:
-        """Begin to load blocks, or tell the other engine that none are wanted."""
+        """Start to load blocks, or tell the other engine that they are not needed."""
         state = _Loading(load, time.monotonic() + self._settings.timeout)
         if load.blocks:
             with self._lock:
@@ -52,7 +53,7 @@ class Receiver:
             for link in links:
                 said = {"op": "want", "request": load.remote.request, "engine": load.remote.engine, "first": load.first}
                 said |= {"to": load.request, "ticket": tickets.get(link.peer, b"").hex(), "ranks": self._settings.ranks}
-                with self._lock:  # nothing is asked for that has been cancelled
+                with self._lock:  # a load that was cancelled meanwhile must not be requested
                     if state.why:
                         return
                     link.peer.send(said)
@@ -61,7 +62,7 @@ class Receiver:
                 self._give_up(state, str(error))
 
     def _receive(self, state: _Loading, links: list[Link]) -> dict[AgentPeer, bytes]:
-        """Tickets for the workers that have heads of this one, each head once."""
+        """Tickets for the workers that have heads of this one; each head comes once."""
         mine = self._links.table.form
         missing, sources = set(range(mine.first, mine.first + mine.heads)), []
         for link in links:
@@ -78,7 +79,7 @@ class Receiver:
             return {link.peer: ticket for link, ticket in zip(sources, state.receipt.tickets, strict=True)}
 
     def _give_up(self, state: _Loading, why: str) -> None:
-        """Refuse what still comes, and keep the blocks until those that write themselves say that they no longer do."""
+        """Refuse late data. Keep the blocks until writers with direct access confirm that they have stopped."""
         if state.why:
             return
         load, state.why = state.load, why
@@ -95,7 +96,7 @@ class Receiver:
                 state.writers.pop(peer, None)
 
     def _of(self, link: Link, said: dict[str, Any]) -> _Loading | None:
-        """The load that a message of one of its writers is about."""
+        """The load that a writer's message refers to; None if there is none."""
         state = self._loading.get(said["to"])
         return state if state is not None and link.peer in state.writers else None
 
@@ -111,7 +112,7 @@ class Receiver:
                 del state.writers[link.peer]
 
     def ended(self) -> set[str]:
-        """Requests here whose loads have ended, well or not."""
+        """Local requests whose loads have ended, with or without an error."""
         with self._lock:
             out = {request for request, state in self._loading.items() if self._over(state)}
             for request in out:
@@ -130,17 +131,17 @@ class Receiver:
         if not state.why:
             return False
         if time.monotonic() > state.until:
-            for peer in state.writers:  # it neither writes nor says that it will not: no more of it
+            for peer in state.writers:  # it neither stops writing nor confirms: disconnect
                 peer.leave()
         if any(peer.alive for peer in state.writers):
             return False
         if state.receipt is not None and not state.receipt.idle:
-            return False  # a device still copies what has come
+            return False  # a device is still copying arrived data
         self._failed.update(state.load.blocks)
         return True
 
     def failed(self) -> set[int]:
-        """Blocks that have not come, since this was asked last."""
+        """Blocks whose loads have failed since the last call."""
         with self._lock:
             out, self._failed = self._failed, set()
         return out

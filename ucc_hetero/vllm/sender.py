@@ -1,5 +1,5 @@
-"""A worker's sending half: blocks of finished requests go to the workers that ask for them, and are kept no longer than
-that."""
+"""A worker's sending half: sends blocks of finished requests to the workers that ask for them, then releases the
+blocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..rma import Request
 from ..rma.wire_format import Ticket
 from .links import Link, Links
 
-#: Requests that have ended, and are remembered to say so.
+#: Number of finished requests that are remembered, to answer late messages about them.
 _PAST = 10_000
-#: Seconds: a transfer that fails for the time alone would go on behind the back of who believes that it has ended.
+#: Timeout in seconds: a transfer that failed by its timeout might go on while the other side believes that it ended.
 _FOREVER = 86_400.0
 
 
 @dataclass
 class _Want:
-    """A worker of the other engine that has asked, for its request ``to``, with a ticket, empty for nothing."""
+    """A request for blocks from a worker of the other engine, for its request ``to``. An empty ticket wants nothing."""
 
     link: Link
     to: str
@@ -35,7 +35,7 @@ class _Want:
     why: str = ""
 
     def poll(self) -> bool:
-        """True if nothing of it is under way any more."""
+        """True once no transfer for it is under way."""
         left = []
         for transfer in self.transfers:
             try:
@@ -49,7 +49,7 @@ class _Want:
 
 @dataclass
 class _Offer:
-    """A request's blocks, until when they are kept, and which workers have asked for them and have them."""
+    """Blocks of a finished request: until when they are kept, and which workers have asked for and received them."""
 
     blocks: list[int]
     until: float
@@ -62,7 +62,7 @@ class Sender:
         self._links, self._settings = links, links.settings
         self._lock = threading.RLock()
         self._offers: dict[str, _Offer] = {}
-        #: Asked for before the scheduler has told this worker of them.
+        #: Requests for blocks of which the scheduler has not told this worker yet.
         self._early: dict[str, list[_Want]] = {}
         self._past: dict[str, None] = {}
         links.on("want", self._want)
@@ -113,7 +113,7 @@ class Sender:
             log("net").debug("%s is not told: %s", want.link.peer.name, error)
 
     def _cancel(self, link: Link, said: dict[str, Any]) -> None:
-        """Say when nothing of it is written any more, which may be now."""
+        """Cancel a transfer. Confirm once nothing is written any more, which may be at once."""
         request, whose = str(said["request"]), (link, str(said["to"]))
         with self._lock:
             if request in self._early:
@@ -126,7 +126,7 @@ class Sender:
             link.peer.send({"op": "ended", "to": whose[1]})
 
     def ended(self) -> set[str]:
-        """Requests whose blocks are needed no more: sent to all workers that were to ask, or given up."""
+        """Requests whose blocks can be released: all workers have them, or they were given up."""
         out = set()
         with self._lock:
             for request, offer in self._offers.items():
@@ -154,18 +154,18 @@ class Sender:
         now = time.monotonic()
         for want in offer.wants:
             if now > want.since + self._settings.lease:
-                want.link.peer.leave()  # it is there, and takes nothing
+                want.link.peer.leave()  # the worker is alive, but does not accept the data
         if offer.wants:
             return False
         if now > offer.until:
             log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             return True
-        gone = any(not want.link.peer.alive for want in offer.ended)  # and the others of its engine with it
+        gone = any(not want.link.peer.alive for want in offer.ended)  # so are its engine's other workers
         return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)
 
     def _expire(self) -> None:
-        """Say what has failed, and refuse what has been asked for too early and never came; the engine may be in a long
-        step."""
+        """Report failures, and refuse requests for blocks that were never offered. The engine may be in a long step
+        meanwhile."""
         late = time.monotonic() - self._settings.timeout
         with self._lock:
             for request, offer in self._offers.items():

@@ -1,4 +1,4 @@
-"""Settings of a connector, read from vLLM's configuration and ``kv_connector_extra_config``."""
+"""Settings of the connector, from vLLM's configuration and ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..machine import nics
 from ..rma import Certificates
 
-#: Keys of kv_connector_extra_config, and what they are where none is given.
+#: Key of kv_connector_extra_config -> default.
 _KNOWN: dict[str, Any] = {
     "secret_file": None,
     "host": None,
@@ -25,8 +25,8 @@ _KNOWN: dict[str, Any] = {
 
 
 class Settings:
-    """One engine's. ``address(rank)`` is where a worker listens; ``timeout`` and ``lease`` are seconds that a load may
-    take, and that blocks are kept for the engines that decode."""
+    """Settings of an engine. ``address(rank)``: where a worker listens; ``timeout``: seconds that a load may take;
+    ``lease``: seconds for which blocks are kept for the decoding engine."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -51,7 +51,7 @@ class Settings:
         self.timeout, self.lease = float(self._extra["timeout"]), float(self._extra["lease"])
 
     def _host(self) -> str:
-        """The address by which other engines reach this one, or its name; one that only receives is not called."""
+        """The address or name by which other engines reach this one; not needed if it only receives."""
         given = str(self._extra["host"] or "")
         if self.sends and given in ("", "0.0.0.0", "::"):
             found = [where for where, _ in nics.addresses()]
@@ -64,16 +64,16 @@ class Settings:
 
     @property
     def alone(self) -> str:
-        """This host's own address that the published address is or stands for; empty if it is another host's."""
+        """The address if it is a loopback address, which other hosts cannot reach; empty otherwise."""
         try:
             found = socket.getaddrinfo(self.host, None)[0][4][0] if self.sends else ""
         except OSError:
-            return ""  # listening says so
+            return ""  # listening will raise the error
         return str(found) if found and ip_address(found).is_loopback else ""
 
     @property
     def secret(self) -> bytes:
-        """The secret that all engines know."""
+        """The secret that all engines share."""
         path = self._extra["secret_file"]
         if not path:
             raise ValueError(
@@ -83,17 +83,17 @@ class Settings:
 
     @property
     def tls(self) -> Certificates | None:
-        """Files of certificates, if connections are to be encrypted."""
+        """Certificates, if connections are to be encrypted."""
         return Certificates(*self._extra["tls"]) if self._extra["tls"] else None
 
     @property
     def listens(self) -> str:
-        """This worker's address; one that only receives takes any free port, as it calls and is not called."""
+        """Address to listen at. A worker that only receives takes any free port, as it makes all connections."""
         return address(self.host, self.port + self.rank if self.sends else 0)
 
     @property
     def prefill(self) -> list[str]:
-        """Addresses of engines to compare contracts with at start."""
+        """Addresses of engines with which contracts are compared at the start."""
         places = [str(each).rpartition(":") for each in self._extra["prefill"]]
         for host, _, port in places:
             if not host or not port.isdigit():
@@ -102,7 +102,8 @@ class Settings:
 
     @property
     def own_heads(self) -> tuple[int, int]:
-        """(number of this worker's first head, of all): where there are fewer than workers, some have the same."""
+        """(first head of this worker, number of heads). With fewer heads than workers several workers have the same
+        one."""
         return self.rank * self.heads // self.ranks, self.heads
 
 

@@ -1,7 +1,7 @@
-"""Arithmetic on devices: element-wise kernels, made by the vendor's own run-time compiler when a plan first needs them.
+"""Element-wise kernels, compiled at run time by the vendor's own compiler when a plan first needs them.
 
-NVRTC and hipRTC take the same source. Where neither is there, or it cannot compile for the device, the engine computes
-on the host, through pinned memory: right, but slower.
+NVRTC and hipRTC take the same source. If neither is installed, or it cannot compile for the device, the engine computes
+on the host through pinned memory: correct, but slower.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ int {p}DestroyProgram(void **program);
 
 
 def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> bool:
-    """True if the device of this process does such steps itself; compiles and loads the kernels at first use.
+    """True if this process's device executes such steps. Compiles and loads the kernel at first use.
 
-    Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_LANE_COPY`` and ``UCCH_RING_COPY`` have
-    neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the
-    answer must be that of the other ranks, however long streams are held.
+    Numbers are the native engine's: kind ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; types of
+    UCC, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_LANE_COPY`` and ``UCCH_RING_COPY`` have neither
+    operation nor type, ``UCCH_FUSED`` has both, ``UCCH_PIECES`` has both types. ``insist``: the answer must equal the
+    other ranks', so wait however long streams are held.
     """
     key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind in _TWO_TYPES else 0
     if key not in _known:
         if _here.makes_none:
             raise NotSupported(
-                "a call that is captured in a graph needs a kernel that is not loaded yet: make such a call once "
-                "before capturing"
+                "a call in a graph capture needs a kernel that is not loaded yet: make such a call once before the "
+                "capture"
             )
-        # Once no stream waits for a call: loading a kernel may wait for the device, and so for that stream.
+        # Not while a stream waits for a call: loading a kernel may wait for the device, and so for that stream.
         if not progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0) and not insist:
-            return False  # for this time
+            return False  # the host computes this time
         _known[key] = _make(*key)
     return _known[key]
 
 
 def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
-    """True if all of these kernels are there; makes those that are not."""
+    """True if all these kernels are available. Compiles and loads those that are not."""
     return min((ready(*each, insist=True) for each in wanted), default=True)
 
 
@@ -80,7 +80,7 @@ _here = _Here()
 
 @contextmanager
 def beside_a_capture(*, make: bool) -> Iterator[None]:
-    """In a thread that captures a graph: kernels are loaded as no part of that, or with ``make`` unset are an error."""
+    """Context for a thread that captures a graph: kernels are loaded outside of the capture; error if not ``make``."""
     _here.makes_none, mode = not make, lib.ucch_capture_mode(lib.UCCH_RELAXED)
     try:
         yield
@@ -89,9 +89,9 @@ def beside_a_capture(*, make: bool) -> Iterator[None]:
         lib.ucch_capture_mode(mode)
 
 
-#: Kernel -> whether it is loaded (True) or cannot be made (False).
+#: Kernel -> True if it is loaded, False if it cannot be made.
 _known: dict[tuple[int, int, int, int], bool] = {}
-#: HIP reads a kernel where its image is, and does not copy that.
+#: Images of loaded kernels: HIP does not copy them, so they must stay alive.
 _images: list[bytes] = []
 
 
@@ -120,7 +120,7 @@ class _Compiler:
         self._ffi = FFI()
         self._ffi.cdef(_HEADER.format(p=row.prefix, code=row.code))
         self._lib: Any = self._ffi.dlopen(path)
-        getattr(self._lib, f"{self._prefix}CreateProgram")  # or it is another library
+        getattr(self._lib, f"{self._prefix}CreateProgram")  # AttributeError if it is another library
 
     def _call(self, name: str, *args: Any) -> int:
         return int(getattr(self._lib, self._prefix + name)(*args))
@@ -133,8 +133,8 @@ class _Compiler:
         return bytes(self._ffi.buffer(room, int(size[0])))
 
     def compile(self, text: str, device: int) -> bytes:
-        """Machine code for the device; ``RuntimeError`` with what the compiler says."""
-        # Told no target, hipRTC loads "libamdhip64.so" to find out: a name that may be missing, or another HIP's.
+        """Compile for the device. ``RuntimeError`` with the compiler's messages."""
+        # Without a target hipRTC loads "libamdhip64.so" to find one: that file may be missing, or be another HIP.
         runtime = runtime_of(self._vendor)
         target = runtime.target(device) if runtime is not None else ""
         words = ["-std=c++14", self._row.unfused, *([self._row.option + target] if target else [])]
@@ -152,7 +152,7 @@ class _Compiler:
 
 
 def image(vendor: str, text: str, device: int) -> bytes:
-    """Machine code of a kernel's text; ``RuntimeError`` with what the compiler says, or that there is none."""
+    """Machine code of a kernel's source. ``RuntimeError`` with the compiler's messages, or if there is no compiler."""
     compiler = _compiler(vendor)
     if compiler is None:
         raise RuntimeError(f"no run-time compiler is found for {vendor}: tried {', '.join(candidates(vendor))}")
@@ -174,10 +174,10 @@ def _compiler(vendor: str) -> _Compiler | None:
 
 
 def candidates(vendor: str) -> list[str]:
-    """Where the compiler may be, best first: in this process, in the runtime, in the library's folders.
+    """Files that may be the compiler, best first: loaded in this process, inside the runtime, in the library's folders.
 
-    HIP runtimes before 7 are compilers as well; hipRTC of another release than the runtime's may make code that the
-    runtime cannot read, so that the one beside it comes first.
+    HIP runtimes before 7 contain the compiler. A hipRTC of another release may generate code that the runtime cannot
+    load, so the one beside the runtime comes first.
     """
     row, runtime = VENDORS[vendor].compiler, runtime_of(vendor)
     if row is None:

@@ -1,7 +1,7 @@
-/* Arithmetic of the engine and of its kernels. Half precisions: computed in float, rounded to nearest even once. */
+/* Arithmetic of the engine and its kernels. Half precisions are computed in float and rounded once, to nearest even. */
 #pragma once
 
-/* `a` is the destination's element, which holds the lower contribution; maximum and minimum keep NaN, as numpy does. */
+/* `a` is the destination's element, the lower rank's contribution. Maximum and minimum propagate NaN, as in numpy. */
 #define UCCH_SUM(a, b) ((a) + (b))
 #define UCCH_PROD(a, b) ((a) * (b))
 #define UCCH_MAX(a, b) ((a) != (a) || (a) > (b) ? (a) : (b))
@@ -59,8 +59,8 @@ UCCH_ARITH unsigned short to_bhalf(float f) {
     return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Float8 of one vendor in that of another: the same bits are half the number in E4M3FNUZ, which has no -0 and NaN in
- * its place. So a scale doubles one way and halves the other, where E4M3FN ends at 224 of such a half. */
+/* Float8 of one vendor as that of the other. In E4M3FNUZ the same bits are half the number; it has no -0, whose bits
+ * are its NaN. So the scale doubles one way and halves the other, where the largest number is 224 of that scale. */
 UCCH_ARITH unsigned char e4m3fn_to_fnuz(unsigned char x) {
     return (unsigned char)((x & 0x7f) == 0x7f ? 0x80 : x == 0x80 ? 0 : x);
 }

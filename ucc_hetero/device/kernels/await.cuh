@@ -1,4 +1,4 @@
-/* Write a word, with the upper half of `n`, and then wait for another: where there is the one, and the other. */
+/* Write a word (with the upper half of `n`), then wait for another word; each only if its address is given. */
 #include "words.cuh"
 
 extern "C" __global__ void ucch(unsigned *src, unsigned *dst, unsigned long long n, double) {

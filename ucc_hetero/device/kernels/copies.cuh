@@ -1,6 +1,6 @@
-/* Copies by a block. Loads and stores pass caches by, as others write what is read, and several are under way at a
- * time. On AMD a volatile access is waited for before the next begins; a relaxed atomic one of system scope is not
- * (LLVM's AMDGPUUsage, memory model). */
+/* Copies by a block. Loads and stores bypass caches, as other devices write the data, and several are in flight at a
+ * time. On AMD each volatile access is waited for before the next; relaxed atomics of system scope are not (LLVM's
+ * AMDGPUUsage, memory model). */
 #ifdef __AMDGCN__
 #define READ(p) __atomic_load_n(p, __ATOMIC_RELAXED)
 #define WRITE(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
@@ -8,7 +8,7 @@
 #define READ(p) (*(const volatile T *)(p))
 #define WRITE(p, v) (*(volatile T *)(p) = (v))
 #endif
-/* Sixteen bytes: CUDA loads and stores them at once, AMD's atomics do not. */
+/* Sixteen bytes: one load or store in CUDA, two atomics on AMD. */
 #if defined(__CUDA_ARCH__)
 struct quad {
     unsigned long long x, y;
@@ -26,7 +26,7 @@ typedef unsigned long long quad;
 #endif
 template <class T> __device__ T fetch(const T *p) { return READ(p); }
 template <class T> __device__ void put(T *p, T v) { WRITE(p, v); }
-/* Of every thread `some` are under way at a time. */
+/* Each thread has `some` elements in flight. */
 template <class T, unsigned some> __device__ void copy(void *to, const void *from, unsigned bytes) {
     const unsigned n = bytes / sizeof(T), far = some * blockDim.x;
     T *dst = (T *)to;
@@ -54,7 +54,7 @@ __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
     else
         copy<unsigned char, 8>(dst, src, bytes);
 }
-/* Where all of it lies on sixteen bytes, by as many; of every thread `some` of these are under way at a time. */
+/* For data aligned to sixteen bytes, in units of sixteen bytes, of which each thread has `some` in flight. */
 template <unsigned some> __device__ void copy_quads(void *dst, const void *src, unsigned bytes) {
     if (alignment(dst, src, bytes) % 16 == 0)
         copy<quad, sizeof(quad) == 16 ? some : 8>(dst, src, bytes);

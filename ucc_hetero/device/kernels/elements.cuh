@@ -1,4 +1,4 @@
-/* Types of elements: half precisions, complex numbers, and what each is computed in. */
+/* Element types: half precisions, complex numbers, and the types in which they are computed. */
 #include "arith.h"
 
 struct half_t {

@@ -1,5 +1,5 @@
-/* All of a short call (cffi_build/coll/fused.c), one move after the other. Every block does the same slice of each, and
- * the last to have done so tells other ranks. */
+/* All of a short call (cffi_build/coll/fused.c), one move after the other. Each block does the same slice of every
+ * move, and the last block to finish a move notifies other ranks. */
 #include "copies.cuh"
 #include "layout.h"
 #include "ll.cuh"
@@ -13,14 +13,14 @@ __device__ unsigned edge(unsigned bytes, unsigned block) {
     unsigned long long at = (unsigned long long)((bytes + 63) / 64) * block / gridDim.x * 64;
     return at < bytes ? (unsigned)at : bytes;
 }
-/* The header of a slot: what the sender says, and the receiver compares. */
+/* Header of a slot: the sender writes it, the receiver compares it. */
 __device__ ucch_slot_header *header(const void *data) { return (ucch_slot_header *)data - 1; }
 __device__ void check(const ucch_moves &all, const ucch_move &m, const void *data) {
     const volatile ucch_slot_header *h = header(data);
     if (h->hash != all.hash + m.tag || h->bytes != m.n) PUT(&all.replays->wrong.word, REPLAY_DIFFERS);
 }
-/* What devices have counted of the channels of a graph's kernel, for each move, read at once: its piece's number, and
- * how many of the channel's are known to have been taken out. */
+/* The device's counts of the channels of a graph's kernel, read at once for all moves: the move's piece number, and the
+ * number of the channel's pieces known to have been consumed. */
 struct counted {
     unsigned step[UCCH_MOST_MOVES], taken[UCCH_MOST_MOVES];
 };
@@ -31,13 +31,12 @@ __device__ void count(const ucch_moves &all, counted &now) {
         now.taken[k] = m.steps ? GET(&m.steps->taken) : 0;
     }
 }
-/* A kernel of a graph has begun; if another is `running`, that has the same slots. Hosts look at these words and at
- * nothing else. */
+/* Begin a kernel of a graph. If another one is `running`, it uses the same slots. Hosts read only these words. */
 __device__ void enter(const ucch_moves &all, unsigned kernels, unsigned running) {
     if (running) PUT(&all.replays->wrong.word, REPLAY_OVERLAPS);
     PUT(&all.replays->begun.word, kernels);
 }
-/* The last block has done its part: the channels have carried so many pieces more. */
+/* The last block has finished: add the pieces that the channels have carried. */
 __device__ void leave(const ucch_moves &all, const counted &now, unsigned kernels) {
     for (unsigned k = 0; k < all.n; k++)
         if (all.each[k].steps) PUT(&all.each[k].steps->pieces, now.step[k] + 1);
@@ -45,8 +44,8 @@ __device__ void leave(const ucch_moves &all, const counted &now, unsigned kernel
     PUT(&all.counts->ended, kernels);
     PUT(&all.replays->ended.word, kernels);
 }
-/* Wait for what a move needs. What a graph sends looks at the other end's word once in a ring's round only: reading
- * memory of the host takes as long as all else. */
+/* Wait for what a move needs. A sender in a graph reads the receiver's word only once per round of the ring, as a read
+ * of host memory takes as long as everything else. */
 __device__ void await_move(const ucch_moves &all, const ucch_move &m, unsigned step, unsigned taken) {
     if (!all.replays)
         AWAIT(m.wait, m.least);
@@ -55,7 +54,7 @@ __device__ void await_move(const ucch_moves &all, const ucch_move &m, unsigned s
     else if ((int)(taken - (step + m.least)) < 0)
         PUT(&m.steps->taken, AWAIT_UNLESS(m.wait, step + m.least, &all.replays->stop.word));
 }
-/* Tell another rank that all blocks have done a move. One that brings its own flags is told of to hosts alone. */
+/* Notify another rank that all blocks have finished a move. A move whose data has flags needs this only for hosts. */
 __device__ void tell(const ucch_moves &all, const ucch_move &m, unsigned k, unsigned step, void *dst) {
     const bool flags = m.kind >= MOVE_LL_SEND;
     if (gridDim.x > 1 && !flags) __threadfence_system();
@@ -72,7 +71,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
     __shared__ counted now;
     const bool first = blockIdx.x == 0 && threadIdx.x == 0;
     const bool enters = all.replays && blockIdx.x == 0 && threadIdx.x == blockDim.x - 1;
-    /* What is read and exchanged here is used behind the barrier, so that all of it is under way at a time. */
+    /* These reads and exchanges are used only behind the barrier, so that all are in flight at once. */
     const unsigned running = enters ? atomicExch(&all.counts->running, 1) : 0;
     const unsigned kernels = all.replays ? GET(&all.counts->ended) + 1 : 0;
     count(all, now);

@@ -1,18 +1,18 @@
-/* One side of a message in a lane (cffi_build/p2p/lane.c). Every block does a slice of every piece, and the last to
- * have done so tells the other side. */
+/* One side of a message in a lane (cffi_build/p2p/lane.c). Each block does a slice of every piece, and the last block
+ * to finish a piece notifies the other side. */
 #include "blocks.cuh"
 #include "copies.cuh"
 #include "lane.h"
 #include "layout.h"
 #include "words.cuh"
 
-/* Sixteen bytes that a thread has under way at a time: for more than four RESIDENT leaves too few registers. */
+/* Units of sixteen bytes that a thread has in flight. More than four leave too few registers for RESIDENT. */
 #if __CUDA_ARCH__ == 900
 #define QUADS 8
 #else
 #define QUADS 4
 #endif
-/* True if a word has reached a number; false if the lane carries nothing any more. */
+/* True once a word has reached a number; false if the lane has ended. */
 __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0) {
         if (GET(stop)) return false;
@@ -22,13 +22,13 @@ __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     return true;
 }
 __device__ volatile ucch_slot_header *header(char *data) { return (volatile ucch_slot_header *)data - 1; }
-/* A message as a block knows it. */
+/* A block's view of a message. */
 struct about {
     unsigned long long bytes, tag;
     unsigned base, status;
     bool goes;
 };
-/* A receiver looks at the header; a sender's first block waits for room for it. */
+/* The receiver reads the header; the sender's first block waits for a free slot for it. */
 __device__ void open(const ucch_lane_copy &c, about &m) {
     const bool receives = c.flags & LANE_RECEIVES;
     m.bytes = c.bytes;

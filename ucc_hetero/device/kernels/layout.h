@@ -1,48 +1,47 @@
-/* Numbers and structs that the engine and its kernels share, in C and in C++ for devices; each compiler checks sizes.
- */
+/* Numbers and structs shared by the engine (C) and its kernels (C++ for devices). Each compiler checks their sizes. */
 #pragma once
 #ifndef __cplusplus
 #include <assert.h>
 #endif
 
-/* Moves of one fused kernel, at most. */
+/* Maximum number of moves of a fused kernel. */
 #define UCCH_MOST_MOVES 40
-/* Pieces that lie in a ring between two ranks at a time. */
+/* Number of slots of a ring between two ranks. */
 #define UCCH_RING_SLOTS 8
-/* Words of eight bytes before the data of a slot whose words have flags (ll.cuh): hash of the call, length, nothing. */
+/* Words of eight bytes before the data of a slot with flags (ll.cuh): hash of the call, length, unused. */
 #define UCCH_LL_HEAD 4
-/* Messages of one kernel between hosts, at most. */
+/* Maximum number of messages of a kernel between hosts. */
 #define UCCH_MOST_COPIES 48
 
-/* In the place of the tag that is wanted of a message in a lane: any. */
+/* Tag of a receive that matches any tag, in a lane. */
 #define UCCH_ANY_TAG 4294967295
 
-/* Elements of a piece that a block does at a time, and bytes of one that is copied as it is. */
+/* Elements of a piece that a block processes at a time; bytes of a piece that is copied unchanged. */
 #define UCCH_PIECE_SLICE 1024
 #define UCCH_PLAIN_SLICE 16384
 
-/* Word in a cache line of its own. */
+/* A word in a cache line of its own. */
 typedef struct ucch_line {
     unsigned word, more[15];
 } ucch_line;
 
-/* Header before the data of a slot that network threads carry, or devices count: the call, a hash of it and the bytes
- * that its rank has put there; the slot's number among all that have gone this way; and the first calls, plus one,
- * whose data is not to be believed and which the ranks have made in different ways. */
+/* Header before the data of a slot that network threads carry or devices count: the call, its hash, and the bytes that
+ * its rank has written; the slot's number since the start; and, plus one, the first call whose data is invalid and the
+ * first for which ranks made different calls. */
 typedef struct ucch_slot_header {
     unsigned long long call, hash, bytes, number, tainted, differs, more[2];
 } ucch_slot_header;
 
-/* End of a message in a lane: its number, how it ended (LANE_*), and what it was. Of the first line of a lane `done`
- * says whether it carries nothing any more. */
+/* End of a message in a lane: its number, how it ended (LANE_*), its tag and length. In the first line of a lane `done`
+ * is set when the lane has ended. */
 typedef struct ucch_lane_line {
     unsigned done, status;
     unsigned long long tag, bytes, more[5];
 } ucch_lane_line;
 
-/* Arguments of the kernel that does one side of a message: data of its slot in the short ring, and of the first in the
- * long one; the words of both; whether to stop; where blocks meet, by slot; and the message, or the room for it and the
- * tag that is wanted. `base`: how many long pieces came before; `limit`: bytes of a short message. */
+/* Arguments of the kernel for one side of a message: its slot in the short ring, and its first in the long ring; the
+ * words of both; the stop word; counters of arrived blocks by slot; the message, or for a receive the memory and the
+ * tag. `base`: number of earlier long pieces; `limit`: bytes of a short message. */
 typedef struct ucch_lane_copy {
     char *shorts, *longs, *data;
     unsigned *short_published, *short_consumed, *published, *consumed, *stop, *arrived;
@@ -51,10 +50,9 @@ typedef struct ucch_lane_copy {
     unsigned number, base, limit, slot, stride, from, to, status, flags, more;
 } ucch_lane_copy;
 
-/* Message that a kernel moves through a ring whose words the host counts (cffi_build/coll/schedule.c): this rank's
- * data; the first slot; the word that is waited for, which has to be within `room` of the piece's number, and the one
- * that is written. `before`: pieces that went by the ring so far; from round `begins` up to `ends` there is one of
- * these. */
+/* A message that a kernel moves through a ring whose words the host counts (cffi_build/coll/schedule.c): this rank's
+ * data; the first slot; the word to wait for, which must be within `room` of the piece's number, and the word to write.
+ * `before`: number of earlier pieces in the ring. There is a piece of the message in rounds `begins` to `ends`. */
 typedef struct ucch_ring_copy {
     char *data, *ring;
     unsigned *wait, *tell;
@@ -62,7 +60,7 @@ typedef struct ucch_ring_copy {
     unsigned piece, stride, before, begins, ends, room;
 } ucch_ring_copy;
 
-/* Arguments of that kernel: where blocks meet, by message and slot; and `n` messages, of which the first `out` are
+/* Arguments of that kernel: counters of arrived blocks by message and slot; `n` messages, of which the first `out` are
  * sent. Each direction has `width` blocks. */
 typedef struct ucch_ring_copies {
     unsigned *arrived;
@@ -70,28 +68,28 @@ typedef struct ucch_ring_copies {
     ucch_ring_copy each[UCCH_MOST_COPIES];
 } ucch_ring_copies;
 
-/* Words of a communicator's calls in graphs, whose replays no host sees begin. `begun` and `ended` count kernels, from
- * which the host tells whether one is under way; `stop` is the host's: wait for nothing any more; `wrong` says what a
- * kernel has found: REPLAY_DIFFERS or REPLAY_OVERLAPS. */
+/* Words of a communicator's calls in graphs, whose replays no host sees. `begun` and `ended` count kernels, which tells
+ * the host if one is running; the host sets `stop` to end all waits; kernels set `wrong` to REPLAY_DIFFERS or
+ * REPLAY_OVERLAPS. */
 typedef struct ucch_replays {
     ucch_line begun, ended, stop, wrong;
 } ucch_replays;
 
-/* Replays as the device counts them: kernels that have ended, and whether one is running. */
+/* The device's count of replays: kernels that have ended, and whether one is running. */
 typedef struct ucch_replayed {
     unsigned ended, running, blocks[2];
 } ucch_replayed;
 
-/* What a device counts of a channel of calls in graphs: the pieces that have gone by it when a kernel begins, and how
- * many of those that were sent the other end is known to have taken out. */
+/* The device's counts of a channel for graphs, at the start of a kernel: pieces so far, and sent pieces that the
+ * receiver is known to have consumed. */
 typedef struct ucch_steps {
     unsigned pieces, taken;
 } ucch_steps;
 
-/* Entry of a fused kernel: wait for a word, move data, write a word. In a graph `steps`, on the device, counts the
- * pieces that have gone by a channel when the kernel begins, and this is one more of them, number `value` of its own:
- * what it waits for is `least` from there, and its slot is one of those at src or dst (`slot`), `stride` apart. `tag`:
- * of the message, equal at both ends. */
+/* A move of a fused kernel: wait for a word, move data, write a word. In a graph `steps`, on the device, has the
+ * channel's count of pieces at the start of the kernel, and this move is piece `value` after that; it waits for `least`
+ * from there, and its slot is one of those at src or dst (`slot`), `stride` apart. `tag`: of the message, equal on both
+ * sides. */
 typedef struct ucch_move {
     const void *src;
     void *dst;
@@ -113,35 +111,34 @@ typedef struct ucch_moves {
     ucch_move each[UCCH_MOST_MOVES];
 } ucch_moves;
 
-/* Piece that is copied and converted: from its element `first` on, `count` of them, to `dst` one behind the other. */
+/* A piece that is copied and converted: `count` elements from element `first` on, to contiguous memory at `dst`. */
 typedef struct ucch_piece {
     const char *src;
     char *dst;
     unsigned long long first, count;
 } ucch_piece;
 
-/* How the elements of pieces lie at their source: `row` of them in a row, rows `apart`, and groups of `rows` rows
- * `groups_apart`, in elements; and their types. Row 0: bytes follow each other. */
+/* Layout of the elements of pieces at their source: rows of `row` elements, `apart`, in groups of `rows` rows,
+ * `groups_apart` (all in elements); and their types. Row 0: contiguous bytes. */
 typedef struct ucch_rows {
     unsigned long long row, rows, apart, groups_apart;
     int from, to;
     unsigned from_bytes, to_bytes;
 } ucch_rows;
 
-/* Arguments of the kernel that does so for `n` pieces, the longest of `most` elements. */
+/* Arguments of that kernel for `n` pieces, the longest of which has `most` elements. */
 typedef struct ucch_pieces {
     const ucch_piece *each;
     unsigned long long n, most;
     ucch_rows rows;
 } ucch_pieces;
 
-/* Parts of a kernel of a lane: take in, begin with the header, say how it ended, await no pieces of what it
- * refuses.
- */
+/* Parts of a lane's kernel: receive, read the header first, report the end, do not wait for the pieces of a refused
+ * message. */
 enum { LANE_RECEIVES = 1, LANE_HEAD = 2, LANE_LAST = 4, LANE_LOSES = 8 };
 enum { LANE_WELL, LANE_STOPPED, LANE_TOO_LONG, LANE_OTHER_TAG };
-/* From LL_SEND on they bring data to a slot, and take it out, by NCCL's LL protocol (ll.cuh); the last two combine it
- * with what is here, as its second operand or its first. */
+/* From LL_SEND on, moves that write data to a slot and read it by NCCL's LL protocol (ll.cuh). The last two combine
+ * received data with local data, as the second or the first operand. */
 enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE, MOVE_LL_SEND, MOVE_LL_RECEIVE, MOVE_LL_SECOND, MOVE_LL_FIRST };
 enum { SLOT_NONE, SLOT_SRC, SLOT_DST };
 enum { REPLAY_DIFFERS = 1, REPLAY_OVERLAPS };

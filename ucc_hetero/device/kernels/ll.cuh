@@ -1,13 +1,13 @@
-/* Short messages between devices of one host by NCCL's LL protocol: every store of eight bytes brings four of data and
- * a flag, so that a receiver that finds the flag has the data, and no fence and no counter stand between them. Flags
- * are the piece's number, which its slot has not had before, and not 0, which words have that were never written. */
+/* Short messages between devices of one host by NCCL's LL protocol: every 8-byte store has four bytes of data and a
+ * flag. A receiver that sees the flag has the data, without a fence or a counter. The flag is the piece's number, which
+ * the slot has not had before, and is not 0, the value of words that were never written. */
 #include "copies.cuh"
 #include "layout.h"
 #include "words.cuh"
 
 typedef unsigned long long ll_word;
 
-/* Two words: one access where there is such a one. */
+/* Two words, in one access if there is one of that size. */
 struct ll_pair {
     ll_word x, y;
 };
@@ -25,7 +25,7 @@ __device__ void ll_put(ll_word *p, ll_pair v) {
 }
 #endif
 
-/* Eight bytes of data, or as many as are left, as elements of T. */
+/* Eight bytes of data, or the rest, as elements of T. */
 template <class T> __device__ ll_word ll_load(const char *src, unsigned left) {
     ll_word data = 0;
     for (unsigned k = 0; k < 8 / sizeof(T); k++)
@@ -37,7 +37,7 @@ template <class T> __device__ void ll_store(char *dst, ll_word data, unsigned le
         if (k * sizeof(T) < left) ((T *)dst)[k] = (T)(data >> 8 * sizeof(T) * k);
 }
 
-/* Elements of eight bytes, combined. */
+/* Combine the elements in eight bytes. */
 __device__ ll_word ll_combined(ll_word one, ll_word other) {
     union {
         ll_word all;
@@ -50,8 +50,8 @@ __device__ ll_word ll_combined(ll_word one, ll_word other) {
     return a.all;
 }
 
-/* Message in a slot: its bytes `from` to `to` are a block's, and the head is with the first. `kind`: the move's; `own`
- * is what is combined with it, if anything. */
+/* A message in a slot. This block has bytes `from` to `to`; the first block also has the head. `kind`: of the move;
+ * `own`: operand to combine with, or NULL. */
 struct ll_message {
     char *data, *slot;
     const char *own;
@@ -64,8 +64,8 @@ __device__ int ll_first(const ll_message &m) {
 __device__ int ll_end(const ll_message &m) { return (int)((m.to + 7) / 8); }
 __device__ ll_word ll_head(const ll_message &m, int at) { return at == -1 ? m.bytes : m.hash; }
 
-/* Lines that a thread has under way at a time, as a look at memory of the host takes as long for two as for one: a
- * message of 8 KiB has two for each thread. More would take registers that blocks need (words.cuh). */
+/* Lines that a thread has in flight: a read of host memory takes as long for two lines as for one, and a message of 8
+ * KiB has two lines per thread. More would take registers that blocks need (words.cuh). */
 #define LL_DEEP 2
 template <class T> __device__ void ll_send(const ll_message &m) {
     const ll_word mark = (ll_word)m.flag << 32;
@@ -82,16 +82,16 @@ template <class T> __device__ void ll_send(const ll_message &m) {
     }
 }
 
-/* How often a thread looks before it asks whether the host lets it go. */
+/* Number of polls between checks whether the host has released the thread. */
 #define LL_LOOKS 64
 __device__ unsigned ll_lacks(ll_pair v, unsigned flag) {
     return ((unsigned)(v.x >> 32) ^ flag) | ((unsigned)(v.y >> 32) ^ flag);
 }
 __device__ ll_word ll_data(ll_pair v) { return (v.x & 0xffffffff) | v.y << 32; }
-/* Looks at the lines from `i` on until all of them have come: true if they have, false if the host lets the thread go.
- * No look waits for the end of another one. There is none past the end: when threads looked at the last line again
- * instead, an allreduce of 8 KiB took 88 us, not 10. A head that is another call's is told at once, as less may come
- * than is waited for. */
+/* Polls the lines from `i` on until all have arrived. True if they have, false if the host released the thread. A poll
+ * does not wait for the previous one. There is no line past the end: when threads polled the last line again instead,
+ * an allreduce of 8 KiB took 88 us, not 10. A head of another call is reported at once, as less data may arrive than is
+ * waited for. */
 __device__ bool ll_await(const ll_message &m, int i, ll_pair *v, ucch_replays *replays) {
     const int step = (int)blockDim.x, end = ll_end(m);
     for (unsigned looks = 1;; looks++) {
@@ -108,7 +108,7 @@ __device__ bool ll_await(const ll_message &m, int i, ll_pair *v, ucch_replays *r
         if (looks % LL_LOOKS == 0 && GET(&replays->stop.word)) return false;
     }
 }
-/* Takes words out as they come. */
+/* Copies words out as they arrive. */
 template <class T> __device__ void ll_receive(const ll_message &m, ucch_replays *replays) {
     const int step = (int)blockDim.x, end = ll_end(m);
     const bool first = m.kind == MOVE_LL_FIRST;
@@ -130,7 +130,7 @@ template <class T> __device__ void ll_receive(const ll_message &m, ucch_replays 
     }
 }
 
-/* By the longest elements that the data's address and length allow. */
+/* Uses the longest elements that the data's address and length allow. */
 __device__ void ll_move(const ll_message &m, ucch_replays *replays) {
     const unsigned long long all = alignment(m.data, m.own, m.bytes);
     const bool comes = m.kind != MOVE_LL_SEND;

@@ -1,5 +1,5 @@
-/* Pieces of pages (cffi_build/rma/staged.c): each is copied as it is, or gathered from rows and converted by `element`,
- * which is written for the types FROM and TO. A block has slices of pieces. */
+/* Pieces of pages (cffi_build/rma/staged.c): each is copied unchanged, or gathered from rows and converted by
+ * `element`, which is generated for the types FROM and TO. A block processes slices of pieces. */
 #include "copies.cuh"
 #include "layout.h"
 

@@ -1,19 +1,19 @@
-/* Short messages of a stage of a call that wires carry (cffi_build/coll/schedule.c). Half of the blocks do what goes
- * out, the others what comes in: round by round a piece of each message, of which every block does a slice, and the
- * last to have done so tells the other end. */
+/* Short messages of a stage of a call that wires carry (cffi_build/coll/schedule.c). Half of the blocks send, the
+ * others receive. In each round they move a piece of each message, of which every block does a slice; the last block to
+ * finish notifies the other end. */
 #include "blocks.cuh"
 #include "copies.cuh"
 #include "layout.h"
 #include "words.cuh"
 
-/* Sixteen bytes that a thread has under way at a time: few blocks are to copy as much as wires carry. */
+/* Units of sixteen bytes that a thread has in flight: few blocks must copy as much as the wires carry. */
 #define DEEP 8
 #if defined(__CUDA_ARCH__)
 #define FEW __launch_bounds__(512)
 #else
 #define FEW RESIDENT
 #endif
-/* Looks less often than AWAIT, as wires take longer. */
+/* Polls less often than AWAIT, as wires take longer. */
 __device__ void await_piece(unsigned *word, unsigned n) {
     while ((int)(GET(word) - n) < 0)
         BACKOFF();

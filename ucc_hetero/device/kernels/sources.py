@@ -1,4 +1,4 @@
-"""Texts of the kernels in this folder, in the language that CUDA and HIP share."""
+"""Sources of the kernels in this folder, in the language that CUDA and HIP share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from ...native.libraries import lib
 from ...types import DTYPES, OPS
 
-#: Our types in the language of the kernels.
+#: dtype -> its type in the kernels' language.
 _TYPES = {
     "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long long",
@@ -17,23 +17,23 @@ _TYPES = {
     "float8_e4m3fn": "unsigned char", "float8_e4m3fnuz": "unsigned char",
 }  # fmt: skip
 
-#: The engine's numbers of those that UCC does not know.
+#: The engine's numbers of types that UCC lacks.
 _FP8 = {lib.UCCH_E4M3FN: "float8_e4m3fn", lib.UCCH_E4M3FNUZ: "float8_e4m3fnuz"}
 _NAMES = {t.code: name for name, t in DTYPES.items() if name in _TYPES and t.code >= 0} | _FP8
 
-#: Operations that arith.h has.
+#: Operations that arith.h implements.
 _ARITHMETIC = ("SUM", "PROD", "MAX", "MIN")
 _BITWISE = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
-#: Kernels of one text; the others are written for an operation and its types.
+#: Kernels with one fixed source; the others are generated for an operation and its types.
 _ALONE = {lib.UCCH_AWAIT: "await", lib.UCCH_LANE_COPY: "lane", lib.UCCH_RING_COPY: "ring"}
-#: Files around the statements for an element.
+#: Kernel -> file that contains the loop around the statements for an element.
 _AROUND = {lib.UCCH_FUSED: "fused", lib.UCCH_PIECES: "pieces"}
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)
 
 
 def source(kind: int, op: int, dtype: int, to: int) -> str | None:
-    """The kernel's text; None for what there is none for."""
+    """The kernel's source; None if there is none for these numbers."""
     if kind in _ALONE:
         return _included(f'#include "{_ALONE[kind]}.cuh"\n')
     two = kind in (lib.UCCH_CAST, lib.UCCH_PIECES)
@@ -55,7 +55,7 @@ static __device__ void element(TO &dst, const FROM &src, double by) {{
 
 
 def _included(text: str) -> str:
-    """The text with each file that it includes put in once: run-time compilers are given no others."""
+    """The text with each include file inlined once: run-time compilers get a single file."""
     known = set()
 
     def put(found: re.Match[str]) -> str:
@@ -68,7 +68,7 @@ def _included(text: str) -> str:
 
 
 def _converted(one: str, other: str) -> str | None:
-    """Statements of ``element`` for one type in the other, or for the same: those that ``ucch_cast`` knows, too."""
+    """Statements of ``element`` that convert one type to another, or copy it; the same types as ``ucch_cast``."""
     if one == other:
         return "dst = src;"
     if {one, other} == set(_FP8.values()):
@@ -79,7 +79,7 @@ def _converted(one: str, other: str) -> str | None:
 
 
 def _body(kind: int, op: int, name: str) -> str | None:
-    """Statements of ``element``."""
+    """Statements of ``element`` for an operation."""
     one = _TYPES[name]
     sort, w = DTYPES[name].kind, f"wide<{one}>::type"
     if kind == lib.UCCH_SCALE:

@@ -1,12 +1,12 @@
-/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/channels.c). A
- * fence stands behind each loop that looks at one and before each store, so that the accesses themselves need no order:
- * on AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
+/* Words in memory that other devices read or write. They only grow, and wrap around (cffi_build/shm/channels.c). There
+ * is a fence behind each polling loop and before each store, so the accesses themselves can be relaxed: on AMD an
+ * acquire load would invalidate caches at every poll. RCCL uses relaxed loads too, except on GFX12.
  *
- * DONE: the stores of this wave have arrived; called by all threads before a barrier behind which one of them tells
- * others. AMD's barrier does not wait for stores, and its fences only for those of their own wave.
- * RESIDENT: so few registers that as many threads run at a time as the device has room for, which is what the engine
- * counts on where kernels wait for each other. Without it an A100 runs one such block a multiprocessor, not four.
- * Hopper's kernels are as they were measured: two blocks, or 264 on an H200, where ten messages may want 320. */
+ * DONE: waits until this wave's stores have arrived. All threads call it before a barrier behind which one thread
+ * notifies others. AMD's barrier does not wait for stores, and a fence covers only its own wave.
+ * RESIDENT: limits registers so that as many blocks run at once as the device has threads for, on which the engine
+ * relies when kernels wait for each other. Without it an A100 runs one such block per multiprocessor instead of four.
+ * Hopper's kernels stay as measured: two blocks, or 264 on an H200, where ten messages may want 320. */
 #ifdef __AMDGCN__
 #if defined(__GFX12__)
 #define GET(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
@@ -51,8 +51,8 @@ __device__ void AWAIT(unsigned *word, unsigned long long n) {
         NAP();
     __threadfence_system();
 }
-/* The same, unless another word is 1 and not 0: nothing will come. Both are read at a time, and one comparison does.
- * What the word was then. */
+/* The same, but stop if another word is 1 instead of 0: nothing will come. Both words are read at once, and compared
+ * once. Returns that word. */
 __device__ unsigned AWAIT_UNLESS(unsigned *word, unsigned n, unsigned *stop) {
     unsigned found;
     while ((int)(((found = GET(word)) - n) & (GET(stop) - 1)) < 0)

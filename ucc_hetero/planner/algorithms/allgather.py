@@ -48,7 +48,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
 
     Stages: 2, and 1 for each further level. Every island receives the blocks of the others over the bridge once, each
-    rank its share; between islands of equal size each rail is one allgather.
+    rank a share; between islands of equal size each rail is one allgather.
     """
     shape = Shape(call)
     equal = None if topology.flat else alike(topology, shape, piece)
@@ -58,7 +58,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 class Down:
-    """The general way: the stages of the groups of one height come after those of all higher ones."""
+    """The general case: stages of groups of one height follow those of all higher groups."""
 
     def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
         self.topology, self.shape, self.piece = topology, shape, piece
@@ -70,16 +70,17 @@ class Down:
         return stages(*[stage for of in reversed(self.stages) for stage in of])
 
     def brought(self, rank: int, block: Block) -> bool:
-        """True if a block is of the rank's own data, and not received from another rank."""
+        """True if a block is part of the rank's own data, not received from another rank."""
         mine = self.shape.own(rank)
         return mine.offset <= block.offset < mine.offset + mine.count
 
     def place(self, rank: int, block: Block) -> Region:
-        """Where a rank has a block: its own in ``send``, what has come to it in ``recv``."""
+        """A rank's copy of a block: its own data in ``send``, received data in ``recv``."""
         return self.own(rank, block) if self.brought(rank, block) else region("recv", block)
 
     def walk(self, group: Group, items: Sequence[Item], settled: bool = False) -> None:
-        """Everything that the ranks of a group have comes to all of them; ``settled``: their own is in ``recv``."""
+        """Distribute the blocks of a group's ranks to all of them; ``settled``: their own blocks are in ``recv``
+        already."""
         if not self.piece.wants(group.ranks):
             return
         if not group.children:
@@ -96,7 +97,7 @@ class Down:
         place: dict[int, int] = {}
         for owners, blocks in rails.items():
             for i, block in self.cross(owners, blocks, group.height):
-                if self.brought(owners[i], block):  # it may also pass on what has come from further away
+                if self.brought(owners[i], block):  # it may also forward blocks from further away
                     place[owners[i]] = place.get(owners[i], 0) + block.count
         for child, of in zip(group.children, within, strict=True):
             alone = child.ranks[0]
@@ -106,7 +107,7 @@ class Down:
     def cross(
         self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
     ) -> Sequence[tuple[int, Block]]:
-        """A rail's steps; returns what they have also put into its owner's own ``recv``."""
+        """Steps of a rail; returns the blocks that they have also put into their owner's ``recv``."""
         n, out = len(owners), self.stages[height][0]
         if one_each(owners, blocks):
             src = tuple([self.place(owners[i], block) for i, block in blocks])
@@ -131,7 +132,7 @@ class Down:
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
-    """Equal islands and blocks: rail p carries the block of the p-th rank of every island."""
+    """Islands and blocks of equal size: rail p carries the block of the p-th rank of every island."""
     islands, own = topology.islands, region("send", part)
     m, s = len(islands), islands[0].size
     if not part.count:

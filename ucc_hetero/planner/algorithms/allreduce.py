@@ -1,7 +1,8 @@
 """allreduce: every rank gets the reduction of all vectors.
 
-One owner reduces a segment and all receive its result, so that replicas are equal to the last bit: between two groups
-an allreduce of two operands is that (a + b is b + a), between more it is a reduction to an owner and its distribution.
+Each segment is reduced by one owner, and all ranks receive its result, so results are equal to the last bit on all
+ranks. Between two groups an allreduce of two operands has that property (a + b is b + a); between more it is a
+reduction to an owner and a distribution.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .tree import Hierarchy, Team, levels, up_and_down
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each group, level by level, exchange between the last leaders, broadcast all the way back.
 
-    Stages: 3 with two islands, 4 with more (reduce to the first leader and broadcast from it), 2 for each level that
-    there is besides. Each leader sends the vector over the bridge once (the first one, with m islands, as often as the
-    broadcast's tree makes it), every other rank sends it once inside its island.
+    Stages: 3 with two islands, 4 with more (reduce to the first leader and broadcast from it), 2 for each further
+    level. Each leader sends the vector over the bridge once (the first one, with m islands, as often as the broadcast's
+    tree requires), every other rank sends it once inside its island.
     """
     at = piece.vector(call)
     send, recv = region("send", at), region("recv", at)
@@ -40,7 +41,8 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return up_and_down(topology, piece, steps)
 
 
-#: (division of the vector, the root of the tree) -> stages that bring what its groups' ranks own to the sum of all.
+#: (division of the vector, root of the tree) -> stages that turn the owned parts of the root's groups into sums over
+#: all.
 Across = Callable[[Hierarchy, Group], list[list[Step]]]
 
 
@@ -58,11 +60,11 @@ def over_rails(topology: Topology, call: Call, piece: Piece, across: Across) -> 
 
 @algorithm("allreduce", "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Reduce-scatter in each island, reduce across on every rail, allgather in each island; so on every level.
+    """Reduce-scatter in each island, reduce across on every rail, allgather in each island; and so on every level.
 
-    Stages: 3 with two islands, else 4 (reduce-scatter and allgather on the rail), 2 for each level that there is
-    besides. With n bytes and m islands, an island of s ranks sends 2(m-1)/m * n over the bridge, spread over all its
-    ranks' links, and each of its ranks sends 2(s-1)/s * n inside.
+    Stages: 3 with two islands, else 4 (reduce-scatter and allgather on the rail), 2 for each further level. With n
+    bytes and m islands, an island of s ranks sends 2(m-1)/m * n over the bridge, spread over all its ranks' links, and
+    each of its ranks sends 2(s-1)/s * n inside.
     """
 
     def across(hierarchy: Hierarchy, root: Group) -> list[list[Step]]:

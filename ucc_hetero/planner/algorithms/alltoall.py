@@ -14,33 +14,35 @@ from .builders import LocalSteps, adjacent, copies, copy, each, message, only, r
 from .partition import merge
 from .registry import Case, Piece, Stages, algorithm
 
-#: Messages that leave an island from which on short ones are bundled.
+#: Number of messages leaving an island from which on short ones are bundled.
 MANY_MESSAGES = 64
-#: Messages up to which irregular islands send bundles.
+#: Most messages with which irregular islands send bundles.
 MOST_ALLTOALL = 2048
 
-#: From here on regular islands exchange their bundles by an alltoall on each rail: a step for many messages.
+#: From this many messages on, regular islands exchange their bundles by an alltoall on each rail: one step for many
+#: messages.
 MOST_MESSAGES = 1024
 
 
 class _Bundle(NamedTuple):
-    """Data that one rank sends to one other island, at the rank there that hands it out."""
+    """Data from one rank for another island, at the rank there that distributes it."""
 
     sender: int
     at: Region
-    #: Elements for each rank of the island, one after the other.
+    #: Elements for each rank of the island, in order.
     counts: list[int]
 
 
 def suits(case: Case, level: int) -> int:
-    """``level`` for what sends bundles between islands; never where that would be too many messages, each a step."""
+    """``level`` for algorithms that send bundles between islands; 0 if there would be too many messages, each a
+    step."""
     topology = case.topology
     many = topology.size * (len(topology.islands) - 1) > MOST_ALLTOALL
     return 0 if many and (case.collective == "alltoallv" or not regular(topology)) else level
 
 
 def _suits(case: Case) -> int:
-    """Rails are the better the fewer and the longer the messages are; many short ones should go through leaders."""
+    """Rails are better for few long messages; many short ones should go through leaders."""
     most = max(island.size for island in case.topology.islands)
     bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= ranking.LATENCY_LIMIT
     return suits(case, ranking.rails(case) if bundled else ranking.BEST)
@@ -48,12 +50,12 @@ def _suits(case: Case) -> int:
 
 @algorithm(("alltoall", "alltoallv"), "split_rail", suits=_suits, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Each rank sends all that an island wants from it to one rank there in one message, which hands it out.
+    """Each rank sends all its data for an island in one message to one rank there, which distributes it.
 
-    Stages: 2, and one of copies before where an island's ranks are not consecutive. Every byte crosses the bridge once,
-    in P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the
-    ranks of the other. With very many messages equal islands of consecutive ranks exchange
-    them by an alltoall on each rail, in one piece.
+    Stages: 2, and one of copies before if an island's ranks are not consecutive. Every byte crosses the bridge once, in
+    P * (m-1) messages rather than nearly P * P for m islands. The senders of an island are spread evenly over the ranks
+    of the other. If there are very many messages, equal islands of consecutive ranks exchange them by an alltoall on
+    each rail, in one fragment.
     """
     shape = Shape(call)
     if shape.layout == "equal" and call.ranks * (len(topology.islands) - 1) > MOST_MESSAGES and regular(topology):
@@ -83,14 +85,15 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def regular(topology: Topology) -> bool:
-    """True if islands are equally large and hold consecutive ranks, so that bundles lie ready in ``send``."""
+    """True if islands have equal size and consecutive ranks: bundles are then contiguous in ``send``."""
     islands = topology.islands
     sizes = {island.size for island in islands}
     return len(sizes) == 1 and all(i.ranks[-1] - i.ranks[0] == i.size - 1 for i in islands)
 
 
 def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> Stages:
-    """Rail p exchanges what the p-th ranks send to whole islands, which then hand it out; in one piece, unpacked."""
+    """Rail p exchanges the data from p-th ranks to whole islands, which then distribute it; in one fragment, without
+    packing."""
     islands, count = topology.islands, blocks[0][0].count
     m, s = len(islands), islands[0].size
     if not count:
@@ -132,7 +135,8 @@ def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
 def _send(
     topology: Topology, shape: Shape, piece: Piece, sender: int, island: Island, to: int
 ) -> tuple[tuple[list[Step], list[Step]], _Bundle]:
-    """Send what ``island`` wants of ``sender`` to ``to``: steps that pack, that send, and what then lies there."""
+    """Send the data from ``sender`` for ``island`` to rank ``to``. Returns (steps that pack, steps that send), and the
+    bundle."""
     blocks = [piece.cut(shape.send(sender, rank)) for rank in island.ranks]
     total = sum(block.count for block in blocks)
     runs = merge(blocks)
@@ -147,7 +151,7 @@ def _send(
 
 
 def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, piece: Piece) -> list[Step]:
-    """Exchanges in an island, one bundle of each rank at a time, that bring bundles to where they belong."""
+    """Exchanges in an island that distribute bundles, one of each rank at a time."""
     if island.size == 1:
         return []
     out = []
@@ -162,19 +166,19 @@ def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, p
 
 
 def _bundled(bundles: Sequence[_Bundle | None], i: int) -> Operand:
-    """The part of its bundle that the i-th rank of an island hands out."""
+    """The part of its bundle that the i-th rank of an island distributes."""
     bundle = bundles[i]
     return each("tmp", adjacent(bundle.at.offset, bundle.counts) if bundle else [Block(0, 0)] * len(bundles))
 
 
 def _handed(island: Island, bundles: Sequence[_Bundle | None], shape: Shape, piece: Piece, i: int) -> Operand:
-    """Where the i-th rank of an island gets its parts of the bundles."""
+    """Where the i-th rank of an island receives its parts of the bundles."""
     rank = island.ranks[i]
     return each("recv", [piece.cut(shape.recv(rank, b.sender)) if b else Block(0, 0) for b in bundles])
 
 
 class _Leader:
-    """One island's data on its way through its leader's scratch."""
+    """One island's data in its leader's scratch."""
 
     def __init__(self, topology: Topology, shape: Shape, piece: Piece, island: Island) -> None:
         self.topology, self.shape, self.piece, self.island = topology, shape, piece, island
@@ -188,7 +192,7 @@ class _Leader:
         self.sorted = self._take(self.wanted)
 
     def between(self, one: Island, other: Island) -> int:
-        """Elements that one island sends to another; none inside."""
+        """Elements from one island to another; 0 within an island."""
         if one is other:
             return 0
         return sum(self.shape.send(rank, peer).count for rank in one.ranks for peer in other.ranks)
@@ -216,7 +220,7 @@ class _Leader:
         return [Step("scatter", ranks, only(0, n, tuple(self.sorted)), dst, 0)]
 
     def pack(self) -> list[Step]:
-        """Data for each other island, sender by sender, one after the other."""
+        """Steps that pack the data for each other island, ordered by sender."""
         out: list[Step] = []
         for other, bundle in zip(self.topology.islands, self.leaving, strict=True):
             runs = [
@@ -229,7 +233,7 @@ class _Leader:
         return out
 
     def unpack(self) -> list[Step]:
-        """Data that has come, or stayed, receiver by receiver."""
+        """Steps that sort the received data, and data that stayed, by receiver."""
         out: list[Step] = []
         for other, bundle in zip(self.topology.islands, self.come, strict=True):
             at = bundle.offset
@@ -250,7 +254,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, one alltoall between the leaders, scatter in each island.
 
     Stages: 3, and two of copies at the leaders. Every byte crosses the bridge once, in m * (m - 1) messages for m
-    islands where ``split_rail`` takes P * (m - 1); but all of an island's data goes through one rank. In one piece.
+    islands, where ``split_rail`` takes P * (m - 1); but all of an island's data goes through one rank. In one fragment.
     """
     shape = Shape(call)
     if piece.index:

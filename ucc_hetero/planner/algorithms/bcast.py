@@ -15,7 +15,8 @@ from .tree import Hierarchy, chain, levels, teams
 
 @algorithm("bcast", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """To a leader of each island, while the root's island has it from the root; then inside the other islands.
+    """Send to a leader of each island, while the root's island receives from the root; then broadcast inside the other
+    islands.
 
     Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
     """
@@ -34,10 +35,11 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 @algorithm("bcast", "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Inside the root's island, then each of its ranks sends its segments over its rail, then allgather elsewhere.
+    """Scatter inside the root's island, then each of its ranks sends its segments over its rail, then allgather
+    elsewhere.
 
     Stages: 3, and 2 for each further level. Every other island receives the data over the bridge once, each rank its
-    part of it; each rank of an island of s ranks sends 1/s of the data to the s-1 other ranks.
+    part; each rank of an island of s ranks sends 1/s of the data to the s-1 other ranks.
     """
 
     def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
@@ -48,14 +50,15 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return along_rails(topology, call, piece, cross, lambda m: 1)
 
 
-#: (owners, which of them has the data, where it has it, where the others want it) -> stages of one rail.
+#: (owners, index of the one with the data, where it has it, where the others get it) -> stages of one rail.
 Cross = Callable[[tuple[int, ...], int, Region, Region], list[list[Step]]]
 
 
 def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops: Callable[[int], int]) -> Stages:
-    """Inside the root's island, by ``cross`` over the rails of every group that holds it, and inside all other islands.
+    """Inside the root's island, by ``cross`` over the rails of every group that contains it, and inside all other
+    islands.
 
-    ``hops``: how many stages that takes between so many groups.
+    ``hops``: number of stages of ``cross`` between so many groups.
     """
     at = piece.vector(call)
     hierarchy = Hierarchy(topology, at, piece, dense("recv"))

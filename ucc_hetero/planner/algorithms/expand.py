@@ -1,8 +1,9 @@
-"""Collectives among few ranks, spelled out as messages between them and what each does with what it gets.
+"""Collectives among few ranks, expanded into messages between them and local steps.
 
-Streams of devices do messages without a host, and no collective of a library's across vendors. Every byte goes straight
-to the rank that needs it. One owner reduces each share, or all sum in the order of the ranks, so that replicas are
-equal to the last bit. What vendors' libraries lack inside an island is put together of what they have.
+Streams of devices can send messages without a host, but not run a library's collectives across vendors. Every byte goes
+directly to the rank that needs it. One owner reduces each share, or all ranks sum in rank order, so results are equal
+to the last bit on all ranks. Collectives that vendors' libraries lack inside an island are composed of those that they
+have.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from functools import partial
 from ..plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
 from .registry import cut_at
 
-#: Elements up to which two ranks exchange their operands whole, and which each of more ranks sends at most if they do:
-#: one crossing in place of two. Two send no more bytes for it, but take scratch for all of an operand, not for half.
-#: Measured on 2 + 2 H200s in two hosts: an allreduce of 8 B took two crossings of 35 us each.
+#: Most elements for which two ranks exchange whole operands, and most that each of more ranks sends in such an
+#: exchange: it takes one crossing instead of two. Two ranks send no more bytes that way, but need scratch for a whole
+#: operand, not half. Measured on 2 + 2 H200s on two hosts: two crossings of an allreduce of 8 B took 35 us each.
 MOST_WHOLE, MOST_TO_ALL = 1 << 25, 12 << 10
 
-#: (rank, elements) -> scratch that nothing else uses.
+#: (rank, elements) -> unused scratch.
 _Take = Callable[[int, int], Region]
 
 
@@ -27,7 +28,7 @@ def _part(region: Region, at: int, count: int) -> Region:
 
 
 class _PlanWriter:
-    """Writes the stages that one step becomes. ``only`` is the rank whose plan it is, None for those of all ranks."""
+    """Writes the stages that one step becomes. ``only``: the rank whose plan it is; None: all ranks."""
 
     def __init__(self, step: Step, take: _Take, only: int | None) -> None:
         self.step, self._take, self._only = step, take, only
@@ -35,7 +36,7 @@ class _PlanWriter:
         self.stages: list[list[Step]] = [[]]
 
     def src(self, i: int, k: int = 0) -> Region:
-        """Region ``k`` of what member ``i`` brings."""
+        """Region ``k`` of member ``i``'s source."""
         return regions(self.step.src[i])[k]
 
     def dst(self, i: int, k: int = 0) -> Region:
@@ -45,8 +46,8 @@ class _PlanWriter:
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
-        """Bring ``src`` of member ``i`` to ``dst`` of member ``j``, each asked for where its member's steps are
-        wanted."""
+        """Move ``src`` of member ``i`` to ``dst`` of member ``j``. Each function is called only if its member's steps
+        are wanted."""
         if not (self.wants(i) or self.wants(j)):
             return
         there = dst() if self.wants(j) else None
@@ -56,7 +57,7 @@ class _PlanWriter:
         if not here.count or (i == j and here == there):
             return
         one, other = self.step.ranks[i], self.step.ranks[j]
-        stage = max(stage, i == j)  # in place a copy lies over what others are sent
+        stage = max(stage, i == j)  # in place a copy overwrites data that is sent to others
         steps = self._stage(stage)
         if i == j:
             steps.append(Step("copy", (one,), (here,), (there,), link="local"))
@@ -64,9 +65,9 @@ class _PlanWriter:
             steps.append(Step("message", (one, other), (here, None), (None, there), link=self.step.link))
 
     def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
-        """Reduce all members' ``part(j)`` in ``into`` of member ``i``, its own, which may lie over others', after
+        """Reduce all members' ``part(j)`` in ``into`` of member ``i``, which may overlap other parts, after the
         messages."""
-        others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all from one member
+        others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all starting with the same member
         spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):
             self.move(0, j, i, partial(part, j), partial(spare.__getitem__, k))
@@ -90,7 +91,7 @@ class _PlanWriter:
 
 
 def _whole(writer: _PlanWriter, count: int) -> None:
-    """Allreduce in one exchange: each rank gets the operands of all other ranks, and sums in the order of the ranks."""
+    """Allreduce in one exchange: each rank gets the operands of all other ranks, and sums in rank order."""
     n = writer.n
     for i in range(n):
         theirs = {j: writer.spare(i, count) for j in range(n) if j != i} if writer.wants(i) else {}
@@ -137,7 +138,7 @@ def _reduce(writer: _PlanWriter) -> None:
 
 
 def _straight(writer: _PlanWriter) -> None:
-    """Data that is not reduced goes straight from each member that has it to each that wants it."""
+    """Data that is not reduced goes directly from each member that has it to each that gets it."""
     kind, n, root = KINDS[writer.step.kind], writer.n, writer.step.root
     if not kind.rooted:
         pairs = [(i, (i + distance) % n) for distance in range(n) for i in range(n)]
@@ -146,12 +147,12 @@ def _straight(writer: _PlanWriter) -> None:
     else:
         pairs = [(i, root) for i in range(n)]
     for i, j in pairs:
-        if i != j or kind.each:  # the root of a broadcast gets nothing
+        if i != j or kind.each:  # the root of a broadcast receives nothing
             src = partial(writer.src, i, j if "each" in kind.src else 0)
             writer.move(0, i, j, src, partial(writer.dst, j, i if "each" in kind.dst else 0))
 
 
-#: Kind of step -> the function that expands it into messages; a barrier has nothing to move.
+#: Kind of step -> the function that expands it into messages; a barrier moves no data.
 _KINDS: dict[str, Callable[[_PlanWriter], None]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
@@ -161,7 +162,7 @@ _KINDS: dict[str, Callable[[_PlanWriter], None]] = {
 
 
 def _reductions(step: Step) -> list[Step]:
-    """An island's reduce_scatter of unequal shares as a reduction of each: vendors' libraries have no such thing."""
+    """An island's reduce_scatter with unequal shares, as a reduction of each share: vendors' libraries lack it."""
     out = []
     for owner in range(len(step.ranks)):
         src = tuple(regions(side)[owner] for side in step.src)
@@ -172,9 +173,9 @@ def _reductions(step: Step) -> list[Step]:
 
 
 def expand_plan(plan: Plan, only: int | None = None) -> Plan:
-    """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
+    """``plan`` with messages in place of collectives over bridges. ``only``: the rank that it is a plan of.
 
-    A stage becomes several of the same depth, so that what runs on teams keeps its order.
+    A stage becomes several of the same depth, so that steps on teams keep their order.
     """
     sizes = [list(size) for size in plan.sizes]
 
@@ -200,7 +201,7 @@ def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[lis
     for step in stage:
         write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
         if write is None:
-            # Of shares that differ in length or do not touch.
+            # Shares that differ in length or are not adjacent.
             equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
             uneven = step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
             out[0] += _reductions(step) if uneven else [step]

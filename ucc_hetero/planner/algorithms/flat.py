@@ -1,7 +1,7 @@
-"""``flat``: one collective step over all ranks, for every collective that UCC has.
+"""``flat``: one collective step over all ranks, for every collective of UCC.
 
-The link is native when there is one island, else the bridge. Bytes and steps are those of the library's own algorithm,
-which knows nothing of islands: with several, much of the data crosses the bridge more than once.
+The link is native if there is one island, else the bridge. Bytes and steps are those of the library's own algorithm,
+which does not know islands: with several, much of the data crosses the bridge more than once.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from ..plan import KINDS, EqualRegions, Operand, Region, Step
 from ..topology import Topology
 from . import ranking
 from .builders import copy, each, message, region, stages
-from .registry import Case, Piece, Role, Stages, algorithm
+from .registry import Case, Piece, Role, Stage, Stages, algorithm
 
 
 def _in_one_step(case: Case) -> int:
-    """Calls that gain nothing from islands, and what nothing else is fit for."""
+    """Rank of ``flat``: best for calls that gain nothing from islands, and the last resort for others."""
     topology, row, size = case.topology, ROWS[case.collective], case.topology.size
     best = size == 1 or (topology.flat and not topology.deep)
     if case.plain and topology.one_host:  # all ranks share one memory: every additional copy costs the same
         short = case.nbytes <= ranking.PARCEL_LIMIT and size <= ranking.MOST_WITH_PARCELS
         best = best or short or not row.reduces or case.nbytes >= ranking.SHARED_LIMIT
-    # One kernel does a short queued call best, from every rank straight to every other.
+    # One kernel does a short queued call best, directly from every rank to every other.
     best = best or (case.queued and size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT)
-    # Long blocks of an alltoall cross once in any case, and bundles of them are copied once more on either side.
+    # Long blocks of an alltoall cross once in any case, and bundling would add a copy on each side.
     long = case.plain and row.step == "alltoall" and case.nbytes >= ranking.BUNDLED_LIMIT * size
     return ranking.ALONE if best or long else ranking.LAST
 
 
 def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tuple[Operand, ...]:
-    """Every rank's ``send`` or ``recv``, by the root's form and the others', where each has this part of each block."""
+    """Every rank's ``send`` or ``recv`` operand, in the root's form and the others', if each uses this part of each
+    block."""
 
     def operand(form: str) -> Operand:
         if form == "each":
             return EqualRegions(buffer, part.offset, part.count, call.counts[0], call.ranks)
-        return region(buffer, part) if form == "one" else None
+        return Region(buffer, part.offset, part.count) if form == "one" else None
 
     root, others = max(call.root, 0), operand(forms[1])
     first = others if forms[0] == forms[1] else operand(forms[0])
@@ -57,7 +58,7 @@ def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> 
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
-    """One rank: what any collective comes to is a copy of its own data, if it has two buffers."""
+    """One rank: any collective is a copy of its own data, if it has two buffers."""
     row = ROWS[call.collective]
     shape = Shape(call)
     count = min(row.send(shape, 0), row.recv(shape, 0))
@@ -69,14 +70,14 @@ def _alone(call: Call, piece: Piece) -> Stages:
 
 @algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=_in_one_step, role=Role.ONE_STEP)
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """One step over all ranks; the library decides how."""
+    """One step over all ranks; the library chooses the algorithm."""
     if call.ranks == 1:
         return _alone(call, piece)
     row, everybody = ROWS[call.collective], tuple(range(call.ranks))
     src, dst = KINDS[row.step].src, KINDS[row.step].dst
     if row.layout in ("ranks", "matrix"):
-        # In one piece always: a rank of a non-blocking call knows only its own counts, and must take part even when it
-        # has nothing.
+        # Always one fragment: in a non-blocking call a rank knows only its own counts, and must take part even if they
+        # are 0.
         if piece.total > 1 and not any(piece.cut(Block(0, count)).count for count in set(call.counts)):
             return ()
         shape = Shape(call)
@@ -86,15 +87,15 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
         if not part.count:
             return ()
         sides = _alike(call, "send", part, src), _alike(call, "recv", part, dst)
-    return stages([Step(row.step, everybody, *sides, call.root)])
+    return (Stage((Step(row.step, everybody, *sides, call.root),)),)
 
 
 def _pairs(call: Call) -> list[tuple[int, int]]:
-    """(sender, receiver) of every block that is not empty, as far as is known."""
+    """(sender, receiver) of every block that is not known to be empty."""
     n = call.ranks
     if call.collective == "alltoallv":
         found = [divmod(i, n) for i, count in enumerate(call.counts) if count]
-        # Each rank begins with its next neighbour, so that not all send to the same one at first.
+        # Each rank begins with its next neighbour, so that not all send to the same rank first.
         return sorted(found, key=lambda pair: (pair[1] - pair[0]) % n)
     others = [rank for rank, count in enumerate(call.counts) if count]
     return [(rank, call.root) if call.collective == "gatherv" else (call.root, rank) for rank in others]
@@ -102,11 +103,11 @@ def _pairs(call: Call) -> list[tuple[int, int]]:
 
 @algorithm(("gatherv", "scatterv", "alltoallv"), "pairwise", role=Role.UNCOUNTED, candidate=False)
 def pairwise(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Every block goes straight from the rank that has it to the rank that wants it.
+    """Every block goes directly from its sender to its receiver.
 
-    Stages: 1. Every byte crosses the bridge once, by its own rank's link, and both ends of a message know its length
-    without the other ranks' counts: so it serves non-blocking calls, which cannot ask for them. P - 1 messages at the
-    root, up to P - 1 each way at every rank of an alltoallv.
+    Stages: 1. Every byte crosses the bridge once, by its own rank's link. Both ends of a message know its length
+    without other ranks' counts, so it serves non-blocking calls, which cannot exchange counts first. P - 1 messages at
+    the root, up to P - 1 in each direction at every rank of an alltoallv.
     """
     shape = Shape(call)
     out: list[Step] = []

@@ -23,10 +23,10 @@ _BACKWARDS = {"gather": "scatter", "send": "recv", "recv": "send"}
 
 
 def _mirrored(steps: Iterable[Step]) -> list[Step]:
-    """Steps that bring back what gathers, messages and copies bring, from ``recv`` to ``send``."""
+    """Mirrored steps: they move data back along gathers, messages and copies, from ``recv`` to ``send``."""
     out = []
     for step in steps:
-        way = -1 if step.kind == "message" else 1  # from its receiver to its sender
+        way = -1 if step.kind == "message" else 1  # a message goes from its receiver to its sender
         src, dst = (tuple([_seen(operand) for operand in side[::way]]) for side in (step.dst, step.src))
         out.append(Step(_BACKWARDS.get(step.kind, step.kind), step.ranks[::way], src, dst, step.root))
     return out
@@ -41,7 +41,8 @@ def _seen(operand: Operand) -> Operand:
 
 
 class _Gathered(NamedTuple):
-    """Steps of a gather: in the root's island, in the others, from these to the root, and there to their places."""
+    """Steps of a gather: in the root's island, in the other islands, from these to the root, and unpacking at the
+    root."""
 
     home: list[Step]
     inside: list[Step]
@@ -118,7 +119,7 @@ def scatter_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 @algorithm(_GATHERS, "split_rail", suits=ranking.rails)
 def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Gather inside the root's island, while every other rank sends its block straight to the root.
+    """Gather inside the root's island, while every other rank sends its block directly to the root.
 
     Stages: 1. Every block crosses the bridge once, by its own rank's link.
     """
@@ -134,7 +135,7 @@ def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 @algorithm(_SCATTERS, "split_rail", suits=ranking.rails)
 def scatter_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Scatter inside the root's island, while the root sends every other rank its block straight.
+    """Scatter inside the root's island, while the root sends every other rank its block directly.
 
     Stages: 1. Every block crosses the bridge once, to its own rank's link.
     """

@@ -1,8 +1,8 @@
-"""Division of data: every group of ranks divides it among its members, the common refinement gives the rails.
+"""Division of data: every group divides it among its ranks; the common refinement gives the rails.
 
-A piece of data is a list of *runs*, ``Block``s of a dense buffer. Each group divides it among its ranks; the common
-refinement of all these divisions gives the *segments*, each with one owner per group: its rail. Groups of any number
-and size, one-rank groups and unequal links need no case of their own.
+Data is a list of *runs*, ``Block``s of a dense buffer. Each group divides it among its ranks. The common refinement of
+all these divisions gives the *segments*, each with one owner per group: its rail. Groups of any number and size, groups
+of one rank and unequal links need no special case.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..collectives import Block, Shape
 from ..topology import Group, Island, Topology
 from .registry import Piece, cut_at
 
-#: How a group divides a piece: (virtual end, owner), ascending; virtual = counted along the runs from 0.
+#: How a group divides data: (virtual end, owner), ascending; virtual offsets count along the runs from 0.
 Division = list[tuple[int, int]]
-#: Set of ranks among which data is divided.
+#: A set of ranks among which data is divided.
 Members = Island | Group
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a dense buffer and its owners, one rank per group, in the order of the groups."""
+    """A part of a dense buffer and its owners, one rank per group, in the order of the groups."""
 
     offset: int
     count: int
@@ -31,7 +31,7 @@ class Segment:
 
 
 def merge(runs: Iterable[Block]) -> list[Block]:
-    """Runs in the same order, empty ones dropped and neighbours joined."""
+    """Runs in the same order, without empty ones, adjacent ones joined."""
     out: list[Block] = []
     for run in runs:
         if not run.count:
@@ -58,18 +58,19 @@ def divide(topology: Topology, group: Members, count: int) -> Division:
     return [(cut_at(count, end, ends[-1]), rank) for end, rank in zip(ends, group.ranks, strict=True)]
 
 
-#: Rails that unlike divisions may always lead to, and for each rank of the smallest group; but never more for each rank
-#: of the largest. Beyond, cuts are moved onto a grid. A rank that is alone in its group is in all of them.
+#: Number of rails that different divisions may always lead to, and for each rank of the smallest group; but never more
+#: for each rank of the largest. Beyond that, cuts are moved to a grid. A rank that is alone in its group is in all
+#: rails.
 ALWAYS_RAILS, MOST_RAILS = 64, 4
 
 
 def divisions(
     topology: Topology, groups: Sequence[Members], total: int, fixed: dict[int, Division] | None = None
 ) -> list[Division]:
-    """How each group divides ``total`` elements; ``fixed`` gives the answer for some, by their place in the list.
+    """The division of ``total`` elements by each group; ``fixed`` has it for some, by index in the list.
 
-    Many groups of different sizes would refine each other into nearly as many rails as there are ranks, each a team
-    of its own. So where that threatens, the free ones cut on a grid of a few cells for each rank of the largest.
+    Many groups of different sizes would refine each other into nearly as many rails as there are ranks, each with a
+    team of its own. If so, the other groups cut on a grid with a few cells for each rank of the largest.
     """
     fixed = fixed or {}
     whole = [fixed.get(i) or divide(topology, group, total) for i, group in enumerate(groups)]
@@ -85,7 +86,7 @@ def divisions(
 
 
 def refine(runs: Sequence[Block], whole: Sequence[Division]) -> list[Segment]:
-    """The segments of merged runs in which every division has one owner."""
+    """The segments of merged runs within which every division has one owner."""
     total = sum(run.count for run in runs)
     current: list[int] = []
     changes: list[tuple[int, int, int]] = []  # (virtual position, group, owner from there on)
@@ -96,7 +97,7 @@ def refine(runs: Sequence[Block], whole: Sequence[Division]) -> list[Segment]:
                 changes.append((start, index, rank))
             elif len(current) == index:
                 current.append(rank)
-            else:  # the owners before had nothing
+            else:  # earlier owners had nothing
                 current[index] = rank
             start = end
     changes.sort(key=lambda change: change[0])
@@ -127,7 +128,7 @@ def _sweep(runs: Sequence[Block], total: int, current: list[int], changes: list[
 
 
 def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]) -> list[list[Block]]:
-    """Share of each of the ranks in merged runs, neighbours joined, in the order of ``ranks``."""
+    """Each rank's share of merged runs, adjacent blocks joined, in the order of ``ranks``."""
     mine: dict[int, list[Block]] = {rank: [] for rank in ranks}
     for part in refine(runs, [division]):
         mine[part.owners[0]].append(Block(part.offset, part.count))
@@ -135,7 +136,7 @@ def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]
 
 
 def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
-    """Members' lists of blocks, one of each per round; of a member with fewer, nothing later."""
+    """The members' lists of blocks by round, one block of each member; empty blocks for members with fewer."""
     return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
 
 
@@ -152,10 +153,10 @@ def member_blocks(group: Group, shape: Shape, piece: Piece) -> list[list[Block]]
 
 
 def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] | None:
-    """``group_blocks`` of all islands if these are equally large and all blocks equal, else None.
+    """``group_blocks`` of all islands if islands and blocks have equal sizes, else None.
 
-    Then rail p is the p-th rank of every island, and one operand serves many steps: of m islands of s ranks a plan has
-    some m * m steps with a few operands each, where the general way makes m * m * s of them.
+    Rail p is then the p-th rank of every island, and one operand serves many steps: a plan for m islands of s ranks has
+    some m * m steps with a few operands each, where the general case makes m * m * s.
     """
     islands = topology.islands
     if topology.deep or len({island.size for island in islands}) > 1 or len(set(topology.weights)) > 1:
@@ -171,5 +172,5 @@ def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] |
 
 
 def one_each(owners: Sequence[int], blocks: Sequence[tuple[int, Block]]) -> bool:
-    """True if a rail carries exactly one block of each group, so that one collective step moves them all."""
+    """True if a rail carries exactly one block of each group, so that one collective step moves them."""
     return [index for index, _ in blocks] == list(range(len(owners)))

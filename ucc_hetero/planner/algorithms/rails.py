@@ -1,8 +1,8 @@
-"""Exchanges over the rails between islands that UCC's own collectives do not offer, for many or unlike islands.
+"""Exchanges over the rails between islands that UCC's collectives do not offer, for many or different islands.
 
-``direct`` weighs the owners of a rail by their links, ``doubling`` takes the fewest rounds, ``ring`` the most bandwidth
-from links between neighbours only. In each of them replicas come out equal to the last bit: one owner reduces a share,
-or both partners of a round compute the same sum of two operands.
+``direct`` weighs the owners of a rail by their links, ``doubling`` takes the fewest rounds, ``ring`` gets the most
+bandwidth from links between neighbours only. In each, results are equal to the last bit on all ranks: one owner reduces
+a share, or both partners of a round compute the same sum of two operands.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from .partition import Segment, cuts
 from .registry import Case, Piece, Stages, algorithm, cut_at
 from .tree import Hierarchy
 
-#: Islands up to which ``direct`` exchanges straight between all of them.
+#: Most islands between which ``direct`` exchanges.
 MOST_DIRECT = 16
-#: From here on leaders of two hosts exchange short vectors by messages of our own: libucc 1.4 then sends these in
-#: halves, one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 33 instead of 42 us, but 2 KiB in 28 instead
-#: of 24. Between more hosts it holds at every length: 8 B in 48 instead of 59 us on three, 105 instead of 128 on four.
+#: Size in bytes from which on leaders on two hosts exchange short vectors by messages of the engine: libucc 1.4 then
+#: sends these in halves, one after the other. Measured on 2 x 2 ranks: 4 KiB in 33 instead of 42 us, but 2 KiB in 28
+#: instead of 24. Between more hosts messages are better at every length: 8 B in 48 instead of 59 us on three, 105
+#: instead of 128 on four.
 DOUBLING_LIMIT = 4 << 10
 
 
 def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
-    """Which part of a rail's segment each owner should reduce, by the weights of their links.
+    """The part of a rail's segment that each owner should reduce, by the weights of their links.
 
-    An owner of the share s sends, and receives, 1 + (m-2)s of the segment. All that have a share should be done at the
-    same time T; links too slow for any get none: s = (T*w - 1) / (m-2) where positive, and the shares add up to 1.
+    An owner of share s sends, and receives, 1 + (m-2)s of the segment. All that have a share should finish at the same
+    time T; links too slow for any get none: s = (T*w - 1) / (m-2) where positive, and the shares add up to 1.
     """
     m = len(weights)
     if m < 3 or len(set(weights)) == 1:
@@ -58,7 +59,7 @@ def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
 
 
 def _weights(hierarchy: Hierarchy, root: Group) -> dict[int, Fraction]:
-    """Bandwidth of each rank's link for each element that it owns: a rank that is in many rails has less for each."""
+    """Bandwidth of each rank's link per element that it owns: a rank in many rails has less for each."""
     owned = Counter[int]()
     for division in map(hierarchy.division, root.children):
         for (end, rank), start in zip(division, (0, *(end for end, _ in division)), strict=False):
@@ -68,25 +69,25 @@ def _weights(hierarchy: Hierarchy, root: Group) -> dict[int, Fraction]:
 
 
 def _in_recv(hierarchy: Hierarchy, root: Group) -> LocalSteps:
-    """Copies for ranks that are groups by themselves, whose segments lie in ``send``."""
+    """Copies for ranks that are groups by themselves, whose segments are in ``send``."""
     src, dst = (region(name, hierarchy.block) for name in ("send", "recv"))
     alone = [child.ranks[0] for child in root.children if child.size == 1 and hierarchy.piece.wants(child.ranks)]
     return LocalSteps(step for rank in alone for step in copy(rank, src, dst))
 
 
 def _straight_is_best(case: Case) -> int:
-    """Between two islands all have to send everything, whatever their links."""
+    """Between two islands all data must be sent, whatever their links."""
     few = 2 < len(case.topology.islands) <= MOST_DIRECT
     return ranking.BETTER if few and ranking.is_long(case) and ranking.unequal_links(case.topology) else 0
 
 
 @algorithm("allreduce", "direct", suits=_straight_is_best, most=ranking.overlapped)
 def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Reduce-scatter in each island, exchange over every rail straight between the owners, allgather in each island.
+    """Reduce-scatter in each island, exchange over every rail directly between the owners, allgather in each island.
 
-    Stages: m + 3 for m islands, of which two cross: every owner sends each other one its share, then its result to
-    all. Shares follow the owners' links: a host with a slow link sends and receives the data once and reduces nothing,
-    where equal shares would have it send 2(m-1)/m times.
+    Stages: m + 3 for m islands, of which two cross: every owner sends each other one its share, then its result to all.
+    Shares follow the owners' links: a host with a slow link sends and receives the data once and reduces nothing, where
+    equal shares would make it send 2(m-1)/m times.
     """
 
     def across(hierarchy: Hierarchy, root: Group) -> list[list[Step]]:
@@ -103,7 +104,7 @@ def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Step]]:
-    """One rail of ``direct``: shares come in, m - 1 times one is added, results go out."""
+    """One rail of ``direct``: shares arrive, one is added m - 1 times, results are sent."""
     m, owners = len(shares), part.owners
 
     def arrived(i: int) -> tuple[Region, ...]:
@@ -112,7 +113,7 @@ def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Ste
         return held[i]
 
     def others(i: int) -> tuple[Region, ...]:
-        """All members' shares but member ``i``'s own, which stays where it is."""
+        """All members' shares except member ``i``'s own, which is not moved."""
         return tuple([Region("recv", b.offset, b.count if j != i else 0) for j, b in enumerate(shares)])
 
     def results(i: int) -> tuple[Region, ...]:
@@ -141,7 +142,7 @@ def _doubling_is_best(case: Case) -> int:
 def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, recursive doubling between the leaders, broadcast in each island.
 
-    Stages: 2 + 2 log2(m) for m islands, two more rounds if m is no power of two. A leader sends the vector once a
+    Stages: 2 + 2 log2(m) for m islands, two more rounds if m is not a power of two. A leader sends the vector once a
     round: for short vectors and many islands.
     """
     at = piece.vector(call)
@@ -170,7 +171,7 @@ def _double(leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Ste
         return piece.wants((leaders[a], leaders[b]))
 
     def exchange(pairs: list[tuple[int, int]]) -> list[list[Step]]:
-        """Each pair: the first sends to the second, which adds it."""
+        """For each pair the first sends to the second, which adds it."""
         sends = [s for a, b in pairs if near(a, b) for s in message(leaders[a], leaders[b], recv, spare[b])]
         mine = [b for _, b in pairs if near(b, b)]
         return [sends, LocalSteps(Step("combine", (leaders[b],), (spare[b],), (recv,)) for b in mine)]
@@ -187,7 +188,7 @@ def _double(leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Ste
 
 
 def _places(owners: Sequence[int], piece: Piece) -> Iterator[tuple[int, int]]:
-    """(place on a ring, rank there), of this plan's rank and the one before it."""
+    """(position on a ring, rank there), for this plan's rank and the one before it."""
     m = len(owners)
     for i, rank in enumerate(owners):
         if piece.wants((rank, owners[(i + 1) % m])):
@@ -195,7 +196,7 @@ def _places(owners: Sequence[int], piece: Piece) -> Iterator[tuple[int, int]]:
 
 
 def _ring_is_best(case: Case) -> int:
-    """Messages of our own are quicker as long as it is one fragment.
+    """Messages of the engine are faster if there is one fragment only.
 
     Measured on 2 + 2 + 1 ranks: 64 KiB in 220 instead of 285 us, 512 KiB on 4 x 2 in 1.75 instead of 2.1 ms; with 32
     fragments the library is faster by 2 to 15 %.

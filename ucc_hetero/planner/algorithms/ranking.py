@@ -1,66 +1,67 @@
-"""How algorithms rank for calls, and into how many fragments they cut them: limits that were measured."""
+"""How algorithms rank for calls, and into how many fragments they cut them: limits from measurements."""
 
 from __future__ import annotations
 
 from ..topology import Topology
 from .registry import Case
 
-#: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
+#: Levels of ranking. LAST serves everything; of the two algorithms that always fit, one is FIRST by length; ALONE is
+#: above all others.
 LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)
 
-#: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, as every further
-#: one adds rounds to the exchange.
+#: Size from which a call is optimized for bandwidth, below it for latency; bytes per island beyond the first, as every
+#: further island adds rounds to the exchange.
 LATENCY_LIMIT = 64 << 10
-#: From here on an allreduce between more than two hosts, in plain memory, goes for bandwidth however many they are:
-#: what more of them cost rails in rounds, they cost ``doubling`` in copies of the vector. Measured, the two met at
-#: 48 KiB on 2 + 2 + 1 ranks and 80 on 4 x 2 over 4 Gbit/s, at 24 to 32 KiB on 4, 8 and 16 hosts over 0.2 to 1 Gbit/s.
+#: Size from which an allreduce between more than two hosts, in plain memory, is optimized for bandwidth, however many
+#: hosts there are: more hosts cost rails more rounds, and ``doubling`` more copies of the vector. In measurements the
+#: two met at 48 KiB on 2 + 2 + 1 ranks and 80 on 4 x 2 over 4 Gbit/s, at 24 to 32 KiB on 4, 8 and 16 hosts over 0.2 to
+#: 1 Gbit/s.
 RAILS_LIMIT = 48 << 10
-#: From here on a reduction in one host's memory is faster in one step; bytes.
+#: Size in bytes from which a reduction in one host's memory is faster in one step.
 SHARED_LIMIT = 64 << 10
-#: Bytes of a block from which on an alltoall between hosts in plain memory goes straight from rank to rank. Measured on
+#: Block size in bytes from which an alltoall between hosts in plain memory goes directly from rank to rank. Measured on
 #: 2 x 2 to 8 x 2 and 4 x 4 ranks with a core each, blocks of 16, 32, 64 and 256 KiB: it took 0.8 to 1.5, 0.7 to 1.2,
-#: 0.5 to 1 and 0.35 to 1 of what bundles take.
+#: 0.5 to 1 and 0.35 to 1 of the time with bundles.
 BUNDLED_LIMIT = 32 << 10
-#: Bytes up to which, and ranks, the arrival board carries what the ranks of one host bring to a call in one step
-#: (base/parcel.c).
+#: Most bytes per rank, and most ranks, for which one-step calls on one host go over the arrival board (base/parcel.c).
 PARCEL_LIMIT, MOST_WITH_PARCELS = 496, 32
-#: Bytes up to which queued calls are ``flat``, and ranks: one kernel does such a call (coll/fused.c, whose 40 moves an
-#: allreduce of more ranks exceeds). Measured on 2 + 2 H200s, 64 and 256 KiB: allreduces in 92 instead of 95 and 110 us,
-#: allgathers in 45 instead of 96 and 64; the host had 20 us to do instead of 63 to 108.
+#: Most bytes, and most ranks, for which queued calls are ``flat``: one kernel does such a call (coll/fused.c; an
+#: allreduce of more ranks exceeds its limit of moves). Measured on 2 + 2 H200s, 64 and 256 KiB: allreduces in 92
+#: instead of 95 and 110 us, allgathers in 45 instead of 96 and 64; the host was busy for 20 us instead of 63 to 108.
 KERNEL_LIMIT, MOST_IN_KERNEL = 256 << 10, 8
-#: Islands up to which rings pass data along, and fragments of a ring by islands.
+#: Most islands for rings, and fragments of a ring times islands.
 MOST_RING, MOST_HOPS = 8, 256
-#: Islands up to which blocks go over rails whatever the islands' sizes.
+#: Most islands for rails of blocks whatever the islands' sizes.
 MOST_UNLIKE = 8
 
-#: Collectives that carry a block of each rank, and ranks from which on these cross several levels in one piece:
-#: planning takes its time for each.
+#: Collectives with a block per rank; and ranks from which on these cross several levels in one fragment, as planning
+#: takes time for each.
 BLOCKS = ("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter")
 MANY = 1024
-#: Fragments of less than this cost more than their overlap gains; bytes.
+#: Size in bytes below which fragments cost more than their overlap gains.
 LEAST_FRAGMENT = 512 << 10
-#: Most fragments, by ranks: those of 512 KiB stay in caches and came within 2 to 8 % of the limit of emulated links
-#: (1 MiB: 2 to 14 %), but planning takes its time for each.
+#: Most fragments, by ranks: fragments of 512 KiB stay in caches and came within 2 to 8 % of the limit of emulated links
+#: (1 MiB: 2 to 14 %), but planning takes time for each.
 MOST_FRAGMENTS = ((16, 128), (64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
-#: Fragments of plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
-#: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
-#: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
+#: Fragment size in bytes for plans on one host's devices, and most fragments: the island phases of one overlap with the
+#: bridge phase of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch
+#: for longer ones does not fit its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
-#: Bytes from which on, and fragments into which, calls of devices on hosts that have several vendors are cut: what
-#: crosses between the vendors of a host goes beside what crosses between hosts. Measured on four H200 as two hosts with
-#: a device of either vendor, allgathers and reduce_scatters of 4, 16 and 64 MiB: in 0.83, 0.9 and 0.83 of the time,
-#: allreduces in 0.9, 0.92 and 0.98; the host has up to twice as much to do.
+#: Sizes in bytes from which calls of devices on hosts with several vendors are cut, and into how many fragments:
+#: traffic between vendors of a host overlaps with traffic between hosts. Measured on four H200 as two hosts with a
+#: device of either vendor, allgathers and reduce_scatters of 4, 16 and 64 MiB: in 0.83, 0.9 and 0.83 of the time,
+#: allreduces in 0.9, 0.92 and 0.98; the host is busy up to twice as long.
 SHARED_FRAGMENTS = ((32 << 20, 4), (4 << 20, 2))
 
 
 def tree(case: Case) -> int:
-    """The rank of trees: high for short calls, whose time is that of their rounds."""
+    """The rank of trees: high for short calls, whose time is the number of rounds."""
     return SECOND if is_long(case) else FIRST
 
 
 def rails(case: Case) -> int:
-    """The rank of rails: high for long calls, which need every link."""
+    """The rank of rails: high for long calls, which need all links."""
     return FIRST if is_long(case) else SECOND
 
 
@@ -71,44 +72,44 @@ def is_long(case: Case) -> bool:
 
 
 def between_hosts(case: Case) -> bool:
-    """True if a call is an allreduce between hosts in plain memory, where sums and messages of our own cost little."""
+    """True for an allreduce between hosts in plain memory, where the engine's own sums and messages cost little."""
     topology = case.topology
     return case.plain and case.collective == "allreduce" and not topology.one_host and not topology.deep
 
 
 def unequal_links(topology: Topology) -> bool:
-    """True if the links of some island carry more together than those of another."""
+    """True if the links of islands differ in total bandwidth."""
     weights = topology.weights
     return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
 def tree_of_blocks(case: Case) -> int:
-    """The rank of trees that carry a block of each rank."""
-    # Between many islands that differ in size or links rails would be thousands.
+    """The rank of trees for collectives with a block per rank."""
+    # Between many islands that differ in size or links there would be thousands of rails.
     islands, weights = case.topology.islands, case.topology.weights
     unlike = len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(weights)) > 1)
     return BEST if unlike else tree(case)
 
 
 def passed_along(case: Case, best: bool) -> int:
-    """The rank of rings: best for long calls between few islands, where ``best`` holds."""
+    """The rank of rings: best for long calls between few islands, if ``best``."""
     return BEST if best and 2 < len(case.topology.islands) <= MOST_RING and is_long(case) else 0
 
 
 def hops(case: Case) -> int:
-    """Fragments of a ring, each of which is a message on the way of each island."""
+    """Fragments of a ring: each is a message per island."""
     return overlapped(case, max(LEAST_MOST, MOST_HOPS // len(case.topology.islands)))
 
 
 def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
-    """Fragments of what has phases inside islands and between them, which overlap."""
+    """Fragments of algorithms with phases inside islands and between them, which overlap."""
     topology = case.topology
     if case.collective in BLOCKS and topology.deep and topology.size > MANY:
         return 1
-    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for
-    # devices' own engines.
+    # On one host, island and bridge phases use the same memory and cores: nothing overlaps, except copies by devices'
+    # own engines.
     if case.queued or topology.one_host:
-        # Pieces of a message through a ring are under way at a time in any case; only phases of levels can overlap.
+        # Pieces of a message through a ring are pipelined in any case; only phases of levels can overlap.
         if case.queued and all(island.size == 1 for island in topology.islands):
             levels = topology.deep and case.collective in (*BLOCKS, "allreduce")
             return next((many for least, many in SHARED_FRAGMENTS if levels and case.nbytes >= least), 1)
@@ -117,5 +118,5 @@ def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
 
 
 def most_fragments(topology: Topology) -> int:
-    """Fragments into which a call of any length is cut at most."""
+    """Most fragments of a call of any length."""
     return next((most for ranks, most in MOST_FRAGMENTS if topology.size <= ranks), LEAST_MOST)

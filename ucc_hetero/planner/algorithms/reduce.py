@@ -51,7 +51,8 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     held = Windows(piece, lambda rank: hierarchy.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
 
     def place(rank: int, block: Block) -> Region:
-        """Where ranks keep what they have reduced: scratch for what they own in their island, ``recv`` at the root."""
+        """Where ranks keep what they have reduced: scratch for the parts that they own in their island, ``recv`` at the
+        root."""
         return region("recv", block) if rank == call.root else held(rank, block)
 
     hierarchy = Hierarchy(topology, at, piece, place)
@@ -75,7 +76,8 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def _to_home(hierarchy: Hierarchy, place: Place, group: Group, inner: Group, home: Group) -> list[Step]:
-    """Over the rails of a group that holds the root: to the ranks of the root's island, which own what they owned."""
+    """Over the rails of a group that contains the root: to the ranks of the root's island, which own the same parts as
+    before."""
     where = next(i for i, child in enumerate(group.children) if child is inner)
     divided = [hierarchy.division(home if child is inner else child) for child in group.children]
     out = []
@@ -88,6 +90,6 @@ def _to_home(hierarchy: Hierarchy, place: Place, group: Group, inner: Group, hom
 
 
 def _brought(place: Place, group: Group, part: Segment, i: int) -> Region:
-    """Part of a segment that the owner in the i-th child of a group has."""
+    """The part of a segment that the owner in the i-th child of a group has."""
     block = Block(part.offset, part.count)
     return region("send", block) if group.children[i].size == 1 else place(part.owners[i], block)

@@ -22,7 +22,7 @@ _BOTH = ("reduce_scatter_block", "reduce_scatter")
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, reduce-scatter between the leaders, scatter in each island.
 
-    Stages: 3, and 2 for each further level. Each leader sends over the bridge what belongs to other islands, once.
+    Stages: 3, and 2 for each further level. Each leader sends the data for other islands over the bridge once.
     """
     shape = Shape(call)
     runs = merge(sorted(group_blocks(topology.tree, shape, piece), key=lambda block: block.offset))
@@ -57,12 +57,12 @@ class _Leaders(Windows):
         return tuple([self.at(team, i, block) for block in blocks])
 
     def at(self, team: Team, i: int, block: Block) -> Region:
-        """Operand of member i of a team: its own vector where it stands for itself alone."""
+        """Operand of member i of a team: its own vector if it stands for itself only."""
         return region("send", block) if team.sole(i) else self(team.ranks[i], block)
 
 
 def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) -> list[Step]:
-    """Leaders reduce each other's groups' runs, one run of each group at a time."""
+    """Leaders reduce-scatter the runs of their groups, one run of each group at a time."""
     out = []
     for blocks in rounds(runs):
         src = held.piece.members(team.ranks, partial(held.each, team, blocks))
@@ -79,8 +79,8 @@ def _own(shape: Shape) -> Place:
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """The blocks of each island are reduce-scattered in every island, then reduced over rails to their ranks.
 
-    Stages: 2, and 1 for each further level. Every island sends over the bridge what belongs to other islands, once,
-    spread over all its ranks' links; between islands of equal size each rail is one reduce-scatter.
+    Stages: 2, and 1 for each further level. Every island sends the data for other islands over the bridge once, spread
+    over all its ranks' links; between islands of equal size each rail is one reduce-scatter.
     """
     shape = Shape(call)
     equal = None if topology.flat else alike(topology, shape, piece)
@@ -90,14 +90,14 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 class _Wanted(NamedTuple):
-    """An item that a group is to reduce, and where its owners want it."""
+    """An item that a group is to reduce, and where its owners get it."""
 
     item: Item
     place: Place
 
 
 class Up:
-    """The general way: the stages of the groups of one height come before those of all higher ones."""
+    """The general case: stages of groups of one height precede those of all higher groups."""
 
     def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
         self.topology, self.shape, self.piece = topology, shape, piece
@@ -108,7 +108,7 @@ class Up:
         return stages(*[stage for of in self.stages for stage in of])
 
     def walk(self, group: Group, wanted: Sequence[_Wanted]) -> None:
-        """Reduce over a group what its ranks want of it."""
+        """Reduce the wanted items over a group."""
         if not self.piece.wants(group.ranks):
             return
         if not group.children:
@@ -159,9 +159,8 @@ class Up:
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
-    """Equal islands and blocks. Partial results lie side by side in scratch, in the order of the islands they are for,
-    so that the rail's reduce-scatter takes them as they are.
-    """
+    """Islands and blocks of equal size. Partial results are in scratch, in the order of the islands they are for, so
+    that the rail's reduce-scatter needs no packing."""
     islands, count = topology.islands, part.count
     m, s = len(islands), islands[0].size
     if not count:

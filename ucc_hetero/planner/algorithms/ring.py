@@ -1,8 +1,8 @@
 """``ring``: data goes from neighbour to neighbour along every rail, for many islands and long data.
 
-As ``split_rail``, but what crosses does so in m - 1 messages between neighbours of m groups instead of one collective
-of theirs: no rank sends anything twice, as a library's broadcast to m - 1 ranks may. Fragments follow each other.
-For short data the library's exchanges of log2(m) rounds are shorter.
+Like ``split_rail``, but data crosses in m - 1 messages between neighbours of m groups instead of one collective of
+theirs: no rank sends anything twice, as a library's broadcast to m - 1 ranks may. Fragments are pipelined. For short
+data the library's exchanges of log2(m) rounds are faster.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .tree import levels
 
 
 def _bcast_is_best(case: Case) -> int:
-    """It takes m - 2 fragments longer than the data itself between m islands, so there must be many."""
+    """It takes m - 2 fragments longer than the data itself between m islands, so there must be many fragments."""
     least = 8 * (len(case.topology.islands) - 2) * ranking.LEAST_FRAGMENT
     return ranking.passed_along(case, case.nbytes >= least)
 
 
 def _blocks_are_best(case: Case) -> int:
-    """Islands that are equal have a ring of the library's own, which would take a call per block between others."""
+    """Equal islands use the library's own ring; between unequal ones that would take a call per block."""
     return ranking.passed_along(case, len({island.size for island in case.topology.islands}) > 1)
 
 
@@ -51,7 +51,7 @@ def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 @algorithm(("allgather", "allgatherv"), "ring", suits=_blocks_are_best, most=ranking.hops)
 def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Each island's blocks go round along the rails, and are allgathered in every island.
+    """Each island's blocks go around the rails, and are allgathered in every island.
 
     Stages: m for m islands. Every island receives the blocks of all other islands once, from its neighbour.
     """
@@ -59,7 +59,7 @@ def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def _longest(topology: Topology) -> list[int]:
-    """By height, the most groups that a group consists of: what stages there are must not depend on the rank."""
+    """By height, the most children of a group: the number of stages must not depend on the rank."""
     return [max(len(group.children) for group in groups) for groups in levels(topology.tree)]
 
 
@@ -83,7 +83,7 @@ class _Down(Down):
 
 @algorithm(("reduce_scatter_block", "reduce_scatter"), "ring", suits=_blocks_are_best, most=ranking.hops)
 def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
-    """Blocks are reduce-scattered in every island, then go round along the rails to their owner, each adding its own.
+    """Blocks are reduce-scattered in every island, then go around the rails to their owner, each rank adding its own.
 
     Stages: 2m for m islands, of which m - 1 cross. Every island sends the blocks of the other islands to its neighbour.
     """
@@ -93,7 +93,7 @@ def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
 class _Up(Up):
     def __init__(self, topology: Topology, shape: Shape, piece: Piece) -> None:
         super().__init__(topology, shape, piece)
-        # Copies, then m - 1 times messages and what is added to them.
+        # copies, then m - 1 times messages and additions
         self.stages = [
             [LocalSteps(), *(stage for _ in range(m - 1) for stage in (list[Step](), LocalSteps()))] if m else [[]]
             for m in _longest(topology)

@@ -1,6 +1,6 @@
-"""scan and exscan: every rank gets the reduction over the ranks up to (or before) it, in the order of the ranks.
+"""scan and exscan: every rank gets the reduction over the ranks up to (or before) it, in rank order.
 
-UCC has neither, so they are messages and local combinations, which keep the order and so serve any operation.
+UCC has neither. They are made of messages and local combinations, which keep the order and so serve any operation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .registry import Piece, Role, Stages, algorithm
 class _Doubling:
     """Inclusive scan over ``ranks`` of their ``own`` regions into ``recv``, by recursive doubling.
 
-    In the round of distance d member i sends what it has to i + d and puts what comes from i - d before its own. What
-    arrives becomes the new partial result, so the operand of lower ranks is always the left one.
+    In the round of distance d member i sends its partial result to i + d and combines that of i - d with its own. The
+    received data becomes the new partial result, so the operand of lower ranks is always on the left.
     """
 
     def __init__(self, ranks: Sequence[int], own: Callable[[int], Region], recv: Region, piece: Piece) -> None:
@@ -26,9 +26,9 @@ class _Doubling:
         self.spare: dict[int, list[Region]] = {}
 
     def arrived(self, i: int, round_: int) -> Region:
-        """Where what comes to member i in a round lands.
+        """Where member i receives in a round.
 
-        The last one to arrive may land in recv itself, unless a combination is still to read ``send`` there.
+        The last message may be received in recv itself, unless a combination still has to read ``send`` there.
         """
         if i < 2 << round_ and round_ > 0:
             return self.recv
@@ -38,7 +38,7 @@ class _Doubling:
         return self.spare[i][round_ % 2]
 
     def partial(self, i: int, round_: int) -> Region:
-        """Partial result of member i before a round: of the last one in which something came to it."""
+        """Partial result of member i before a round: from the last round in which it received."""
         last = min(round_, i.bit_length()) - 1
         return self.arrived(i, last) if last >= 0 else self.own(i)
 
@@ -61,7 +61,7 @@ class _Doubling:
         return stages(*out)
 
     def _near(self, distance: int) -> Iterable[int]:
-        """Members that receive in the round of a distance, as far as this plan's rank has to do with it."""
+        """Members that receive in the round of a distance, and concern this plan's rank."""
         n, only = len(self.ranks), self.piece.only
         if only is None:
             return range(distance, n)
@@ -86,7 +86,7 @@ def exscan(topology: Topology, call: Call, piece: Piece) -> Stages:
     if call.ranks == 1:
         return ()
     ranks = range(1, call.ranks)
-    # Not into recv: in place that is still to be sent.
+    # not into recv: in place it still has to be sent
     own: dict[int, Region] = {}
 
     def held(i: int) -> Region:

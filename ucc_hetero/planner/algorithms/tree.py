@@ -1,9 +1,9 @@
-"""Walking the tree of a topology: inward through groups of groups, and outward again.
+"""Traversal of a topology's tree: inward through groups of groups, and outward again.
 
 ``Hierarchy`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common
-refinement of what those divided, each segment of which its owners share among them. So every rank ends up with a part
-of its own, every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the
-same backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
+refinement of its children's divisions, each segment being shared among its owners. So every rank ends up with a part of
+its own, data crosses each level on rails that work concurrently, and the way outward is the reverse. Islands on hosts
+are a tree of two levels; deeper trees work the same way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .registry import Piece, Stages
 
 
 class Hierarchy:
-    """Division of ``block`` by the groups of a topology on the way inward, and their steps there and back.
+    """Division of ``block`` by the groups of a topology on the way inward, and the steps inward and outward.
 
-    ``place`` says where a rank keeps what it owns. Groups of one rank reduce nothing: theirs lies in ``send``.
+    ``place`` tells where a rank keeps what it owns. Groups of one rank reduce nothing: their data is in ``send``.
     """
 
     def __init__(self, topology: Topology, block: Block, piece: Piece, place: Place) -> None:
@@ -31,26 +31,26 @@ class Hierarchy:
         key = "hierarchy", block.count
         if key not in piece.memo:
             piece.memo[key] = _divided(topology, block.count)
-        #: By group: who owns what of it in the end, and for a group of groups the segments that it begins with.
+        #: By group: the final owners of its parts, and for a group of groups the segments that it begins with.
         self._divisions: dict[int, Division]
         self._segments: dict[int, list[Segment]]
         self._divisions, self._segments = piece.memo[key]
 
     def division(self, group: Group) -> Division:
-        """Which rank has which part of the block after the way inward, counted from the block's beginning."""
+        """Which rank owns which part of the block after the way inward, relative to the block."""
         return self._divisions[id(group)]
 
     def blocks(self, leaf: Group) -> list[list[Block]]:
         return owned_blocks([self.block], self.division(leaf), leaf.ranks)
 
     def segments(self, group: Group) -> Iterator[Segment]:
-        """The segments that a group of groups crosses with, those of this plan's rank."""
+        """The segments that a group of groups exchanges, only those of this plan's rank."""
         for part in self._segments[id(group)]:
             if self.piece.wants(part.owners):
                 yield Segment(self.block.offset + part.offset, part.count, part.owners)
 
     def across(self, divided: Sequence[Division]) -> Iterator[Segment]:
-        """The segments of any divisions of the block, those of this plan's rank."""
+        """The segments of any divisions of the block, only those of this plan's rank."""
         for part in refine([self.block], divided):
             if self.piece.wants(part.owners):
                 yield part
@@ -70,7 +70,7 @@ class Hierarchy:
         return tuple(out)
 
     def scatter(self, group: Group) -> list[Step]:
-        """One group's way inward: the ranks that own parts of it get its sum."""
+        """One group's way inward: each owner gets the sum of its part."""
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
@@ -87,7 +87,7 @@ class Hierarchy:
         return shares, self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
 
     def gather(self, group: Group) -> list[Step]:
-        """One group's way outward, into ``recv``: its ranks' blocks go to those that had owned them before."""
+        """One group's way outward, into ``recv``: its ranks' blocks go back to their previous owners."""
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
@@ -100,7 +100,7 @@ class Hierarchy:
 
 
 def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[int, list[Segment]]]:
-    """By the identity of groups, in a block of ``count`` elements that begins at 0."""
+    """Divisions and segments by id of groups, for a block of ``count`` elements at 0."""
     tree, block = topology.tree, Block(0, count)
     leaves = [group for group in tree.walk() if not group.children]
     out: dict[int, Division] = {id(g): d for g, d in zip(leaves, divisions(topology, leaves, count), strict=True)}
@@ -116,7 +116,7 @@ def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[
 
 
 def levels(tree: Group) -> list[list[Group]]:
-    """Groups by height: those of ranks first, the root last."""
+    """Groups by height: groups of ranks first, the root last."""
     out: list[list[Group]] = [[] for _ in range(tree.height + 1)]
     for group in tree.walk():
         out[group.height].append(group)
@@ -124,7 +124,7 @@ def levels(tree: Group) -> list[list[Group]]:
 
 
 def chain(tree: Group, rank: int) -> list[Group]:
-    """The groups that hold a rank, the smallest first."""
+    """The groups that contain a rank, the smallest first."""
     out = [tree]
     while out[-1].children:
         out.append(next(child for child in out[-1].children if rank in child.ranks))
@@ -132,12 +132,12 @@ def chain(tree: Group, rank: int) -> list[Group]:
 
 
 def leader(group: Group, root: int = -1) -> int:
-    """The rank that speaks for a group: the root where it is one of them, else the first."""
+    """The leader of a group: the root if it is a member, else the first rank."""
     return root if root >= 0 and root in group.ranks else group.ranks[0]
 
 
 class Team:
-    """The leaders of a group's groups (of a group of ranks: all of them) and the place of its own leader there."""
+    """The leaders of a group's children (of a group of ranks: all ranks), and the index of its own leader."""
 
     __slots__ = ("first", "group", "ranks")
 
@@ -150,12 +150,13 @@ class Team:
         return len(self.ranks)
 
     def sole(self, i: int) -> bool:
-        """True if member i stands for itself alone, so that no rank has sent it anything yet."""
+        """True if member i stands for itself only, so no rank has sent it anything yet."""
         return not self.group.children or self.group.children[i].size == 1
 
 
 def up_and_down(topology: Topology, piece: Piece, make: Callable[[Team], tuple[list[Step], list[Step]]]) -> Stages:
-    """Stages of the teams from the lowest to the highest, and back: what ``make`` gives of each team's for either."""
+    """Stages of the teams from the lowest to the highest, and back; ``make`` gives a team's steps for each
+    direction."""
     up: list[list[Step]] = []
     down: list[list[Step]] = []
     for of in teams(topology, piece):
@@ -166,7 +167,7 @@ def up_and_down(topology: Topology, piece: Piece, make: Callable[[Team], tuple[l
 
 
 def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
-    """The teams of leaders by height, those of two ranks and more that this plan's rank is in."""
+    """The teams of leaders by height: those of two or more ranks that include this plan's rank."""
     out = []
     for groups in levels(topology.tree):
         of = [Team(group, root) for group in groups if group.size > 1]
@@ -175,11 +176,11 @@ def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
 
 
 class Item(NamedTuple):
-    """What the ranks of a group have, or want: merged runs of the dense buffer, and which rank has which part of them.
+    """Data that the ranks of a group have, or want: merged runs of the dense buffer, and their division among the
+    ranks.
 
-    In a group of groups the part of an item that lies in one of them crosses to, or comes from, the others over rails,
-    divided among all their ranks; inside each of those it is an item like those it began with. So nothing crosses a
-    level twice.
+    In a group of groups, the part of an item that one child has crosses to (or comes from) the other children over
+    rails, divided among all their ranks; inside each child it is an item again. So nothing crosses a level twice.
     """
 
     runs: list[Block]
@@ -187,16 +188,17 @@ class Item(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """The part of an item that one child of a group has: the owners of its segments, and what it is to each child."""
+    """The part of an item that one child of a group has: the owners of its segments, and the item that it is to each
+    child."""
 
     home: int
     segments: list[Segment]
-    #: The item that it is inside each child.
+    #: The item inside each child.
     items: list[Item]
 
 
 def everything(topology: Topology, shape: Shape, piece: Piece) -> Item:
-    """This fragment's slice of all blocks, each with its own rank."""
+    """This fragment's slice of all blocks, each owned by its rank."""
     group = topology.tree
     blocks = group_blocks(group, shape, piece)
     ends = accumulate(block.count for block in blocks)
