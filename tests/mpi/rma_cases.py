@@ -127,7 +127,7 @@ def bad_input(worker, peers):
     refused(ValueError, "another list has 3", right.put, mine, target, [0, 1], [1, 2], [1, 2, 3])
     refused(ValueError, "65537 bytes", right.notify, bytes(65537))
     refused(ValueError, "-1 is not the number of a counter", right.notify, counter=-1)
-    refused(rma.FormatError, "no descriptor", right.open, address)
+    refused(rma.FormatError, "not a valid descriptor", right.open, address)
     refused(rma.FormatError, "version 513", right.open, descriptor[:4] + b"\x01\x02" + descriptor[6:])
     refused(rma.FormatError, "damaged", right.open, descriptor[:-1] + bytes([descriptor[-1] ^ 1]))
     if p > 2:
