@@ -53,7 +53,8 @@ static int load_table(const char *path, const symbol *list) {
         }
         memcpy((char *)&all + s->offset, &found, sizeof(found));
     }
-    ucch_sym = all;
+    for (const symbol *s = list; s->name; s++) /* threads may be using the other library */
+        memcpy((char *)&ucch_sym + s->offset, (char *)&all + s->offset, sizeof(void *));
     return 0;
 }
 

@@ -101,9 +101,10 @@ struct ucch_peer {
     ucch_rma *at;
     ucp_ep_h ep;
     uint64_t uid;
-    int status, by_errors; /* by_errors: libucp reports its death; else the end of its process shows it */
+    _Atomic int status;    /* read by any thread, as `looked` is, without the lock */
+    int by_errors;         /* libucp reports its death; else the end of its process shows it */
     int pid;               /* its process if on this host; else 0 */
-    double looked;         /* when its process was last checked */
+    _Atomic double looked; /* when its process was last checked */
     int by_kernel;         /* the kernel copies between both processes (process_vm_writev), as far as is known */
     /* On another host: seconds of waiting after which the link to it is probed, when it was probed last, and the link
      * that is cut. */

@@ -174,6 +174,29 @@ def test_threads_that_read_of_a_death_at_a_time_miss_no_later_one(comms):
         assert comms[3].dead() == comm.dead() == [1, 2][:rank]
 
 
+def test_an_exchange_that_is_interrupted_as_it_ends_goes_on(comms):
+    """Ctrl-C as the values are read: the next look said that all had come, and had taken none."""
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(comms[0].store, name)
+
+        def get(self, key):
+            if not interrupts:
+                interrupts.append(key)
+                raise KeyboardInterrupt
+            return comms[0].store.get(key)
+
+    interrupts, words, every = [], [os.urandom(8) for _ in comms], bytearray(8 * SIZE)
+    comm = StoreComm.first(Interrupted(), 0, range(SIZE), SIZE, 30.0)
+    begun = comm.Iallgather(words[0], every)
+    for each, word in zip(comms[1:], words[1:], strict=True):
+        each.Iallgather(word, bytearray(8 * SIZE))
+    with pytest.raises(KeyboardInterrupt):
+        begun.Test()
+    assert begun.Test() and every == b"".join(words)
+
+
 def test_whoever_lives_is_waited_for(comms):
     for comm in comms:
         comm.seconds = 1.0

@@ -66,8 +66,8 @@ class _Exchange:
         """True once all values have arrived, which are then taken. ``PeerError`` if a rank has died or the exchange was
         revoked."""
         if not self._done and self._store.check(self._keys):
-            self._done = True
             self._take([self._store.get(key) for key in self._keys])
+            self._done = True  # now: where this was interrupted the next call takes them
         if not self._done:
             self._comm.look()
         return self._done
@@ -166,11 +166,11 @@ class StoreComm:
         self.store.set(f"{place}/{self._rank}", (min(self._open) - 1).to_bytes(_NUMBER, "little") + mine)
 
         def come(parts: list[bytes]) -> None:
+            take([part[_NUMBER:] for part in parts])
             self._open.discard(number)
             seen = min(int.from_bytes(part[:_NUMBER], "little") for part in parts)
             while for_all and self._kept and self._kept[0] <= seen:
                 self._forget(f"{self._prefix}/{self._kept.popleft()}/{self._rank}")
-            take([part[_NUMBER:] for part in parts])
 
         return _Exchange(self, [f"{place}/{rank}" for rank in range(self._size)], come)
 
