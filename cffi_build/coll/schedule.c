@@ -147,7 +147,7 @@ static int record_step(queue *q, ucch_step *s, void *stream) {
 }
 
 /* Run a local step as a copy or kernel of its own. */
-static int run_local(queue *q, ucch_task *t, char *bounce, void *stream) {
+static int run_local(ucch_task *t, char *bounce, void *stream) {
     size_t bytes = t->count * t->src_bytes;
     const device_ops *ops = ucch_bound_ops();
     if (t->kind == UCCH_COPY) {
@@ -168,7 +168,7 @@ static int queue_local(queue *q, const ucch_step *s, void *stream) {
     int alone =
         q->independent && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
-    if (status || alone || !q->fused) return status ?: run_local(q, &t, bounce, stream);
+    if (status || alone || !q->fused) return status ?: run_local(&t, bounce, stream);
     ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
     if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
     if (overlaps) {

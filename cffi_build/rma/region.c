@@ -47,11 +47,11 @@ ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes
 }
 
 /* Close a region: ask all peers to stop using it. Nothing is received into it any more. */
-void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
+void ucch_region_revoke(ucch_region *region) {
     UCCH_LOCKED;
     int is_first = !region->closing;
     region->closing = 1;
-    for (ucch_peer *p = at->peers; p && is_first; p = p->next) {
+    for (ucch_peer *p = region->at->peers; p && is_first; p = p->next) {
         owed *o = p->status ? NULL : malloc(sizeof(*o));
         if (!o) continue;
         *o = (owed){p, region->owed};
@@ -76,7 +76,7 @@ void ucch_revoked_locked(ucch_peer *peer, const ucch_header *h, const void *data
 }
 
 /* Number of peers and transfers that still use a region. */
-int ucch_region_users(ucch_rma *at, ucch_region *region) {
+int ucch_region_users(const ucch_region *region) {
     UCCH_LOCKED;
     int users = region->users;
     for (const owed *o = region->owed; o; o = o->next)
@@ -84,9 +84,9 @@ int ucch_region_users(ucch_rma *at, ucch_region *region) {
     return users;
 }
 
-void ucch_region_free(ucch_rma *at, ucch_region *region) {
+void ucch_region_free(ucch_region *region) {
     UCCH_LOCKED;
-    UCCH_UNLINK(at->regions, region, next);
+    UCCH_UNLINK(region->at->regions, region, next);
     for (owed *o; (o = region->owed); free(o))
         region->owed = o->next;
     free(region);

@@ -184,7 +184,7 @@ stream = gpu.stream()
 counter.wait(1, stream=stream)  # held: who waits for this device waits for a peer
 begun = [peer.put(mine, target, i, i, 1000) for i in range(0, 100_000, 1000)]
 mpi.Barrier()
-lib.ucch_region_revoke(worker.native, room.native)
+lib.ucch_region_revoke(room.native)
 peers[left].notify(counter=counters[left]).Wait()  # only now its stream goes on
 room.close()
 left_over = room_seen.copy()

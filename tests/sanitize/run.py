@@ -94,8 +94,8 @@ MEMORY = Way(
      "--deselect=tests/mpi/test_launch.py::test_statuses",
      "--deselect=tests/mpi/test_safety.py::test_nothing_grows"),
 )  # fmt: skip
-#: Tests of the network threads and of one-sided transfers. Libraries without instrumentation synchronise, but their accesses are not seen. PMIx
-#: maps memory at an address that the sanitizer reserves.
+#: Tests of the network threads and of one-sided transfers. Libraries without instrumentation synchronise, but their
+#: accesses are not seen. PMIx maps memory at an address that the sanitizer reserves.
 THREADS = Way(
     "thread", "libtsan.so",
     {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:exitcode=0:history_size=4:{FILES}",

@@ -235,19 +235,19 @@ class Region(Sided, Handle):
         native = self.native
         self.revoke()
         left = timeout or -1.0  # 0 would mean no limit
-        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), left):
+        if not progress_until(lambda: not lib.ucch_region_users(native), left):
             raise CollectiveTimeout(f"{self!r} is still in use after {timeout:g} s, and stays registered")
         self.release()
 
     def revoke(self) -> None:
         """Ask all peers, once, to release the region."""
-        lib.ucch_region_revoke(self.worker.native, self.native)
+        lib.ucch_region_revoke(self.native)
 
     def release(self) -> None:
         """Deregister the region; nothing may use it any more."""
         if self.engine:
             native, self.engine = self.native, 0
             self.worker.regions.discard(self)
-            lib.ucch_region_free(self.worker.native, native)
+            lib.ucch_region_free(native)
             if self._registered is not None:
                 self._registered.close()
