@@ -146,7 +146,7 @@ static uint64_t length_of(int file, int whence) {
 }
 
 /* Write a temporary file beside `path` and rename it: readers always find a complete file. */
-static int write_to(const header *h, const char *path) {
+static int write_to(const header *h, int about, const char *path) {
     char beside[PATH + 8];
     size_t n = strlen(path);
     if (!n || n >= PATH) return -1;
@@ -155,8 +155,8 @@ static int write_to(const header *h, const char *path) {
     unlink(beside);
     int file = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0) return -1;
-    int bad = copy(ring_file, file, bytes_of(h->capacity)) || copy(about_file, file, h->about) ||
-              copy(stack_file, file, h->stack);
+    int bad =
+        copy(ring_file, file, bytes_of(h->capacity)) || copy(about, file, h->about) || copy(stack_file, file, h->stack);
     bad |= close(file) != 0;
     if (!bad) bad = rename(beside, path) != 0;
     if (bad) unlink(beside);
@@ -181,11 +181,14 @@ int ucch_flight_dump(int cause, const char *path) {
     clock_gettime(CLOCK_REALTIME, &wall);
     h->now = ucch_now_ns();
     h->wall = (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec;
-    h->about = length_of(about_file, SEEK_END);
+    int about = dup(about_file); /* Python may replace the file meanwhile */
+    h->about = length_of(about, SEEK_END);
     h->cause = (uint64_t)cause;
     h->stack = length_of(stack_file, SEEK_CUR);
     if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next stack overwrites it */
-    int status = path ? write_to(h, path) : default_path[0] && has_folder() ? write_to(h, default_path) : -1;
+    const char *where = path ? path : default_path[0] && has_folder() ? default_path : "";
+    int status = write_to(h, about, where);
+    if (about >= 0) close(about);
     __atomic_store_n(&h->over, ucch_now_ns(), __ATOMIC_RELAXED);
     __atomic_add_fetch(&h->dumps, 1, __ATOMIC_RELEASE);
     busy = 0;

@@ -105,6 +105,7 @@ struct ucch_peer {
     int by_errors;         /* libucp reports its death; else the end of its process shows it */
     int pid;               /* its process if on this host; else 0 */
     _Atomic double looked; /* when its process was last checked */
+    double read;           /* when a transfer that began last read what had come */
     int by_kernel;         /* the kernel copies between both processes (process_vm_writev), as far as is known */
     /* On another host: seconds of waiting after which the link to it is probed, when it was probed last, and the link
      * that is cut. */

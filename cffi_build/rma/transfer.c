@@ -286,9 +286,12 @@ static void record_locked(ucch_transfer *t) {
 /* True if a peer is alive and has not closed the connection: a process that was stopped first reads what has come
  * meanwhile. Copies by the kernel, for us or libucp, name the process by its pid, which may be reused after its end. */
 static int is_there_locked(ucch_peer *peer) {
-    if (ucch_now() - peer->looked > UCCH_RMA_FRESH_S)
+    double now = ucch_now();
+    if (now - peer->read > UCCH_RMA_FRESH_S) {
+        peer->read = now;
         for (int i = 0; i < LOOKS && peer->ep && ucp_worker_progress(peer->at->worker); i++)
             ;
+    }
     return !ucch_peer_status(peer) && peer->ep;
 }
 

@@ -15,7 +15,7 @@ from ucc_hetero import Store, StoreServer
 from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
-from ucc_hetero.rma.channel import Channel, ChannelError
+from ucc_hetero.rma.channel import ChannelError
 
 SECRET, SIZE = os.urandom(32), 4
 
@@ -59,12 +59,12 @@ def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypa
     store.set("a", "first")
     store.set("b", "second")
 
-    def interrupted(channel, writes):
+    def interrupted(writes):
         raise KeyboardInterrupt
 
     for _ in range(2):
         with server._lock, monkeypatch.context() as patched:  # no answer arrives
-            patched.setattr(Channel, "_wait", interrupted)
+            patched.setattr(store._channel, "_wait", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.get("a")
     assert store.get("b") == b"second" and store.check(["a"]) and store.get("a") == b"first"

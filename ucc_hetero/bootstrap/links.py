@@ -197,7 +197,8 @@ class Links:
 
 
 def _any(processes: Iterable[str], fate: int) -> bool:
-    return any(lib.ucch_link_fate(_links[name]) >= fate for name in processes if name in _links)
+    found = map(_links.get, processes)
+    return any(lib.ucch_link_fate(link) >= fate for link in found if link is not None)
 
 
 def lost(processes: Iterable[str]) -> bool:

@@ -432,7 +432,7 @@ def _place() -> str:
 
 
 #: Seconds in which a newcomer must answer, else it is gone; and seconds between polls of the store.
-_ANSWER_S, _LOOK_S = 5.0, 1e-2
+_ANSWER_S, _NAP_S = 5.0, 1e-2
 _PLACE = "ucch/growth"
 
 
@@ -442,12 +442,12 @@ def arrive(store: Any, seconds: float) -> StoreComm:
     while True:
         number = store.add(f"{_PLACE}/came", 1)
         called = f"{_PLACE}/called/{number}"
-        if not progress_until(partial(store.check, [called]), until - time.monotonic(), longest=_LOOK_S):
+        if not progress_until(partial(store.check, [called]), until - time.monotonic(), longest=_NAP_S):
             raise CollectiveTimeout(f"no rank of a communicator has called Grow() with this store within {seconds:g} s")
         place = store.get(called).decode()
         store.set(f"{place}/here/{number}", "")
         listed = f"{place}/list"
-        if progress_until(partial(store.check, [listed]), 2 * _ANSWER_S, longest=_LOOK_S):
+        if progress_until(partial(store.check, [listed]), 2 * _ANSWER_S, longest=_NAP_S):
             before, numbers = json.loads(store.get(listed))
             if number in numbers:
                 size = before + len(numbers)
@@ -473,7 +473,7 @@ def _call(store: Any, before: int, least: int) -> tuple[str, int]:
     for number in new:
         store.set(f"{_PLACE}/called/{number}", place)
     keys = {number: f"{place}/here/{number}" for number in new}
-    progress_until(partial(store.check, list(keys.values())), _ANSWER_S, longest=_LOOK_S)
+    progress_until(partial(store.check, list(keys.values())), _ANSWER_S, longest=_NAP_S)
     numbers = [number for number, key in keys.items() if store.check([key])]
     store.set(f"{place}/list", json.dumps([before, numbers]))
     return place, len(numbers)

@@ -82,10 +82,11 @@ class _Recorder:
             for _ in range(_FREED):
                 self.comms.pop(self._freed.popleft(), None)
             lines = [self._facts, *self.comms.values()]
-            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-            # Pad with empty lines: a signal handler or another process may be reading the file.
-            os.pwrite(self._about, text.ljust(os.fstat(self._about).st_size, b"\n"), 0)
-            os.lseek(self._about, len(text), os.SEEK_SET)
+            # A new file in the place of the old one: a dump or another process may be reading that.
+            fewer = os.memfd_create(FILES[1])
+            os.write(fewer, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            os.dup2(fewer, self._about, inheritable=False)
+            os.close(fewer)
 
     def dump(self, path: Path | None, cause: int) -> bool:
         """Write stack and records. A signal meanwhile would write its stack into the same memory, so it waits."""

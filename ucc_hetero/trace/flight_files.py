@@ -130,9 +130,7 @@ def _ordered(records: np.ndarray[Any, np.dtype[Any]], written: int) -> tuple[np.
 def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
     about: dict[str, Any] = {}
     comms: dict[int, Comm] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line:
-            continue  # there were more
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):  # the last may be half written
         try:
             data = json.loads(line)
             if "comm" in data:
