@@ -268,16 +268,22 @@ assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
 
 
 def test_communicators_that_are_freed(tmp_path):
-    """Records of freed communicators are limited; living communicators are kept, however old."""
+    """Records of freed communicators are limited, also if for a while no descriptor is left; living communicators are
+    kept, however old."""
     script = """
+import resource
 from pathlib import Path
 from ucc_hetero.trace import flight
 lib.ucch_flight_stop()
 flight.begin(3, "j", "host")
 numbers = [flight.comm(board, 7, time, [3, 4], 0) for time in range(2)]
+limits, lowest = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+os.close(lowest)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
 for k in range(5000):
     flight.forget(flight.comm(board, k % 9, k // 9, [3, 4], 0))
     if k == 2500:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         numbers.append(flight.comm(board, 8, 1, [3], 0))
 lib.ucch_board_name(board, numbers[1])
 lib.ucch_program_run(program(b"barrier", 7), *both, 0.0, 1.0)

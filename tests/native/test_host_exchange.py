@@ -120,7 +120,7 @@ def test_a_rank_says_in_which_call_it_waits(rank):
         lib.ucch_board_open(here.board, 1)
         found, seconds, label = struct.unpack(WAITING, here.hear(WAITS))
         assert (found, label.rstrip(b"\0")) == (call, b"a long one")
-        assert 1 <= seconds < LONG  # shorter waits are not reported
+        assert seconds >= 1, "shorter waits are not reported"
         if fails:
             lib.ucch_board_failed(here.board, call)
         lib.ucch_board_open(here.board, -1)

@@ -82,11 +82,12 @@ class _Recorder:
             for _ in range(_FREED):
                 self.comms.pop(self._freed.popleft(), None)
             lines = [self._facts, *self.comms.values()]
-            # A new file in the place of the old one: a dump or another process may be reading that.
-            fewer = os.memfd_create(FILES[1])
-            os.write(fewer, "".join(json.dumps(line) + "\n" for line in lines).encode())
-            os.dup2(fewer, self._about, inheritable=False)
-            os.close(fewer)
+            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            # A new file replaces the old one, which a dump or another process may be reading. If there is no descriptor
+            # left, the old one just stays longer.
+            with suppress(OSError), os.fdopen(os.memfd_create(FILES[1]), "wb", buffering=0) as fewer:
+                fewer.write(text)
+                os.dup2(fewer.fileno(), self._about, inheritable=False)
 
     def dump(self, path: Path | None, cause: int) -> bool:
         """Write stack and records. A signal meanwhile would write its stack into the same memory, so it waits."""
