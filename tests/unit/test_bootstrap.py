@@ -584,7 +584,7 @@ def test_without_a_limit_nothing_is_late(monkeypatch):
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
     job = SimpleNamespace(
-        rank=1, send_word=lambda *_: None, recv_word=lambda place, tag, seconds, look: limits.append(seconds) or 1
+        rank=1, send_word=lambda *_: None, recv_word=lambda place, tag, seconds, poll_hook: limits.append(seconds) or 1
     )
     job.min_word = partial(Job.min_word, job)
     known = SimpleNamespace(job=job, rank=1, members=(0, 1))
@@ -599,7 +599,7 @@ def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing():
         raise ConnectionError("the store is out of reach")
 
     teams = Teams.__new__(Teams)
-    teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, (SimpleNamespace(id=0))
+    teams.rank, teams.timeout, teams.poll_hook, teams._seat = 1, 1.0, None, (SimpleNamespace(id=0))
     teams.job = Job.__new__(Job)
     teams.job.rank, teams.job.spoilt, teams.job.comm = 1, False, SimpleNamespace(Send=send)
     with pytest.raises(PeerError, match="rank 1: .* out of reach"):
