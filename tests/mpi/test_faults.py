@@ -116,7 +116,7 @@ from ucc_hetero.bootstrap import process
 
 comm.Barrier()  # all have made it
 for job in process.all_jobs():
-    job.spoilt = True
+    job.team_abandoned = True
 if rank == 1:
     ucc.Lib.context = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 assert "died" in caught(u.PeerError, comm.Dup)
@@ -202,7 +202,7 @@ if WHEN == "shrink":
     comm = u.Communicator()
     comm.Barrier()  # all have made it
     for job in process.all_jobs():
-        job.spoilt = True  # as after a team that came to nothing
+        job.team_abandoned = True  # as after a team that came to nothing
 if MPI.COMM_WORLD.rank == 2:
     os.environ[PREFIX + "_UCC_UCX_TLS"] = "nosuch"
 try:

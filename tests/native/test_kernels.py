@@ -209,8 +209,8 @@ class Flagged:
             "slot": lib.SLOT_SRC if incoming else lib.SLOT_DST, "stride": 64 + 2 * self.room,
         }  # fmt: skip
         of = {
-            "n": 1, "arrived": self.arrived[incoming], "replays": self.replays[incoming], "counts": self.counts[incoming],
-            "hash": hash_, "each": [move],
+            "n": 1, "arrived": self.arrived[incoming], "replays": self.replays[incoming],
+            "counts": self.counts[incoming], "hash": hash_, "each": [move],
         }  # fmt: skip
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
 

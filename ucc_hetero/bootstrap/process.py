@@ -177,7 +177,7 @@ class Job:
     def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: agreement.Split, name: str) -> None:
         self.process, self.name = process, name
         #: True if a team's creation was given up: libucc would match its messages with those of the next one.
-        self.spoilt = False
+        self.team_abandoned = False
         #: True if ranks of it have died or a call has timed out: data left under way may be matched by a new
         #: communicator, and libucp may have dropped a broken connection without an error.
         self.stale = False
@@ -290,14 +290,15 @@ class Job:
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
         same = (lib.ucch_endpoint_errors(), lib.ucch_cuts()) == (self._errors, self._cuts)
-        return same and not (self.spoilt or self.stale)
+        return same and not (self.team_abandoned or self.stale)
 
     def send_word(self, place: int, tag: int, word: int) -> None:
         """Send a small number to a rank of the job."""
         self.comm.Send(array("i", [word]), place, tag)
 
     def recv_word(self, place: int, tag: int, seconds: float, poll_hook: Callable[[], object]) -> int | None:
-        """Receive a small number from a rank; None if it does not come in time. ``poll_hook`` may raise to end the wait."""
+        """Receive a small number from a rank; None if it does not come in time. ``poll_hook`` may raise to end the
+        wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
         with quarantine.unless_over((request, word)):

@@ -277,7 +277,8 @@ class StoreComm:
         return [rank for rank, number in enumerate(self._ids) if number in gone]
 
     def watch(self, find_dead: Callable[[], Iterable[int]]) -> Callable[[], None]:
-        """Let ``find_dead`` find dead ranks, for all ranks that meet in the store. Returns a function that stops this."""
+        """Let ``find_dead`` find dead ranks, for all ranks that meet in the store. Returns a function that stops
+        this."""
         return self._deaths.watch(lambda: [self._ids[rank] for rank in find_dead()])
 
     def named(self, call: Callable[[], _T]) -> _T:

@@ -40,7 +40,7 @@ _REFUSED_S = 2.0
 _ANSWER_S = 1.0
 
 #: What each rank says before a team is created; the smallest value of all ranks is the answer.
-_SPOILT, _NOT_READY, _READY = -1, 0, 1
+_ABANDONED, _NOT_READY, _READY = -1, 0, 1
 
 #: Seconds in which a rank's death becomes known; a library may report a failure a moment before.
 _DEATH_S = 1.0
@@ -184,7 +184,7 @@ class Teams:
                 self._canary(team, ranks, link)
                 return team
             except BaseException as error:
-                job.spoilt = True
+                job.team_abandoned = True
                 quarantine.keep(team)  # libucc may still use it
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._timeout_text(ranks, link, team)) from error
@@ -222,7 +222,7 @@ class Teams:
     def _all_ready(self, places: list[int], ready: bool, seconds: float | None = None) -> bool:
         """True if every rank of a team is ready; all wait for up to ``seconds``."""
         seconds, job = self.timeout if seconds is None else seconds, self.job
-        word = _SPOILT if job.spoilt else _READY if ready else _NOT_READY
+        word = _ABANDONED if job.team_abandoned else _READY if ready else _NOT_READY
         poll_hook = self.poll_hook or bool if job.rank == places[0] else partial(self._check_inside, _ANSWER_S)
         try:
             answer = job.min_word(places, self._seat.id, word, seconds, poll_hook)
@@ -230,12 +230,12 @@ class Teams:
             raise
         except EXCHANGE_ERRORS as error:  # not a mistake of this call: one of its ranks cannot be reached
             raise PeerError(f"rank {self.rank}: a team of job ranks {places} cannot be made: {error}") from error
-        if answer == _SPOILT:
+        if answer == _ABANDONED:
             raise CollectiveError(
                 f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
                 "communicator was given up when a rank refused it or was late: free this one, and make a new one"
             )
-        if answer < _SPOILT:
+        if answer < _ABANDONED:
             raise CollectiveTimeout(
                 f"rank {self.rank}: a team of job ranks {places}: rank {places[-2 - answer]} of the job did not join "
                 f"within {seconds:g} s"

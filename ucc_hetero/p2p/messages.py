@@ -175,7 +175,7 @@ class Messages:
         if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
             self._lanes = ffi.NULL if own else self.lanes
-        self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
+        self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.transport() != "rdma"
         self._reached: set[int] = set()
         self.captured = CapturedMessages(state, lambda: self.timeout)
         #: Rank of the communicator -> slot on the arrival board, which tells if the peer is gone.
