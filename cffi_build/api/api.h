@@ -103,11 +103,9 @@ typedef struct ucch_spec {
     int on_device;   /* works on memory of the bound device, whose UCC and UCX type is `memory_type` */
     int memory_type;
     size_t tmp_bytes; /* size of scratch */
-    /* Queued in streams as a whole: the channels, whether for capture in a graph, the reduction, and the offset in
-     * scratch of a bounce buffer for overlapping copies. */
+    /* Queued in streams as a whole: the channels, whether for capture in a graph, and the reduction. */
     ucch_channels *channels;
     int in_graph, op, dtype;
-    size_t bounce;
 } ucch_spec;
 
 ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nsteps, const ucch_part *steps,

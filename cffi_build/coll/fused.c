@@ -48,7 +48,7 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
         if (s->is.kind == UCCH_STEP_COLL || local == UCCH_CAST || local == UCCH_SCALE) return 0;
         if (ucch_step_is_message(s) && ucch_step_span(s)->count > ucch_piece_of(p->channels, s)) return 0;
         if (s->is.dst.count > most) return 0;
-        n += 1 + (local == UCCH_COPY); /* two moves by way of a bounce buffer if src and dst overlap */
+        n++;
     }
     return n <= UCCH_MOST_MOVES;
 }

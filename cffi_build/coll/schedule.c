@@ -147,13 +147,9 @@ static int record_step(queue *q, ucch_step *s, void *stream) {
 }
 
 /* Run a local step as a copy or kernel of its own. */
-static int run_local(ucch_task *t, char *bounce, void *stream) {
-    size_t bytes = t->count * t->src_bytes;
-    const device_ops *ops = ucch_bound_ops();
-    if (t->kind == UCCH_COPY) {
-        int code = bounce ? ops->copy(bounce, t->src, bytes, stream) : 0;
-        return ucch_device_fail(code ? code : ops->copy(t->dst, bounce ? bounce : t->src, bytes, stream), "copy");
-    }
+static int run_local(ucch_task *t, void *stream) {
+    if (t->kind == UCCH_COPY)
+        return ucch_device_fail(ucch_bound_ops()->copy(t->dst, t->src, t->count * t->src_bytes, stream), "copy");
     void *function = ucch_kernel_of(t);
     return function ? ucch_kernel_run(function, t, stream) : UCCH_FAIL_DEVICE;
 }
@@ -163,19 +159,12 @@ static int queue_local(queue *q, const ucch_step *s, void *stream) {
     ucch_step_task(q->p, s, &t);
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
-    int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
-    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
-    int alone =
-        q->independent && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
+    int alone = q->independent && (t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
-    if (status || alone || !q->fused) return status ?: run_local(&t, bounce, stream);
+    if (status || alone || !q->fused) return status ?: run_local(&t, stream);
     ucch_move m = {.src = t.src, .dst = t.dst, .kind = MOVE_COPY, .n = (uint32_t)bytes};
     if (t.kind != UCCH_COPY) m = (ucch_move){.src = t.src, .dst = t.dst, .kind = MOVE_COMBINE, .n = (uint32_t)t.count};
-    if (overlaps) {
-        status = ucch_fused_add(q->fused, (ucch_move){.src = t.src, .dst = bounce, .kind = MOVE_COPY, .n = m.n});
-        m.src = bounce;
-    }
-    return status ?: ucch_fused_add(q->fused, m);
+    return ucch_fused_add(q->fused, m);
 }
 
 /* Launch a collective of the vendor's library. */

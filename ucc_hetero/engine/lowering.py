@@ -99,15 +99,13 @@ class Lowering:
         self.placement = Placement(plan, rank, spec)
         #: True if its only step is an exchange of parcels.
         self.exchanged = False
-        #: True if the engine's own steps compute on the host, or copy overlapping memory.
+        #: True if the engine's own steps compute on the host.
         self.arithmetic = False
         #: The fields of each step's ``ucch_part``, and the arrays they point to.
         self.steps: list[dict[str, Any]] = []
         self.kept: list[Any] = []
         #: The steps' entries in the timeline.
         self.notes: list[Note] = []
-        #: Bytes of the longest copy within overlapping memory.
-        self.bounce = 0
 
     def program(self, label: str, nbytes: int) -> Program:
         """Make the program, shown as ``label``, and teams that do not exist yet (collective among their members)."""
@@ -189,7 +187,7 @@ class Lowering:
         if timeline.recorder is not None:
             spec["number"] = timeline.recorder.describe(label, self.plan, self.board.number, self.notes)
         if self.channels is not None:
-            spec |= queued(self.channels, self.notes, self.placement, self.bounce, self.in_graph)
+            spec |= queued(self.channels, self.notes, self.placement, self.in_graph)
         return spec
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
@@ -236,10 +234,7 @@ class Lowering:
 
     def _local(self, local: Local) -> dict[str, Any]:
         kind, code, to, src, dst, n, by = local
-        overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.placement.itemsize
-        self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
-        if overlaps and kind == lib.UCCH_COPY:
-            self.bounce = max(self.bounce, n * self.placement.itemsize)
+        self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, 0, code, to)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         how = {"kind": lib.UCCH_STEP_LOCAL + kind, "dtype": code, "to": to, "factor": by}
         return {**how, "src": spans[0], "dst": spans[1]}
@@ -250,8 +245,6 @@ class Lowering:
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
         self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, self.spec.op, self.placement.code, 0)
         spans = self.placement.span(src), self.placement.span(dst)
-        if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.placement.itemsize:
-            self.bounce = max(self.bounce, src.count * self.placement.itemsize)
         how = {"kind": lib.UCCH_STEP_LOCAL + kind, "op": self.spec.op, "dtype": self.placement.code}
         return {**how, "src": spans[0], "dst": spans[1]}
 

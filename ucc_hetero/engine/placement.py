@@ -294,19 +294,12 @@ def queues(channels: Channels, plan: Plan, placement: Placement) -> bool:
     return _computes(steps, placement, channels.computes)
 
 
-def queued(
-    channels: Channels, notes: Sequence[Note], placement: Placement, bounce: int, in_graph: bool
-) -> dict[str, Any]:
-    """Fields of the ``ucch_spec`` of a queued program; ``in_graph``: for capture. ``notes``: of its steps.
-
-    ``bounce``: bytes of the longest copy within overlapping memory, which goes through scratch.
-    """
-    end = -(-placement.tmp_bytes // 64) * 64
+def queued(channels: Channels, notes: Sequence[Note], placement: Placement, in_graph: bool) -> dict[str, Any]:
+    """Fields of the ``ucch_spec`` of a queued program; ``in_graph``: for capture. ``notes``: of its steps."""
     combines = any(note.kind == "combine" for note in notes)
     key = (placement.spec.op, placement.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
     kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which use it in graphs
-    where = {"channels": channels.handle, "in_graph": in_graph, "tmp_bytes": end + bounce, "bounce": end}
-    return {**where, "op": key[0], "dtype": key[1]}
+    return {"channels": channels.handle, "in_graph": in_graph, "op": key[0], "dtype": key[1]}
 
 
 def _computes(steps: Sequence[Step], placement: Placement, compiles: bool) -> bool:
