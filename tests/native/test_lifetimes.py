@@ -159,9 +159,12 @@ def test_whoever_sleeps_is_woken():
 
 
 BOUND = """
-import os, sys
+import os, sys, threading
 core = int(sys.argv[1])
 os.sched_setaffinity(0, {core})
+first = threading.Thread(target=int)  # ThreadSanitizer begins its own thread with the first
+first.start()
+first.join()
 before = set(os.listdir("/proc/self/task"))
 from ucc_hetero.native.libraries import lib
 assert lib.ucch_progress_thread(1) == 0
