@@ -70,6 +70,18 @@ def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypa
     assert store.get("b") == b"second" and store.check(["a"]) and store.get("a") == b"first"
 
 
+def test_a_forked_child_that_ends_leaves_the_connection_to_its_parent(server):
+    store = Store(server.address, SECRET)
+    if not (child := os.fork()):
+        try:
+            del store
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    store.set("a", "of the parent")
+    assert store.get("a") == b"of the parent"
+
+
 def test_a_server_that_has_no_file_left_for_a_connection_goes_on(server, monkeypatch):
     failures, accept = [OSError(errno.EMFILE, "too many open files")], socket.socket.accept
 
