@@ -234,7 +234,7 @@ assert parse(flight.usual_path().read_bytes()).cause == 2
 
 def test_an_interrupted_dump(tmp_path):
     """It leaves the handler of signals to later dumps: they used to wait for ever."""
-    script = RECORDER + """
+    script = """
 import threading
 main, held = threading.main_thread().ident, ffi.new("int *")
 
@@ -256,7 +256,7 @@ try:
 except KeyboardInterrupt:
     print(flight.dump())
 """
-    assert run(script, tmp_path) == f"{tmp_path}/x.3.flight\n"
+    assert run(RECORDER + script, tmp_path) == f"{tmp_path}/x.3.flight\n"
 
 
 def test_a_signal_that_somebody_wants(tmp_path):
