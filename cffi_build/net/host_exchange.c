@@ -390,15 +390,13 @@ static int is_asked(const ucch_host_exchange *c, const remote_host *host, double
 /* While a rank waits, find links that are cut although the peer process lives. */
 static void probe_links(ucch_host_exchange *c) {
     double now = ucch_now();
-    if (now - c->probed_at < LONG_WAIT_S) return;
-    c->probed_at = now;
-    int all = ucch_far_wants_probe(c->far);
+    int all = ucch_far_wants_probe(c->far), is_due = now - c->probed_at >= LONG_WAIT_S;
     if (all) note_probe(c, c->rank);
-    for (const remote_host *host = c->remote_hosts; host; host = host->next) {
+    for (const remote_host *host = is_due ? c->remote_hosts : NULL; host; host = host->next) {
         cut found = {c->rank, host->rank, ""};
-        if ((all || is_asked(c, host, now)) &&
-            ucch_path_find_cut(host->addresses, host->bytes, host->timeout, found.link))
-            note_cut(c, &found);
+        if (!all && !is_asked(c, host, now)) continue;
+        c->probed_at = now;
+        if (ucch_path_find_cut(host->addresses, host->bytes, host->timeout, found.link)) note_cut(c, &found);
     }
 }
 
