@@ -100,7 +100,7 @@ MEMORY = Way(
 THREADS = Way(
     "thread", "libtsan.so",
     {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:exitcode=0:history_size=4:{FILES}",
-     "PMIX_MCA_gds": "hash", "UCX_MEM_MMAP_HOOK_MODE": "none"},
+     "PMIX_MCA_gds": "hash", "UCX_MEM_EVENTS": "n"},
     (("data race", RACE),),
     ("tests/cluster/test_wires.py", "tests/unit/test_rma.py", "tests/unit/test_rma_processes.py"),
 )  # fmt: skip
