@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults import judge
-from tests.faults.menu import Trial
 from ucc_hetero.launch import emulated_host
 
 pytestmark = pytest.mark.usefixtures("libraries")
@@ -53,19 +51,6 @@ def outputs(emulate, launch, appear, tmp_path, room):
         return ["" if rank in lost else ranks[rank].communicate(timeout=60 * room)[0] for rank in range(size)]
 
     return run
-
-
-@pytest.mark.parametrize("fault", ["kill", "stop", "exit", "hold", "outside"])
-def test_survivors_know_and_go_on(hosts, pythons, request, room, fault):
-    """To them a host that is off, cut or behind a hole is one that says nothing more: one of these, drawn. A rank that
-    holds the interpreter is alive."""
-    slots, seed = (1, 2), random.randrange(10**6)
-    if fault == "outside":
-        fault, slots = random.choice([*OUTSIDE]), random.choice([(2, 2), (1, 1, 1)])
-    last = sum(slots) - 1
-    trial = Trial(seed, "store", slots, f"host:{last + 1}", False, fault, "collective", (last,), 9, 0.0, DEADLINE)
-    verdict = judge.run(trial, {}, room, pythons.of(request.path, {}))
-    assert not verdict.failures and verdict.right == last + 1 - len(trial.lost), f"{trial}\n{verdict}"
 
 
 class End(NamedTuple):
