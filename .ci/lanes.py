@@ -34,6 +34,10 @@ TORCH = {
     )
     for folder in ("tests/mpi", "tests/native", "tests/cluster")
 }
+#: Tests that start clusters of their own, and mostly wait; the others of tests/cluster share crews.
+CLUSTERS = [
+    f"tests/cluster/test_{name}.py" for name in ("emulated", "faults", "growth", "hang", "hosts_lost", "run", "slurm")
+]
 
 
 def without(*paths: str) -> list[str]:
@@ -46,7 +50,8 @@ SUITE = {
     "unit": ["tests/unit", *without(PLANS)],
     "plans": [PLANS],
     "devices": ["tests/native", *without(*TORCH["tests/native"])],
-    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"])],
+    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"], *CLUSTERS)],
+    "clusters": CLUSTERS,
     "front": ["tests/front"],
     "torch": [path for paths in TORCH.values() for path in paths],
     "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"]),
