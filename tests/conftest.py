@@ -320,7 +320,9 @@ class Crews:
         return MPIResult(0, *texts, len(world))
 
     def close(self):
-        """End all crews as programs end."""
+        """End all crews as programs end, at the same time."""
+        for crew, _ in self._crews.values():
+            crew.tell_end()
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()
