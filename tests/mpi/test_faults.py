@@ -156,7 +156,7 @@ from pathlib import Path
 right = np.arange(200_000.0) * 3
 x = right.copy() if comm.rank == 1 else np.full_like(right, np.nan)
 comm.Barrier()
-comm._runner.timeout = 8.0
+comm._runner.timeout = 4.0
 limits = resource.getrlimit(resource.RLIMIT_AS)
 if comm.rank == 3:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
