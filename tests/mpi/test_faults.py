@@ -184,7 +184,7 @@ def test_what_was_not_received_is_not_passed_on(mpirun, ulfm, tmp_path, compiled
     """
     library = compiled(tmp_path / "broken.so", "-O1", "-shared", "-fPIC", CLUSTER / "broken_read.c", "-ldl")
     env = {"UCCH_EMULATE": "nvidia:2,amd:2", "LD_PRELOAD": str(library), "UCCH_TIMEOUT": "100"}
-    args = [str(library), str(random.randrange(10**6)), "50000", "16", "100"]
+    args = [str(library), str(random.randrange(10**6)), "50000", "6", "100"]
     job = mpirun(CLUSTER / "broken_read_job.py", 4, args=args, env=env, mpi_args=ulfm)
     assert job.said("right: rank") == 4, (args, job.output)
 
