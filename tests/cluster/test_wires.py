@@ -140,14 +140,7 @@ with Communicator() as comm:
 def test_wires_share_the_ports_of_their_hosts(alone, tmp_path):
     """Wires are rows of the timeline. The next communicator reuses the rings of the previous one."""
     script = """
-from pathlib import Path
-from arrays import Array
-from ucc_hetero import Communicator
-from ucc_hetero.native.libraries import lib
-
-def sent():
-    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
-
+from ranks import *
 with Communicator() as comm:
     x, y = Array(2_000_000).set(1), Array(2_000_000)
     comm.Allreduce(x, y)
@@ -179,15 +172,7 @@ with Communicator() as comm:
 def test_a_slower_link_carries_less(alone, env):
     """A ninth of the other link's data, and what is in flight at the end. The next communicator reuses the rings."""
     script = """
-from pathlib import Path
-from arrays import Array
-from ucc_hetero import Communicator
-from ucc_hetero.native.libraries import lib
-import numpy as np
-
-def sent():
-    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
-
+from ranks import *
 pinned, values = set(), np.random.default_rng(DICE).random(5_000_000).astype("f4")
 for _ in range(2):
     with Communicator() as comm:
@@ -225,16 +210,11 @@ def test_one_of_two_links_is_cut(alone, appear, tmp_path):
 def test_ports_of_different_speed(alone, tmp_path):
     """Short calls use the faster port, long ones both, in either direction."""
     script = """
-from pathlib import Path
 from subprocess import run
 for name, speed in (("eth0", "200"), ("eth1", "300")):  # the kernel says 10 Gbit/s of all emulated ports
     run(["mount", "--bind", f"FOLDER/{speed}", f"/sys/class/net/{name}/speed"], check=True)
 
-from arrays import Array
-from ucc_hetero import Communicator
-
-def sent():
-    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
+from ranks import *
 
 def parts(comm, count):
     x, y = Array(count).set(1), Array(count)
