@@ -59,6 +59,19 @@ def ddp_join():
     from torch.distributed.algorithms.join import Join
 
     model = DDP(fresh())
+    with model.join(divide_by_initial_world_size=False):  # the mean is over the ranks that still have inputs
+        for step in range(1 + R % 2):
+            x, y = share(step)
+            loss_of(model(x), y).backward()
+            alone, ranks = fresh(), range(step, N, 1 + step)
+            for rank in ranks:
+                x, y = share(step, rank)
+                (loss_of(alone(x), y) / len(ranks)).backward()
+            for found, want in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(found.grad, want.grad)
+            model.zero_grad()
+
+    model = DDP(fresh())
     optimizer = sgd(model.parameters())
     with Join([model]):
         for step in range(1 + R % 2):

@@ -22,25 +22,32 @@ from unittest import mock
 
 #: Timeout between methods: a busy machine may delay a rank for long.
 PATIENCE = 60
+#: Seconds that all methods may take.
+SUITE = 4000
 #: Seconds in which a method fails on all ranks if one rank fails with an error that all of them make.
 MOMENT = 5
 
 
 class BackendName(str):
-    """The backend's name, which the tests' gates ("only gloo", "only MPI") and branches accept as a known one."""
+    """The backend's name, which the tests' gates ("only gloo", "only MPI") and branches accept as ``known`` too."""
+
+    def __new__(cls, name, known):
+        made = super().__new__(cls, name)
+        made.known = known
+        return made
 
     def __hash__(self):
-        return hash("gloo")  # so that sets of names that contain gloo contain it
+        return hash(self.known)  # so that sets of names that contain the known one contain it
 
     def __eq__(self, other):
-        return other == "gloo" or str.__eq__(self, other)
+        return other == self.known or str.__eq__(self, other)
 
     def __ne__(self, other):
-        return other not in ("gloo", "mpi") and str.__ne__(self, other)
+        return other not in (self.known, "mpi") and str.__ne__(self, other)
 
 
-def load(backend):
-    """Return torch's module of tests for ``backend``, as if torch knew it."""
+def load(backend, known="gloo"):
+    """Return torch's module of tests for ``backend``, as if torch knew it: its gates are those of ``known``."""
     if find_spec("expecttest") is None:  # torch.testing derives a class from its class, but these tests do not use it
         sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)
     from torch.testing._internal import common_distributed
@@ -48,7 +55,7 @@ def load(backend):
     cases = common_distributed.DistTestCases
     if backend == "ucch":
         cases.backend_feature["plugin"].add(backend)
-    name = BackendName(backend) if backend == "ucch" else backend
+    name = BackendName(backend, known) if backend == "ucch" else backend
     with mock.patch.object(os, "environ", ChainMap({"BACKEND": name}, os.environ)):
         from torch.testing._internal.distributed import distributed_test as tests
     return tests
@@ -167,8 +174,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("backend")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--gpus", action="store_true", help="tests of GPUs, one for each rank")
+    parser.add_argument("--amd", default="", help="with --gpus: ranks that use the HIP runtime")
+    parser.add_argument("--hip", default="", help="with --gpus: the HIP runtime of these ranks")
     options = parser.parse_args()
     faulthandler.enable()
+    if options.gpus:
+        sys.path.append(str(Path(__file__).parents[2] / "tools"))
+        import torch_job
+
+        torch_job.begin(options.amd, options.hip, SUITE)
     from mpi4py import MPI
 
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -182,7 +197,7 @@ def main():
     import torch
 
     torch.set_num_threads(1)
-    tests = load(options.backend)
+    tests = load(options.backend, "nccl" if options.gpus else "gloo")
     kind = adapt(tests, options.backend)
     if not rank:
         (folder / "all").write_text("\n".join(methods_of(kind)))

@@ -1,7 +1,7 @@
-"""torch's own ``DistributedTest`` against the backend ``ucch``, with gloo as control.
+"""torch's own ``DistributedTest`` against the backend ``ucch``, with gloo as control, or NCCL with ``--gpus``.
 
-``ucch`` must pass what gloo passes, except for the methods listed with reasons in docs/torch-tests.md. The suite fails
-if a method fails and is not listed, if gloo passes one and ucch skips it, and if a listed one passes.
+``ucch`` must pass what the control passes, except for the methods listed with reasons in docs/torch-tests.md. The suite
+fails if a method fails and is not listed, if the control passes one and ucch skips it, and if a listed one passes.
 """
 
 import argparse
@@ -34,17 +34,28 @@ MOST_JOBS = 60
 
 
 class Way(NamedTuple):
-    """How to run the methods: a backend, and the emulated vendors of its ranks."""
+    """How to run the methods: a backend, and the emulated vendors of its ranks; or GPUs, and the ranks that use them
+    through a HIP runtime."""
 
     backend: str
     emulate: str = ""
+    gpus: bool = False
+    amd: str = ""
+    hip: str = ""
 
     @property
     def environment(self):
+        if self.gpus and self.backend == "ucch":  # groups of one vendor, and those that a method asks of NCCL, are ours
+            return {"UCCH_TORCH_VENDOR": "n", "UCCH_TORCH_REPLACE": "nccl"}
         return {"UCCH_EMULATE": self.emulate} if self.emulate else {}
 
+    @property
+    def words(self):
+        return ["--gpus", "--amd", self.amd, "--hip", self.hip] if self.gpus else []
+
     def __str__(self):
-        return f"{self.backend} on {self.emulate}" if self.emulate else self.backend
+        vendors = f"two vendors (ranks {self.amd} by HIP)" if self.amd else self.emulate
+        return f"{self.backend} on {vendors}" if vendors else self.backend
 
 
 @dataclass
@@ -53,9 +64,10 @@ class Result:
     text: str = ""
 
 
-def exceptions(page):
-    """Method -> reason, from the table of the page."""
-    return dict(re.findall(r"^\| `(test_\w+)` \| (.+?) \|$", page, re.MULTILINE))
+def exceptions(page, section):
+    """Method -> reason, from the table in a section of the page."""
+    text = page.partition(f"### {section}\n")[2].partition("\n### ")[0]
+    return dict(re.findall(r"^\| `(test_\w+)` \| (.+?) \|$", text, re.MULTILINE))
 
 
 class Job:
@@ -70,7 +82,8 @@ class Job:
         program = find_mpirun()
         if program is None:
             sys.exit("no mpirun: install the extra 'mpi', or an MPI")
-        command = [*mpi_command(program, ranks), *python, str(HERE / "torch_ranks.py"), way.backend, str(folder)]
+        words = way.backend, str(folder), *way.words
+        command = [*mpi_command(program, ranks), *python, str(HERE / "torch_ranks.py"), *words]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, start_new_session=True,
             env=mpi_environment(program) | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | way.environment,
@@ -151,14 +164,14 @@ def all_methods():
     return done.stdout.split()
 
 
-def judge(ours, gloo, listed):
-    """Return differences from gloo that the page does not list, and listed methods that pass."""
+def judge(ours, control, listed):
+    """Return differences from the control that the page does not list, and listed methods that pass."""
     wrong = []
     for method, result in ours.items():
-        control = gloo.get(method, Result("not run")).outcome
-        short = result.outcome == "failed" or (result.outcome == "skipped" and control == "passed")
+        theirs = control.get(method, Result("not run")).outcome
+        short = result.outcome == "failed" or (result.outcome == "skipped" and theirs == "passed")
         if short and method not in listed:
-            wrong.append(f"{method}: {result.outcome} (gloo: {control})\n{result.text}")
+            wrong.append(f"{method}: {result.outcome} (control: {theirs})\n{result.text}")
         if method in listed and result.outcome == "passed":
             wrong.append(f"{method}: passes; take it off the list in {PAGE.name}")
     return wrong
@@ -177,24 +190,40 @@ def main():
     parser.add_argument(
         "--emulate", nargs="*", default=["", "nvidia:2,amd:2"], help="vendors of the ranks, one run each"
     )
-    parser.add_argument("--no-control", action="store_true", help="leave out gloo's run")
+    parser.add_argument("--gpus", action="store_true", help="tests of GPUs, one for each rank; NCCL is the control")
+    parser.add_argument(
+        "--hip", default="", help="with --gpus: HIP runtime of the second half of the ranks, in one run more"
+    )
+    parser.add_argument("--no-control", action="store_true", help="leave out the control's run")
     options = parser.parse_args()
     if find_spec("torch") is None:
         print("torch's DistributedTest: torch is not installed (WITH_TORCH=torch)")
         return 0
     methods = options.methods or all_methods()
-    listed = exceptions(PAGE.read_text())
-    gloo = {} if options.no_control else run_all(Way("gloo"), methods, options.ranks)
-    # Methods that fail on gloo need GPUs, or other versions of packages.
-    possible = [method for method in methods if method not in gloo or gloo[method].outcome != "failed"]
-    ours = {way: run_all(way, possible, options.ranks) for way in (Way("ucch", each) for each in options.emulate)}
-    wrong = [f"{way}: {each}" for way, results in ours.items() for each in judge(results, gloo, listed)]
+    first, ways = ways_of(options)
+    listed = exceptions(PAGE.read_text(), "On GPUs" if options.gpus else "On host memory")
+    control = {} if options.no_control else run_all(first, methods, options.ranks)
+    # Methods that fail in the control need more GPUs, or other versions of packages.
+    possible = [method for method in methods if method not in control or control[method].outcome != "failed"]
+    ours = {way: run_all(way, possible, options.ranks) for way in ways}
+    wrong = [f"{way}: {each}" for way, results in ours.items() for each in judge(results, control, listed)]
     for each in wrong:
         print(f"\n{each}")
     print(f"\ntorch's DistributedTest on {options.ranks} ranks, {len(methods)} methods, {len(listed)} of them excepted")
-    for way, results in {Way("gloo"): gloo, **ours}.items():
+    for way, results in {first: control, **ours}.items():
         print(f"  {way}: {count(results)}")
     return 1 if wrong else 0
+
+
+def ways_of(options):
+    """Return the control, and the ways to run ``ucch``."""
+    if not options.gpus:
+        return Way("gloo"), [Way("ucch", each) for each in options.emulate]
+    found = [Way("ucch", gpus=True)]
+    if options.hip:
+        half = ",".join(map(str, range((options.ranks + 1) // 2, options.ranks)))
+        found.append(Way("ucch", gpus=True, amd=half, hip=options.hip))
+    return Way("nccl", gpus=True), found
 
 
 if __name__ == "__main__":

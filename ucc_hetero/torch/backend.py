@@ -28,7 +28,7 @@ from . import creation, futures, rendezvous, streams
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH, end_all
-from .work import limit_of, seconds_of, torch_error
+from .work import keep_for_reducers, limit_of, seconds_of, torch_error
 
 _groups: Kept[ProcessGroupUCCH] = Kept()
 
@@ -60,6 +60,7 @@ def register() -> None:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", *vendors.TORCH])
     rendezvous.install()
     creation.install()
+    keep_for_reducers()
     replace(env.get("TORCH_REPLACE"))
 
 

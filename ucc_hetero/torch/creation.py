@@ -151,7 +151,10 @@ _said: set[str] = set()
 
 
 def _keep_to_devices() -> None:
-    """As NCCL does, use the device for barriers and objects if the script named no backend for host tensors."""
+    """As NCCL does, use the device for barriers and objects if the script named no backend for host tensors.
+
+    Also in groups of ours that replace NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch then hashes objects on the GPU.
+    """
     stock = c10d._get_object_coll_device
 
     @functools.wraps(stock)
@@ -159,7 +162,9 @@ def _keep_to_devices() -> None:
         group = group or c10d._get_default_group()
         if getattr(group, "group_name", "") in _device_only:
             return next(str(each.type) for each in group._device_types if each.type != "cpu")
-        return str(stock(group))
+        kind = str(stock(group))
+        detailed = kind == "cpu" and dist.get_debug_level() is dist.DebugLevel.DETAIL
+        return "cuda" if detailed and c10d.get_backend(group) == c10d.Backend.NCCL else kind
 
     c10d._get_object_coll_device = device_of
 

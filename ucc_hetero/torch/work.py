@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -10,9 +11,10 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 from .. import env
 from ..bootstrap import settings
@@ -33,6 +35,31 @@ _peek, _follow = lib.ucch_peek, lib.ucch_lane_message_follow
 NO_LIMIT = 1e7
 #: Timeout in seconds that makes a call fail at once; 0 would be no limit.
 _AT_ONCE = 1e-6
+
+
+#: DDP module -> Work of the call in which it last told other ranks that it has inputs left.
+_of_joins: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def keep_for_reducers() -> None:
+    """Keep each Work that DDP, in ``join()``, hands to its reducer. May be called again.
+
+    The reducer holds the C++ part only, and asks it for a future later. Once Python drops its part, torch no longer
+    finds the methods of our class.
+    """
+    stock = Join.notify_join_context
+    if getattr(stock, "ucch", False):
+        return
+
+    @functools.wraps(stock)
+    def notify(joinable: Any) -> Any:
+        work = stock(joinable)
+        if isinstance(work, Work):
+            _of_joins[joinable] = work
+        return work
+
+    notify.ucch = True  # type: ignore[attr-defined]
+    Join.notify_join_context = staticmethod(notify)
 
 
 def seconds_of(timeout: timedelta | None) -> float:
