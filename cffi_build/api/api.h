@@ -156,8 +156,8 @@ int ucch_flight_open(int ring, int about, int stack, uint64_t capacity, int rank
 void ucch_flight_stop(void);
 int ucch_flight_catch(int number);
 void ucch_flight_without_python(void);
-void ucch_flight_hold(void);
-int ucch_flight_let_go(void);
+void ucch_flight_hold(int *has);
+int ucch_flight_let_go(int *has);
 void ucch_flight_await(double seconds);
 int ucch_flight_dump(int cause, const char *path);
 void ucch_record_end(uint64_t record, int status);

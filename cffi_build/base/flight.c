@@ -274,24 +274,29 @@ int ucch_flight_catch(int number) {
     return 1;
 }
 
-/* Block handling of the signal while another thread writes a stack and the records. */
-void ucch_flight_hold(void) {
+/* Block handling of the signal while another thread writes a stack and the records. `has` notes that this is so, as
+ * Python may raise KeyboardInterrupt right after the call. */
+void ucch_flight_hold(int *has) {
     while (atomic_exchange(&handling, 1))
         sched_yield();
     missed = 0;
+    *has = 1;
 }
 
-/* Allow it again. Returns whether a signal has come meanwhile. */
-int ucch_flight_let_go(void) {
+/* Allow it again, if it is blocked. Returns whether a signal has come meanwhile. */
+int ucch_flight_let_go(int *has) {
+    if (!*has) return 0;
+    *has = 0;
     handling = 0;
     return atomic_exchange(&missed, 0);
 }
 
 /* The interpreter is being finalized: its handler is not called any more. */
 void ucch_flight_without_python(void) {
-    ucch_flight_hold();
+    int has;
+    ucch_flight_hold(&has);
     python_handler = NULL;
-    ucch_flight_let_go();
+    ucch_flight_let_go(&has);
 }
 
 /* The signal that makes this process dump its records; 0: none. `file`: descriptor of its recorder's memory file. */

@@ -250,7 +250,10 @@ static void after_fork(void) {
     ucch_cond_init(&wake);
 }
 
-__attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&wake); }
+__attribute__((constructor)) static void begin_with(void) {
+    ucch_cond_init(&wake);
+    pthread_atfork(NULL, NULL, after_fork);
+}
 
 /* Wake the thread for work in streams unless it wakes soon: waking takes as long as several launches. */
 void ucch_progress_streams(void) {
@@ -272,7 +275,6 @@ static void end_thread(void) {
 /* on = 1: start the thread, or wake it from its long sleep; 0: end it for good. Returns 0, or -1 if no thread could be
  * created. */
 int ucch_progress_thread(int on) {
-    static int registered;
     if (!on) {
         end_thread();
         return 0;
@@ -286,7 +288,6 @@ int ucch_progress_thread(int on) {
         return 0;
     }
     UCCH_LOCKED; /* another thread may be starting it */
-    if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
     if (!thread_on && !thread_over) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
     return thread_on || thread_over ? 0 : -1;
 }

@@ -5,7 +5,8 @@
  * it sends hashes of its calls over each link and compares those that arrive with its own. A rank that finds a call
  * that differs, or learns that a rank is gone, sends an event to all linked ranks, which forward it: all ranks know
  * within a moment. A rank that waits long in a call tells only its linked ranks of other hosts, which do not forward
- * that: their own hosts may wait for it in another communicator. */
+ * that: their own hosts may wait for it in another communicator. Once it has waited for UCCH_HEARTBEAT five times, it
+ * has all ranks probe their links to its host. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +21,11 @@
 /* Seconds in a call after which a rank tells its peers that it waits, and between two probes of links meanwhile. */
 #define LONG_WAIT_S 1.0
 
-enum { CALLS = 2, REPORT, GONE, WAITS, CUT };
+/* Seconds between two requests for probes of the links to a host, and for which a request is valid. */
+#define ASK_S 2.0
+#define ASKED_S 5.0
+
+enum { CALLS = 2, REPORT, GONE, WAITS, CUT, PROBE };
 
 typedef struct calls {
     uint64_t first, count;
@@ -55,9 +60,17 @@ typedef struct waits {
     char label[UCCH_LABEL_BYTES];
 } waits;
 
+/* A rank that has waited long for other hosts, which are to probe their links to its host. */
+typedef struct probe {
+    int32_t rank;
+} probe;
+
 /* Lengths of messages whose kind has a fixed one. */
-static const size_t message_bytes[] = {
-    [REPORT] = sizeof(report), [GONE] = sizeof(gone), [WAITS] = sizeof(waits), [CUT] = sizeof(cut)};
+static const size_t message_bytes[] = {[REPORT] = sizeof(report),
+                                       [GONE] = sizeof(gone),
+                                       [WAITS] = sizeof(waits),
+                                       [CUT] = sizeof(cut),
+                                       [PROBE] = sizeof(probe)};
 
 /* An event that every rank forwards once; kept in order of arrival. */
 typedef struct event {
@@ -100,7 +113,8 @@ struct ucch_host_exchange {
     remote_host *remote_hosts;
     event *events;
     ucch_host_exchange *next;
-    int *hosts; /* by rank, stored behind the peers */
+    double *asked; /* by host: when a rank of it last asked for probes; stored behind the peers, as is: */
+    int *hosts;    /* by rank; from 0 on, without gaps */
     peer peers[];
 };
 
@@ -305,11 +319,22 @@ static void on_waits(peer *p, const waits *message) {
     if (p->wait_began < 0) p->wait_began = 0; /* this host was not up then */
 }
 
+/* A rank asks for probes of the links to its host: note it, and tell all ranks. Only the rank that sends over a link
+ * sees that it is cut, and it may have sent long ago and wait for nothing. */
+static void note_probe(ucch_host_exchange *c, int rank) {
+    double now = ucch_now(), *asked = &c->asked[c->hosts[rank]];
+    if (*asked > 0 && now - *asked < ASK_S) return;
+    *asked = now;
+    probe message = {rank};
+    for (int i = 0; i < c->npeers; i++) /* one that is not sent now is sent the next time */
+        ucch_link_send(c->peers[i].link, PROBE, c->key, &message, sizeof(message));
+}
+
 /* ---- the listener ---- */
 
 static int is_valid(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
-    if (kind > CALLS && kind <= CUT) return bytes == message_bytes[kind];
+    if (kind > CALLS && kind <= PROBE) return bytes == message_bytes[kind];
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
     memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
     return count && count <= HASHES_PER_MESSAGE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
@@ -323,6 +348,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         gone gone;
         waits waits;
         cut cut;
+        probe probe;
     } message;
     if (!is_valid(kind, data, bytes)) return -1;
     if (!c) return 0; /* freed, or not created yet */
@@ -339,6 +365,9 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
             return -1;
         message.cut.link[UCCH_PATH_BYTES - 1] = 0;
         note_cut(c, &message.cut);
+    } else if (kind == PROBE) {
+        if (message.probe.rank < 0 || message.probe.rank >= c->size) return -1;
+        note_probe(c, message.probe.rank);
     } else if (kind == WAITS && !(message.waits.seconds >= 0 && message.waits.seconds < 1e9)) {
         return -1;
     }
@@ -352,22 +381,21 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     return 0;
 }
 
-/* True if a peer has waited for longer than the timeout in a call that this rank may have ended already. */
-static int is_waited_for(const ucch_host_exchange *c, double now) {
-    for (int i = 0; i < c->npeers; i++)
-        if (c->peers[i].waits.call && c->remote_hosts && now - c->peers[i].wait_began > c->remote_hosts->timeout)
-            return 1;
-    return 0;
+/* True if a rank of a host has asked for probes lately. */
+static int is_asked(const ucch_host_exchange *c, const remote_host *host, double now) {
+    double asked = c->asked[c->hosts[host->rank]];
+    return asked > 0 && now - asked < ASKED_S;
 }
 
-/* While a call waits, find links that are cut although the peer process lives. Only the rank that sends over a link
- * sees that it is cut. */
+/* While a rank waits, find links that are cut although the peer process lives. */
 static void probe_links(ucch_host_exchange *c) {
     double now = ucch_now();
-    if (now - c->probed_at < LONG_WAIT_S || (!ucch_far_wants_probe(c->far) && !is_waited_for(c, now))) return;
-    c->probed_at = now;
-    for (const remote_host *host = c->remote_hosts; host; host = host->next) {
+    int all = ucch_far_wants_probe(c->far), is_due = now - c->probed_at >= LONG_WAIT_S;
+    if (all) note_probe(c, c->rank);
+    for (const remote_host *host = is_due ? c->remote_hosts : NULL; host; host = host->next) {
         cut found = {c->rank, host->rank, ""};
+        if (!all && !is_asked(c, host, now)) continue;
+        c->probed_at = now;
         if (ucch_path_find_cut(host->addresses, host->bytes, host->timeout, found.link)) note_cut(c, &found);
     }
 }
@@ -423,10 +451,12 @@ ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int 
                                            const int *links, const int *ranks) {
     static const ucch_listener listener = {on_message, on_turn, on_lost};
     ucch_far *far = ucch_board_far(board);
-    ucch_host_exchange *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(peer) + (size_t)size * sizeof(int)) : NULL;
+    size_t bytes = (size_t)n * sizeof(peer) + (size_t)size * (sizeof(double) + sizeof(int));
+    ucch_host_exchange *c = far ? calloc(1, sizeof(*c) + bytes) : NULL;
     if (!c) return NULL;
     *c = (ucch_host_exchange){.key = key, .board = board, .far = far, .rank = rank, .size = size, .npeers = n};
-    c->hosts = (int *)(c->peers + n);
+    c->asked = (double *)(c->peers + n);
+    c->hosts = (int *)(c->asked + size);
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
     ucch_links_lock();
     ucch_links_listen(&listener);

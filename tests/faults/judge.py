@@ -21,6 +21,8 @@ JOB = HERE / "job.py"
 #: Seconds after which an operation is late: its deadline, and time for busy cores; recovery has several deadlines.
 PATIENCE = 2 * TIMEOUT
 RECOVERY = 5 * TIMEOUT
+#: Seconds that the two regions of a put wait for a peer that does not answer (`Region.close`), one after the other.
+REGIONS = 2 * 10
 #: Seconds for the whole trial, after which the ranks' stacks are printed and the ranks are ended.
 WHOLE = 75.0
 #: Seconds for mpirun to end after its ranks.
@@ -308,7 +310,7 @@ def _read(trial, rank, lines, verdict, room):
         if row[1] == "WRONG":
             verdict.fail("wrong", f"rank {rank}: {' '.join(row)}")
         if row[1] == "took" and rank not in trial.lost:
-            limit = RECOVERY if row[4] in ("shrink", "agree") else PATIENCE + 3
+            limit = RECOVERY if row[4] in ("shrink", "agree") else PATIENCE + 3 + REGIONS * (row[4] == "put")
             if float(row[3]) > limit * room:
                 verdict.fail("late", f"rank {rank}: {' '.join(row)}")
     if rank in trial.lost:

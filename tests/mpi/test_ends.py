@@ -224,6 +224,13 @@ print("fine", flush=True)
     "a rank does not come to the first communicator": Job(does_not_come("u.Communicator()"), 3,
         {r"the making of a communicator[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
         env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
+    "a rank does not come to the next communicator": Job("""
+if rank == 1:
+    os.environ["UCCH_CHANNELS"] = "perhaps"
+caught(ValueError, u.Communicator)
+os.environ.pop("UCCH_CHANNELS", None)
+""" + does_not_come("u.Communicator()"), 3, {r"the making of a communicator: rank\(s\) \[1\] did not come": None},
+        status=None, env={"UCCH_TIMEOUT": "2"}, head=NO_COMM),
     "a rank does not come": Job(lambda: does_not_come(random.choice([*ALONE])), 3,
         {rf"({'|'.join(ALONE.values())})[:;] rank\(s\) \[1\] (did|have) not c": None}, status=None,
         env={"UCCH_TIMEOUT": "2"}),

@@ -112,6 +112,25 @@ x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 assert (y == size).all()
 """, 2, {"^1 4.0 4.0 4.0 2$": 2}),
+    # Its sender used to be told that it had been received, and the parent received wrong data.
+    "a message that a forked child drops": Job("""
+x, y = np.random.default_rng(7).random((2, 1_000_000)), np.empty(1_000_000)
+if rank == 1:
+    for each in x:
+        comm.Send(each, 0)
+        each[:] = np.nan
+else:
+    message = comm.Mprobe(1)
+    if not (child := os.fork()):
+        del message
+        os._exit(0)
+    os.waitpid(child, 0)
+    message.Recv(y)
+    assert (y == x[0]).all()
+    comm.Recv(y, 1)
+    assert (y == x[1]).all()
+print("right", flush=True)
+""", 2, {"^right$": 2}, env={"UCX_TLS": "tcp,self"}),
     # Each step failed with another message, from a timeout to an abort, and none named the limit.
     "a rank may open few files": Job("""
 import os, resource

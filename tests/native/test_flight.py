@@ -232,6 +232,33 @@ assert parse(flight.usual_path().read_bytes()).cause == 2
     run(RECORDER + script, tmp_path)
 
 
+def test_an_interrupted_dump(tmp_path):
+    """It leaves the handler of signals to later dumps: they used to wait for ever."""
+    script = """
+import threading
+main, held = threading.main_thread().ident, ffi.new("int *")
+
+def waits():
+    frame = sys._current_frames()[main]
+    return frame.f_code.co_name == "dump" and "folder" in vars(frame.f_locals["self"])
+
+def interrupt():
+    while not waits():
+        time.sleep(0)
+    os.kill(os.getpid(), signal.SIGINT)
+    lib.ucch_flight_let_go(held)
+
+lib.ucch_flight_hold(held)
+threading.Thread(target=interrupt).start()
+try:
+    flight.dump()
+    raise SystemExit("not interrupted")
+except KeyboardInterrupt:
+    print(flight.dump())
+"""
+    assert run(RECORDER + script, tmp_path) == f"{tmp_path}/x.3.flight\n"
+
+
 def test_a_signal_that_somebody_wants(tmp_path):
     script = """
 signal.signal(signal.SIGUSR2, lambda *_: None)

@@ -12,7 +12,7 @@ from processes import LONG, until
 
 from ucc_hetero.native.libraries import ffi, lib
 
-CALLS, REPORT, GONE, WAITS, CUT = 2, 3, 4, 5, 6
+CALLS, REPORT, GONE, WAITS, CUT, PROBE = 2, 3, 4, 5, 6, 7
 KEY = 0x1234567890ABCDEF
 REPORT_FORMAT, GONE_FORMAT, WAITS_FORMAT = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.UCCH_LABEL_BYTES}s"
 
@@ -262,6 +262,18 @@ def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1), "it is passed on"
 
 
+def test_a_rank_that_waits_long_asks_all_others_to_probe_links_to_its_host(rank):
+    """Its own host's ranks, too: they pass it on."""
+    here = rank(slots=2)
+    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
+    here.say(PROBE, struct.pack("<i", 2))
+    assert struct.unpack("<i", here.hear(PROBE)) == (2,), "it is passed on"
+    assert lib.ucch_board_cut(here.board, 4.0, ffi.new("int *", -4)) == 0
+    here.say(PROBE, struct.pack("<i", 2))  # has been passed on a moment ago
+    assert lib.ucch_board_cut(here.board, 6.0, ffi.new("int *", -4)) == 0
+    assert struct.unpack("<i", here.hear(PROBE)) == (0,)
+
+
 def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
     """At once; other ranks' messages and collectives, which have separate connections, do not end."""
     here = rank(slots=2)
@@ -314,6 +326,7 @@ NONSENSE = {
     "rank": struct.pack("<IIQ", 256, REPORT, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
     "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
     "link": struct.pack("<IIQ", 104, CUT, KEY) + struct.pack("<ii96s", 0, 2, b"a - b"),
+    "asks": struct.pack("<IIQi", 4, PROBE, KEY, 1 << 30),
     "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
 }
 
@@ -336,8 +349,9 @@ def test_anything_may_come(rank):
     for _ in range(60):
         here = rank()
         for _ in range(rng.randint(1, 30)):
-            kind = rng.choice([0, 0, CALLS, CALLS, REPORT, GONE, CUT])
-            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), REPORT: 256, GONE: 24, CUT: 104}.get(kind, 0)
+            kind = rng.choice([0, 0, CALLS, CALLS, REPORT, GONE, CUT, PROBE])
+            n = rng.choice([1, 2, 500, 2048])
+            size = {CALLS: 16 + 4 * n, REPORT: 256, GONE: 24, CUT: 104, PROBE: 4}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 many = n if rng.random() < 0.9 else rng.choice(HUGE)
@@ -347,6 +361,8 @@ def test_anything_may_come(rank):
             elif kind == GONE:
                 data[:16] = struct.pack("<QQ", rng.choice([1, *HUGE]), rng.choice([0, 1, *HUGE]))
                 data[16:24] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
+            elif kind == PROBE:
+                data[:] = struct.pack("<i", rng.choice([0, 1, 1, 2]))
             elif kind == CUT:
                 data[:8] = struct.pack("<ii", rng.choice([0, 1, 1, 2]), rng.choice([0, 0, 1, 1 << 30]))
             if rng.random() < 0.02:

@@ -15,12 +15,13 @@ from ucc_hetero.machine.discover import host_cores
 from ucc_hetero.native.libraries import ffi, lib, owned
 
 
-def test_a_child_can_take_a_lock_that_was_held():
-    """A data loader's worker collects inherited requests while the parent's thread makes progress."""
+@pytest.mark.parametrize("progress", ["", "lib.ucch_progress_thread(1)"], ids=["by a caller", "by the thread"])
+def test_a_child_can_take_a_lock_that_was_held(progress):
+    """A data loader's worker collects inherited requests while a thread of its parent makes progress."""
     python(f"""
 import os, signal, threading
 from ucc_hetero.native.libraries import lib
-lib.ucch_progress_thread(1)
+{progress}
 held, done = threading.Event(), threading.Event()
 def hold():
     lib.ucch_lock()
@@ -159,9 +160,12 @@ def test_whoever_sleeps_is_woken():
 
 
 BOUND = """
-import os, sys
+import os, sys, threading
 core = int(sys.argv[1])
 os.sched_setaffinity(0, {core})
+first = threading.Thread(target=int)  # ThreadSanitizer begins its own thread with the first
+first.start()
+first.join()
 before = set(os.listdir("/proc/self/task"))
 from ucc_hetero.native.libraries import lib
 assert lib.ucch_progress_thread(1) == 0

@@ -243,7 +243,7 @@ def test_what_is_no_request_is_left_alone(compiled, tmp_path, linked):
     source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
     source.write_text(PLUGIN)
     compiled(plugin, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", source, load().ucx_path)
-    env = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"}
+    env = {name: os.environ.get(name, "") + ":handle_segv=0" for name in ("ASAN_OPTIONS", "TSAN_OPTIONS")}
     bare = python(PROVOKE, plugin, "as it is", env=env, check=False)
     assert bare.returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
     assert python(PROVOKE, plugin, "guarded", env=env).stdout == "1\n"

@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -417,6 +418,24 @@ def test_an_agent_comes_back_where_one_was_killed(agent, tmp_path):
         left.bind(address.removeprefix("unix://"))
     with rma.Agent(address, SECRET) as back:
         assert agent.connect(back.address).alive
+
+
+def test_a_forked_child_that_leaves_a_with_block_ends_nothing(agent):
+    """For example by sys.exit(): its parent's peers used to be told that it had ended."""
+    with rma.Agent("tcp://127.0.0.1:0", SECRET) as other:
+        peer = other.connect(agent.address)
+        if not (child := os.fork()):
+            signal.alarm(60)
+            try:
+                other.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        peer.send("still here")
+        assert agent.receive(600)[1] == "still here"
+        source = other.worker.register(np.full(1000, 9, np.uint8))
+        peer.endpoint.put(source, peer.open("room")).Wait()
+        assert agent.connect(other.address).alive
 
 
 #: The number of messages that an agent keeps for `receive`.

@@ -38,8 +38,8 @@ def test_keys_and_values(server):
     one, other = (Store(server.address, SECRET) for _ in range(2))
     data = bytes(range(256)) * 300
     one.set("a", data)
-    one.set("b", "ü")
-    assert other.get("a") == data and other.get("b").decode("latin-1") == "ü"
+    one.set("b", "ü or €")
+    assert other.get("a") == data and other.get("b").decode() == "ü or €"
     assert other.check(["a", "b"]) and not other.check(["a", "c"])
     with pytest.raises(KeyError):
         other.get("c")
@@ -68,6 +68,18 @@ def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypa
             with pytest.raises(KeyboardInterrupt):
                 store.get("a")
     assert store.get("b") == b"second" and store.check(["a"]) and store.get("a") == b"first"
+
+
+def test_a_forked_child_that_ends_leaves_the_connection_to_its_parent(server):
+    store = Store(server.address, SECRET)
+    if not (child := os.fork()):
+        try:
+            del store
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    store.set("a", "of the parent")
+    assert store.get("a") == b"of the parent"
 
 
 def test_a_server_that_has_no_file_left_for_a_connection_goes_on(server, monkeypatch):

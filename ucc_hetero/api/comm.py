@@ -108,13 +108,15 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
-        mpi = Timely(parent, settings.timeout(), MAKING, caller=True).Dup()
+        exchange = Timely(parent, settings.timeout(), MAKING, caller=True)
+        mpi = exchange.Dup()
         try:
             self._join(mpi)
         except CollectiveError:
             raise
         except (AgreementError, LibraryNotFound, ValueError) as mistake:  # raised on all ranks
             mpi.Free()
+            exchange.forget_roll_call()
             raise mistake.with_traceback(None) from None  # without twenty internal frames
 
     @classmethod

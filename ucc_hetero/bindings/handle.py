@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
@@ -14,17 +15,24 @@ T = TypeVar("T")
 
 
 class Handle(ABC):
-    """A native object that is closed once, explicitly or at the end of a ``with`` statement."""
+    """A native object that is closed once, explicitly or at the end of a ``with`` statement.
+
+    A forked child that leaves its parent's ``with`` statement closes nothing: peers would take the parent for closed.
+    """
+
+    _entered = 0  # the process that has entered it
 
     @abstractmethod
     def close(self) -> None:
         """Release the native object; a second call does nothing."""
 
     def __enter__(self) -> Any:
+        self._entered = os.getpid()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if self._entered == os.getpid():
+            self.close()
 
 
 def locked(function: Callable[..., T], *arguments: Any) -> T:

@@ -119,6 +119,11 @@ class Process:
             self._fabrics[vendor, wanted] = fabric_of(vendor, wanted)
         return self._fabrics[vendor, wanted]
 
+    @property
+    def usable(self) -> bool:
+        """True if it belongs to this process, not to the parent that forked it, and is not closed."""
+        return self is _process and self.worker.handle is not None
+
     def connection(self, facts: Facts, rank: int, peer: int) -> ucx.Connection:
         """The connection to another process, made at first use; ``PeerError`` if that fails.
 

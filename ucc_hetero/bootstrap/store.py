@@ -17,8 +17,8 @@ _Word = bytes | str
 
 
 def _text(value: _Word) -> str:
-    """A value as JSON text: one character per byte."""
-    return value if isinstance(value, str) else value.decode("latin-1")
+    """A value as JSON text: one character per byte. Text is UTF-8, as in torch's stores."""
+    return (value.encode() if isinstance(value, str) else value).decode("latin-1")
 
 
 class Store:

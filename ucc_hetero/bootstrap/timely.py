@@ -195,6 +195,11 @@ class Timely:
             self._mpi.Set_attr(_roll_called_key(), True)
         return self.at_once(self._mpi.Dup)
 
+    def forget_roll_call(self) -> None:
+        """All ranks have failed to make a communicator of this one: they may share none for roll calls."""
+        if self._mpi.Get_attr(_roll_called_key()):
+            self._mpi.Delete_attr(_roll_called_key())
+
     def Split(self, color: int, key: int = 0) -> Any:
         self._wait(self._mpi.Ibarrier, None)
         return self.at_once(lambda: self._mpi.Split(color, key))

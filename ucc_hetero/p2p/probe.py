@@ -146,7 +146,7 @@ class Message:
 
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
-        if matched is not None and self._messages.process.worker.handle:  # at exit the worker may be closed first
+        if matched is not None and self._messages.process.usable:  # at exit the worker may be closed first
             lib.ucch_discard(self._messages.worker, self._messages.lanes, matched, self._found)
 
 

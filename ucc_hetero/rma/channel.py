@@ -54,7 +54,7 @@ class Channel:
     """An authenticated connection. One thread may read, any thread may send."""
 
     def __init__(self, sock: socket.socket, secret: bytes, server: bool) -> None:
-        self._sock, self._server = sock, server
+        self._sock, self._server, self._pid = sock, server, os.getpid()
         self._sending, self._using = threading.Lock(), threading.Lock()
         self._sent = self._received = 0
         self._read = b""
@@ -132,9 +132,10 @@ class Channel:
         return self.receive()
 
     def close(self) -> None:
-        """End the connection. Threads that read or send get an error."""
+        """End the connection; in a forked child it stays the parent's. Threads that read or send get an error."""
         with suppress(OSError, ValueError):  # the other side may have closed it
-            self._sock.shutdown(socket.SHUT_RDWR)
+            if self._pid == os.getpid():
+                self._sock.shutdown(socket.SHUT_RDWR)
         with self._using:
             self._sock.close()
 

@@ -83,8 +83,10 @@ def install() -> None:
         note(values["group_name"])
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         ranks = values["global_ranks_in_group"]
-        if NAME not in renamed.values() or (ranks and c10d._get_default_group().rank() not in ranks):
-            _say_what_serves(wanted, wanted)
+        absent = bool(ranks) and c10d._get_default_group().rank() not in ranks
+        if absent or NAME not in renamed.values():
+            if not absent:  # what serves other ranks' group is not known here
+                _say_what_serves(wanted, wanted)
             log.warn_unknown()  # no communicator is made that would warn of a misspelt UCCH_TORCH_REPLACE
             _warn_of_vendors(wanted, values)
             return stock_group(stock, *args, **more)

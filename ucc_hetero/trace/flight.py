@@ -91,13 +91,14 @@ class _Recorder:
 
     def dump(self, path: Path | None, cause: int) -> bool:
         """Write stack and records. A signal meanwhile would write its stack into the same memory, so it waits."""
-        lib.ucch_flight_hold()
+        held = ffi.new("int *")
         try:
+            lib.ucch_flight_hold(held)
             with suppress(OSError, RuntimeError):
                 faulthandler.dump_traceback(self._stack, all_threads=True)
             done = not lib.ucch_flight_dump(cause, ffi.NULL if path is None else os.fsencode(path))
         finally:
-            missed = lib.ucch_flight_let_go()
+            missed = lib.ucch_flight_let_go(held)
         if missed and path is not None:  # the signal asked for another file
             self.dump(None, lib.UCCH_DUMP_SIGNAL)
         return done
