@@ -208,22 +208,21 @@ class Lowering:
             if step.kind == "message":
                 ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
             part = self._step(step, member, packed, ordinals.get(step.ranks, 0))
-            if part is not None:
-                note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
-                made.append(self._add(note, [*earlier, *ready], part))
+            note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
+            made.append(self._add(note, [*earlier, *ready], part))
             stages.setdefault((fragment, stage), []).extend(made)
             whole.setdefault(fragment, []).extend(made)
         return list(range(len(self.steps)))
 
-    def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any] | None:
-        """One step of the plan; None for a collective of one rank, which moves nothing."""
+    def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any]:
+        """One step of the plan."""
         if step.link == "local":
             return self._local_step(step)
         if step.kind == "message":
             return self._message(step, member, ordinal)
         if self.exchanged:
             return self._exchange(step, member, packed)
-        return self._coll(step, member, packed) if len(step.ranks) > 1 else None
+        return self._coll(step, member, packed)
 
     def _nbytes(self, step: Step, member: int) -> int:
         """Bytes of the larger side of a member's part in a step; 0 if no trace is recorded."""

@@ -233,7 +233,7 @@ class Placement:
             one.buffer == two.buffer and self.offset(two) == (self.offset(one) or 0) + one.count
             for one, two in pairwise(each)
         )
-        if touching or len(step.ranks) < 2:
+        if touching:
             return []
         nbytes = sum(r.count for r in each) * self.itemsize
         if slot not in self.slots or self.slots[slot][1] < nbytes:
@@ -286,7 +286,7 @@ def queues(channels: Channels, plan: Plan, placement: Placement) -> bool:
     steps = [step for f in plan.fragments for stage in f.stages for step in stage]
     if any(step.link == "bridge" and step.kind != "message" for step in steps):
         return False
-    native = [step for step in steps if step.link == "native" and len(step.ranks) > 1]
+    native = [step for step in steps if step.link == "native"]
     # libucc completes calls that move no data itself, outside of the stream.
     full = all(r.count for step in native for side in (*step.src, *step.dst) for r in regions(side))
     if not full or (native and not (channels.native_in_stream and vendors_know(placement, native))):
