@@ -164,7 +164,8 @@ def _keep_to_devices() -> None:
             return next(str(each.type) for each in group._device_types if each.type != "cpu")
         kind = str(stock(group))
         detailed = kind == "cpu" and dist.get_debug_level() is dist.DebugLevel.DETAIL
-        return "cuda" if detailed and c10d.get_backend(group) == c10d.Backend.NCCL else kind
+        by_name = detailed and c10d.get_backend(group) == c10d.Backend.NCCL
+        return str(group._device_types[-1].type) if by_name else kind
 
     c10d._get_object_coll_device = device_of
 
