@@ -239,6 +239,8 @@ def case_idioms_of_mpi4py(comm):
     assert not any(requests) and requests[1] == requests[2] == MPI.REQUEST_NULL
     assert Request.Waitany(requests) == MPI.UNDEFINED and Request.testall(requests) == (True, [None] * 3)
     assert Request.waitsome(requests) == (None, None) and Request.Get_status_all(requests)
+    assert Request.waitany(requests) == (MPI.UNDEFINED, None) and Request.testsome(requests) == (None, None)
+    assert Request.testany(requests) == (MPI.UNDEFINED, True, None)
     again = comm.Send_init(data, right, 1)
     comm.Sendrecv(data, right, 2, into, left, 2)
     again.Start()
