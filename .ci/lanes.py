@@ -1,4 +1,4 @@
-"""Run lanes of the test suite: ``lanes.py LANE ...``, four at a time in the order given, the longest first.
+"""Run lanes of the test suite: ``lanes.py LANE ...``, five at a time in the order given, the longest first.
 
 When all have ended, each failed test runs once more alone. If it passes then it is unsteady: it is listed, and does
 not fail the run unless there are many. Each lane's output is printed in one piece, except the
@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: With three lanes two cores are idle for a tenth of the time, because tests wait for deaths and deadlines.
-AT_A_TIME = 4
+#: With three lanes two cores are idle for a tenth of the time, because tests wait for deaths and deadlines; the lane
+#: `clusters` mostly waits.
+AT_A_TIME = 5
 #: More unsteady tests than this fail the run.
 MOST_UNSTEADY = 8
 #: How many of its slowest tests each lane lists.
@@ -34,6 +35,10 @@ TORCH = {
     )
     for folder in ("tests/mpi", "tests/native", "tests/cluster")
 }
+#: Tests that start clusters of their own, and mostly wait; the others of tests/cluster share crews.
+CLUSTERS = [
+    f"tests/cluster/test_{name}.py" for name in ("emulated", "faults", "growth", "hang", "hosts_lost", "run", "slurm")
+]
 
 
 def without(*paths: str) -> list[str]:
@@ -46,7 +51,8 @@ SUITE = {
     "unit": ["tests/unit", *without(PLANS)],
     "plans": [PLANS],
     "devices": ["tests/native", *without(*TORCH["tests/native"])],
-    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"])],
+    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"], *CLUSTERS)],
+    "clusters": CLUSTERS,
     "front": ["tests/front"],
     "torch": [path for paths in TORCH.values() for path in paths],
     "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"]),

@@ -30,7 +30,7 @@ class Limit:
     links: dict[str, Any]
 
 
-def _carriers(session: Session) -> tuple[list[Peer], list[Peer]]:
+def _message_peers(session: Session) -> tuple[list[Peer], list[Peer]]:
     """(peers to measure, those of them that were opened for it). MPI may not support device memory."""
     found = [peer for peer in session.peers.values() if peer.name in ("ours", "mpi4py", "nccl")]
     opened = []
@@ -61,7 +61,7 @@ def _islands(peers: Sequence[Peer], session: Session) -> list[list[int]]:
 
 def open_limit(session: Session) -> Limit:
     """Measure the links that the benchmark uses. Collective. ``NotOffered`` if no peer can."""
-    peers, opened = _carriers(session)
+    peers, opened = _message_peers(session)
     try:
         row = session.bench.collective
         return _messages(session, peers) if row is None else _collective(session, peers)

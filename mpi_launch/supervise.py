@@ -132,7 +132,7 @@ class _Watch:
         self.said = (self.said + text)[-SAID:]
         tell(text)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Process signals, failures and time limits since the last call."""
         while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
             self.signalled(info.si_signo, info.si_code)
@@ -177,7 +177,7 @@ def supervise(
         watch = _Watch(process, Reports(sum(slots for _, slots in hosts)), start_timeout)
         with process:  # closes its stream, and waits
             assert process.stderr is not None
-            relay([os.pidfd_open(process.pid)], process.stderr.fileno(), watch.copy, watch.look)
+            relay([os.pidfd_open(process.pid)], process.stderr.fileno(), watch.copy, watch.check)
         status = process.returncode
         while signal.sigtimedwait(_SIGNALS, 0):
             pass  # what came while the job was ending is about the job

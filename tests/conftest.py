@@ -194,10 +194,10 @@ def write_script(folder, script):
 
 #: Variables that are read when a process starts, or imports torch: ranks with them are new Pythons.
 COLD = ("LD_PRELOAD", "SANITIZER", "UCCH_TORCH_REPLACE")
-#: Test file -> slow imports of its ranks.
+#: Test files -> slow imports of ranks. Files of one lane share them, and the crews with these.
 NEEDED = {
-    "torch|vllm": ["torch", "torch._dynamo", "torch.distributed.fsdp"],
-    "torch|vllm|mpi/test_examples": ["sklearn.datasets"],
+    "torch|vllm": ["torch", "torch._dynamo", "torch.distributed.fsdp", "sklearn.datasets"],
+    "mpi/test_(?!torch)": ["sklearn.datasets"],
 }
 
 
@@ -320,7 +320,9 @@ class Crews:
         return MPIResult(0, *texts, len(world))
 
     def close(self):
-        """End all crews as programs end."""
+        """End all crews as programs end, at the same time."""
+        for crew, _ in self._crews.values():
+            crew.tell_end()
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()

@@ -75,8 +75,8 @@ typedef int (*log_handler)(const char *, unsigned, const char *, int, const void
 static int losses;
 static int muted; /* UCX_LOG_LEVEL=fatal: errors are not to be printed */
 
-static int notice(const char *file, unsigned line, const char *function, int level, const void *component,
-                  const char *format, va_list list) {
+static int count_losses(const char *file, unsigned line, const char *function, int level, const void *component,
+                        const char *format, va_list list) {
     if (!strcmp(format, NO_ROOM)) __atomic_add_fetch(&losses, 1, __ATOMIC_RELAXED);
     return muted && level == LEVEL_ERROR ? STOP : GO_ON;
 }
@@ -101,7 +101,7 @@ static void hear_of_losses(const char *path) {
     static void *heard;
     void *libucp = dlopen(path, RTLD_NOW | RTLD_NOLOAD), *push = libucp ? dlsym(libucp, "ucs_log_push_handler") : NULL;
     if (push && push != heard) {
-        ((void (*)(log_handler))(uintptr_t)push)(notice);
+        ((void (*)(log_handler))(uintptr_t)push)(count_losses);
         raise_level(libucp);
         heard = push;
     }

@@ -219,7 +219,7 @@ void ucch_rma_free(ucch_rma *at);
 uint64_t ucch_rma_counter(ucch_rma *at, int counter);
 int ucch_rma_counter_next(ucch_rma *at, int counter);
 int ucch_rma_arriving(ucch_rma *at, int counter);
-int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
+int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data);
 
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
@@ -255,8 +255,8 @@ typedef struct ucch_order {
      * this is its number plus 1 and not 0. */
     int tells;
     int64_t counter;
-    const void *notice;
-    size_t notice_bytes;
+    const void *notification;
+    size_t notification_bytes;
     uint64_t least; /* UCCH_RMA_AWAIT: value that our counter of this number is to reach */
 } ucch_order;
 
@@ -275,7 +275,7 @@ void ucch_wire_release_address(int wire, void *address);
 int ucch_wire_connect(int wire, uint64_t key, const void *address);
 void ucch_wire_stop(int wire);
 
-/* ---- link.c, host_exchange.c: connections between ranks of several hosts, beside the data ---- */
+/* ---- link.c, host_exchange.c: control connections between ranks of several hosts ---- */
 typedef struct ucch_host_exchange ucch_host_exchange;
 
 int ucch_link_new(int fd, double silence);

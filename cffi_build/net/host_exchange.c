@@ -3,7 +3,7 @@
  *
  * Each rank has a link to at least one rank of each neighbouring host, and to some of its own host. Ten times a second
  * it sends hashes of its calls over each link and compares those that arrive with its own. A rank that finds a call
- * that differs, or learns that a rank is gone, sends a notice to all linked ranks, which forward it: all ranks know
+ * that differs, or learns that a rank is gone, sends an event to all linked ranks, which forward it: all ranks know
  * within a moment. A rank that waits long in a call tells only its linked ranks of other hosts, which do not forward
  * that: their own hosts may wait for it in another communicator. Once it has waited for UCCH_HEARTBEAT five times, it
  * has all ranks probe their links to its host. */
@@ -72,19 +72,19 @@ static const size_t message_bytes[] = {[REPORT] = sizeof(report),
                                        [CUT] = sizeof(cut),
                                        [PROBE] = sizeof(probe)};
 
-/* A notice that every rank forwards once; kept in order of arrival. */
-typedef struct notice {
+/* An event that every rank forwards once; kept in order of arrival. */
+typedef struct event {
     int kind;
     union {
         report report;
         gone gone;
         cut cut;
     };
-} notice;
+} event;
 
 /* A rank with which this rank has a link. */
 typedef struct peer {
-    int link, rank, forwarded;        /* forwarded: notices sent to it */
+    int link, rank, forwarded;        /* forwarded: events sent to it */
     uint64_t sent, reached, compared; /* calls: whose hashes were sent to it, received from it, and compared */
     uint32_t hashes[SEEN];            /* of its calls */
     uint64_t wait_sent;               /* call of ours that it was told we wait in, or 0 */
@@ -105,13 +105,13 @@ struct ucch_host_exchange {
     uint64_t key;
     ucch_board *board;
     ucch_far *far;
-    int rank, size, npeers, nnotices, capacity, nreports;
-    int has_announced_end; /* the notice of this rank's own end was made */
+    int rank, size, npeers, nevents, capacity, nreports;
+    int has_announced_end; /* the event about this rank's own end was made */
     uint64_t current_call; /* the last call if it has not ended, else 0 */
     double call_since;     /* when that call was first seen under way */
     double probed_at;      /* when links were last probed */
     remote_host *remote_hosts;
-    notice *notices;
+    event *events;
     ucch_host_exchange *next;
     double *asked; /* by host: when a rank of it last asked for probes; stored behind the peers, as is: */
     int *hosts;    /* by rank; from 0 on, without gaps */
@@ -127,42 +127,42 @@ static ucch_host_exchange *exchange_of(uint64_t key) {
     return c;
 }
 
-/* ---- notices ---- */
+/* ---- events ---- */
 
-static void forward_notices(ucch_host_exchange *c) {
+static void forward_events(ucch_host_exchange *c) {
     for (int i = 0; i < c->npeers; i++) {
         peer *p = &c->peers[i];
-        for (int status = 0; p->forwarded < c->nnotices && !status; p->forwarded += !status) {
-            const notice *n = &c->notices[p->forwarded];
-            status = ucch_link_send(p->link, (uint32_t)n->kind, c->key, &n->report, message_bytes[n->kind]);
+        for (int status = 0; p->forwarded < c->nevents && !status; p->forwarded += !status) {
+            const event *e = &c->events[p->forwarded];
+            status = ucch_link_send(p->link, (uint32_t)e->kind, c->key, &e->report, message_bytes[e->kind]);
         }
     }
 }
 
-static void add_notice(ucch_host_exchange *c, const notice *n) {
-    if (c->nnotices == c->capacity) {
-        notice *more = realloc(c->notices, (size_t)(2 * c->capacity + 8) * sizeof(*more));
+static void add_event(ucch_host_exchange *c, const event *e) {
+    if (c->nevents == c->capacity) {
+        event *more = realloc(c->events, (size_t)(2 * c->capacity + 8) * sizeof(*more));
         if (!more) return;
-        c->notices = more;
+        c->events = more;
         c->capacity = 2 * c->capacity + 8;
     }
-    c->notices[c->nnotices++] = *n;
+    c->events[c->nevents++] = *e;
 }
 
 static void note_gone(ucch_host_exchange *c, const gone *g) {
     if (g->rank == c->rank && g->fate == UCCH_LEFT) return; /* that is this rank */
     if (!ucch_far_note_gone(c->far, g->rank, g->fate, g->last, g->failed)) return;
-    add_notice(c, &(notice){.kind = GONE, .gone = *g});
+    add_event(c, &(event){.kind = GONE, .gone = *g});
     if (g->fate >= UCCH_DIED) ucch_board_dump_if_idle(c->board);
 }
 
 /* Keep a report unless it is known. */
 static void note_report(ucch_host_exchange *c, const report *o) {
-    for (int i = 0; i < c->nnotices; i++) {
-        const notice *n = &c->notices[i];
-        if (n->kind == REPORT && n->report.call == o->call && n->report.hash == o->hash) return;
+    for (int i = 0; i < c->nevents; i++) {
+        const event *e = &c->events[i];
+        if (e->kind == REPORT && e->report.call == o->call && e->report.hash == o->hash) return;
     }
-    if (c->nreports++ < MOST_REPORTS) add_notice(c, &(notice){.kind = REPORT, .report = *o});
+    if (c->nreports++ < MOST_REPORTS) add_event(c, &(event){.kind = REPORT, .report = *o});
 }
 
 /* Report what this rank called. */
@@ -184,15 +184,15 @@ static void announce_end(ucch_host_exchange *c) {
         note_report(c, &refused);
     }
     gone left = {ucch_far_called(c->far), ucch_board_has_failed(c->board), c->rank, UCCH_LEFT};
-    add_notice(c, &(notice){.kind = GONE, .gone = left});
+    add_event(c, &(event){.kind = GONE, .gone = left});
 }
 
 /* Compare reports with what this rank called, once it has made the call. There are reports of calls that ranks made
  * differently, and of calls that one rank refused and another makes. */
 static void compare_reports(ucch_host_exchange *c) {
-    for (int i = 0; i < c->nnotices; i++) {
-        report o = c->notices[i].report; /* a copy, as report_own may move the list */
-        if (c->notices[i].kind != REPORT) continue;
+    for (int i = 0; i < c->nevents; i++) {
+        report o = c->events[i].report; /* a copy, as report_own may move the list */
+        if (c->events[i].kind != REPORT) continue;
         uint32_t own = ucch_far_hash(c->far, o.call);
         if (own && ucch_calls_differ(own, o.hash)) report_own(c, o.call, own);
         if (o.hash == UCCH_REFUSED_CALL)
@@ -211,11 +211,11 @@ static int is_cut_between(const ucch_host_exchange *c, const cut *l, int from, i
 
 /* Record a cut on this rank if it waits for ranks behind it, and forward it once. */
 static void note_cut(ucch_host_exchange *c, const cut *l) {
-    for (int i = 0; i < c->nnotices; i++) {
-        const notice *n = &c->notices[i];
-        if (n->kind == CUT && !n->cut.link[0] == !l->link[0] && is_cut_between(c, l, n->cut.from, n->cut.to)) return;
+    for (int i = 0; i < c->nevents; i++) {
+        const event *e = &c->events[i];
+        if (e->kind == CUT && !e->cut.link[0] == !l->link[0] && is_cut_between(c, l, e->cut.from, e->cut.to)) return;
     }
-    add_notice(c, &(notice){.kind = CUT, .cut = *l});
+    add_event(c, &(event){.kind = CUT, .cut = *l});
     ucch_count_cut();
     for (int r = 0; r < c->size; r++)
         if (is_cut_between(c, l, r, c->rank)) ucch_far_note_cut(c->far, r, l->link);
@@ -377,7 +377,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         if (kind == WAITS) on_waits(&c->peers[i], &message.waits);
     }
     compare_reports(c);
-    forward_notices(c);
+    forward_events(c);
     return 0;
 }
 
@@ -419,7 +419,7 @@ static void run_turn(ucch_host_exchange *c) {
         compare_calls(c, p);
     }
     compare_reports(c);
-    forward_notices(c);
+    forward_events(c);
     note_last(c);
     note_waiter(c);
     probe_links(c);
@@ -439,7 +439,7 @@ static void on_lost(int link, int fate) {
                 int same_host = fate == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->peers[i].rank];
                 if (same_host || r == c->peers[i].rank) note_gone(c, &(gone){.rank = r, .fate = fate});
             }
-            forward_notices(c);
+            forward_events(c);
         }
 }
 
@@ -507,6 +507,6 @@ void ucch_host_exchange_free(ucch_host_exchange *c) {
         next = host->next;
         free(host);
     }
-    free(c->notices);
+    free(c->events);
     free(c);
 }

@@ -85,7 +85,7 @@ void ucch_flow_wake(ucch_flow *flow);
 int ucch_flow_quiet(const ucch_flow *flow);
 int ucch_flow_free(ucch_flow *flow);
 
-/* Connections with processes of other hosts, beside the data (link.c), guarded by the lock of links; and whether the
+/* Control connections with processes of other hosts (link.c), guarded by the lock of links; and whether the
  * kernel reaches a host's addresses. */
 
 /* Most bytes of a message's data. */

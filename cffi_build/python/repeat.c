@@ -79,7 +79,7 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
 }
 
 /* Find a call's signature. Returns 0 if it has none. */
-static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, void **addresses) {
+static int read_call(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, void **addresses) {
     if (!ndarray || n < ROOT + 1 || (n > COUNTS && args[COUNTS] != Py_None) || (n > STREAM && args[STREAM] != Py_None))
         return 0;
     of->objects[BY_NAME] = args[NAME];
@@ -153,7 +153,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     repeater *r = (repeater *)self;
     signature of;
     void *addresses[SIDES];
-    entry *e = look(r, args, n, &of, addresses) ? find(r, &of) : NULL;
+    entry *e = read_call(r, args, n, &of, addresses) ? find(r, &of) : NULL;
     if (!e || e->busy) return fall_back(r, args, n);
     PyObject *held = Py_NewRef(e->held); /* another thread may clear the table */
     e->busy = 1;
@@ -178,7 +178,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     signature of;
     void *addresses[SIDES], *native = n == 2 + ROOT + 1 ? PyLong_AsVoidPtr(args[1]) : NULL;
     if (PyErr_Occurred()) return NULL;
-    if (!native || !look(r, args + 2, n - 2, &of, addresses) || find(r, &of)) return Py_NewRef(args[0]);
+    if (!native || !read_call(r, args + 2, n - 2, &of, addresses) || find(r, &of)) return Py_NewRef(args[0]);
     entry *at = places(r, &of), *e = NULL;
     for (int i = 0; i < PLACES && (!e || e->held); i++)
         if (!at[i].busy) e = &at[i];

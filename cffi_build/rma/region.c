@@ -103,21 +103,14 @@ int ucch_region_lend(const ucch_region *region, void *lent) {
 
 /* ---- targets: regions of peers ---- */
 
-/* Number of mappings of a peer's region that are still to be closed. `is_owed`: the owner waits for their end, and is
- * told. */
-static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
-    int found = 0;
-    for (ucch_opened *o = peer->at->leaving; o; o = o->next) {
-        if (o->peer != peer || o->region != region) continue;
-        o->is_owed |= is_owed;
-        found++;
-    }
-    return found;
-}
-
 /* Acknowledge to a region's owner that this process no longer uses it, unless something here still does. */
 static void let_go_locked(ucch_peer *peer, uint64_t region) {
-    int users = leaving(peer, region, 1);
+    int users = 0;
+    for (ucch_opened *o = peer->at->leaving; o; o = o->next) {
+        if (o->peer != peer || o->region != region) continue;
+        o->is_owed = 1; /* the owner waits for the end of this mapping, and is told */
+        users++;
+    }
     for (ucch_target *t = peer->targets; t; t = t->next)
         if (t->id == region) users += t->users;
     if (!users) ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = region}, NULL, 0);

@@ -52,7 +52,7 @@ typedef struct ucch_here {
     uint64_t inode;
 } ucch_here;
 
-typedef struct ucch_carrier ucch_carrier;
+typedef struct ucch_slot_flow ucch_slot_flow;
 typedef struct ucch_allocation ucch_allocation;
 
 /* Entry of the table at the beginning of a slot; the data of all entries follows at the next multiple of LINE. */
@@ -119,7 +119,7 @@ struct ucch_peer {
     int looked_after;
     /* On another host: the wires of each direction; the number with which wires to it were requested, and why there are
      * none. */
-    ucch_carrier *out, *in;
+    ucch_slot_flow *out, *in;
     uint32_t number;
     int lack;
     void *closing; /* request of ucp_ep_close_nbx */
@@ -173,7 +173,7 @@ struct ucch_transfer {
 
 /* Wires that carry slots in one direction. `published` counts slots sent, `consumed` slots that the receiver has
  * emptied. */
-struct ucch_carrier {
+struct ucch_slot_flow {
     ucch_flow *flow;
     int wires;
     size_t room; /* data bytes of a slot */
@@ -183,12 +183,12 @@ struct ucch_carrier {
     uint32_t taken;                  /* bitmap of slots emptied before an earlier one */
 };
 
-typedef struct ucch_notice {
+typedef struct ucch_notification {
     uint64_t from;
     size_t bytes;
-    struct ucch_notice *next;
+    struct ucch_notification *next;
     char data[];
-} ucch_notice;
+} ucch_notification;
 
 struct ucch_rma {
     ucp_worker_h worker;
@@ -203,7 +203,7 @@ struct ucch_rma {
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
     ucch_opened *leaving;                      /* memory that the thread is to give back */
-    ucch_notice *notices, **last;
+    ucch_notification *notifications, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
@@ -258,8 +258,8 @@ void ucch_slots_free(ucch_peer *peer);
 int ucch_carries_locked(ucch_peer *peer);
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
 void ucch_met_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
-int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot);
-int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes);
-int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece);
-int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
-void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
+int ucch_slot_flow_has_room_locked(const ucch_slot_flow *c, uint32_t slot);
+int ucch_slot_flow_send_locked(ucch_slot_flow *c, uint32_t slot, size_t bytes);
+int ucch_slot_flow_expect_locked(ucch_slot_flow *c, uint32_t slot, size_t bytes, uint64_t *piece);
+int ucch_slot_flow_arrived_locked(const ucch_slot_flow *c, uint64_t piece);
+void ucch_slot_flow_release_locked(ucch_slot_flow *c, uint64_t piece);

@@ -114,8 +114,8 @@ static size_t room_for(int wires) {
 }
 
 /* Have `wires` wires carry slots to a peer, or from it. Returns 0 or a failure. */
-static int carrier_new(ucch_peer *peer, int is_recv, int wires, uint32_t sender, uint32_t receiver) {
-    ucch_carrier *c = calloc(1, sizeof(*c));
+static int slot_flow_new(ucch_peer *peer, int is_recv, int wires, uint32_t sender, uint32_t receiver) {
+    ucch_slot_flow *c = calloc(1, sizeof(*c));
     if (!c) return UCCH_FAIL_MEMORY;
     ucch_mapping **memory = is_recv ? &peer->theirs : &peer->ours;
     int status = make_memory(memory);
@@ -159,7 +159,7 @@ void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *s
     int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
     uint32_t number = ++numbers & NUMBERS;
     int status = n && !peer->in && h->slot <= NUMBERS ? connect_wires(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
-    if (!status) status = carrier_new(peer, 1, n, h->slot, number);
+    if (!status) status = slot_flow_new(peer, 1, n, h->slot, number);
     if (status == UCCH_FAIL_PEER) peer->status = status;
     ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
     ucch_tell_locked(peer, met, status ? NULL : peer->at->reach, status ? 0 : peer->at->reach_bytes);
@@ -171,19 +171,19 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
     int n = (int)h->count, status = h->status;
     if (!status) status = n > 0 && n <= peer->at->wires && h->slot <= NUMBERS ? 0 : UCCH_FAIL_ARGUMENT;
     if (!status) status = connect_wires(peer, 0, n, said, bytes);
-    if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
+    if (!status) status = slot_flow_new(peer, 0, n, peer->number, h->slot);
     peer->lack = status;
     if (status == UCCH_FAIL_PEER) peer->status = status; /* the next connection has new wires */
 }
 
 /* True if this is the next slot, and the receiver has emptied it. */
-int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
+int ucch_slot_flow_has_room_locked(const ucch_slot_flow *c, uint32_t slot) {
     uint32_t consumed = UCCH_LOAD(&c->consumed);
     return slot == c->next % UCCH_RMA_SLOTS && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
 }
 
 /* Send a slot if it is next in order. Returns 1, 0 if not yet, or a failure. */
-int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
+int ucch_slot_flow_send_locked(ucch_slot_flow *c, uint32_t slot, size_t bytes) {
     if (slot != c->published % UCCH_RMA_SLOTS) return 0;
     int status = ucch_flow_failed(c->flow, UINT64_MAX) ?: ucch_flow_expect(c->flow, bytes, bytes, c->published, 0);
     if (!status) UCCH_STORE(&c->published, c->published + 1);
@@ -191,19 +191,19 @@ int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
 }
 
 /* The peer has announced its next slot of `bytes` bytes. Returns 0 or a failure. */
-int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece) {
+int ucch_slot_flow_expect_locked(ucch_slot_flow *c, uint32_t slot, size_t bytes, uint64_t *piece) {
     if (slot != c->next % UCCH_RMA_SLOTS) return UCCH_FAIL_ARGUMENT;
     *piece = c->next++;
     return ucch_flow_expect(c->flow, bytes, bytes, (uint32_t)*piece, 0);
 }
 
 /* Returns 1 if the slot has arrived, 0 if not yet, or a failure. */
-int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece) {
+int ucch_slot_flow_arrived_locked(const ucch_slot_flow *c, uint64_t piece) {
     return ucch_reached(&c->published, (uint32_t)piece + 1) ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);
 }
 
 /* The slot has been emptied: the sender may refill it once all earlier ones are, too. */
-void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
+void ucch_slot_flow_release_locked(ucch_slot_flow *c, uint64_t piece) {
     uint32_t consumed = c->consumed;
     c->taken |= 1u << piece % UCCH_RMA_SLOTS;
     for (uint32_t bit; c->taken & (bit = 1u << consumed % UCCH_RMA_SLOTS); consumed++)
@@ -214,7 +214,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
 }
 
 /* Returns 0, or not 0 if libucp still uses it; it is then kept. */
-static int carrier_free(ucch_carrier *c) {
+static int slot_flow_free(ucch_slot_flow *c) {
     int left = c ? ucch_flow_free(c->flow) : 0;
     if (!left) free(c);
     return left;
@@ -241,14 +241,14 @@ static void free_all_locked(ucch_slot *slots) {
 void ucch_slots_free(ucch_peer *peer) {
     UCCH_ON_DEVICE;
     ucch_lock();
-    ucch_carrier *out = peer->out, *in = peer->in;
+    ucch_slot_flow *out = peer->out, *in = peer->in;
     ucch_mapping *each[] = {peer->ours, peer->theirs};
     peer->out = peer->in = NULL;
     peer->ours = peer->theirs = NULL;
     free_all_locked(peer->outward);
     free_all_locked(peer->inward);
     ucch_unlock();
-    int left = carrier_free(out) | carrier_free(in);
+    int left = slot_flow_free(out) | slot_flow_free(in);
     for (int i = 0; i < 2 && !left; i++)
         if (each[i]) ucch_mapping_drop(each[i]);
 }

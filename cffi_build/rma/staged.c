@@ -125,7 +125,7 @@ static uint32_t number_of(const ucch_slot *s) { return (uint32_t)(s - s->peer->o
 
 static int has_room(ucch_peer *peer, ucch_slot *s) {
     s->peer = peer;
-    return (!peer->out || ucch_carrier_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
+    return (!peer->out || ucch_slot_flow_has_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
 /* Start moving the pieces of a slot; every other slot uses another stream. */
@@ -147,7 +147,7 @@ static int copies_done(ucch_slot *s) {
 /* Returns 1, 0 if another slot has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int turn = peer->out ? ucch_carrier_send_locked(peer->out, number_of(s), s->bytes) : 1;
+    int turn = peer->out ? ucch_slot_flow_send_locked(peer->out, number_of(s), s->bytes) : 1;
     if (turn <= 0) return turn;
     ucch_here here = {peer->ours->file, (uint32_t)s->bytes, peer->ours->inode};
     s->header.what = UCCH_HERE;
@@ -319,7 +319,7 @@ static void taken_locked(ucch_slot *s, int status) {
     s->region = NULL;
     s->state = UCCH_FREE;
     peer->looked_after--;
-    if (peer->in) ucch_carrier_taken_locked(peer->in, s->piece);
+    if (peer->in) ucch_slot_flow_release_locked(peer->in, s->piece);
     ucch_tell_locked(peer, h, NULL, 0);
 }
 
@@ -367,7 +367,7 @@ static int scatter_locked(ucch_slot *s) {
 /* Copy a slot's data once it has arrived over wires. Returns 0 if it has not. */
 static int check_arrival_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
+    int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_slot_flow_arrived_locked(peer->in, s->piece) : 1;
     int status = come > 0 ? scatter_locked(s) : come;
     if (come < 0) peer->status = UCCH_FAIL_PEER; /* later slots cannot arrive either, and both sides must fail */
     if (status) taken_locked(s, status);
@@ -382,7 +382,7 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->inward[h->slot] : NULL;
     int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
     if (!status && peer->in) {
-        status = ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
+        status = ucch_slot_flow_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
         if (status) peer->status = UCCH_FAIL_PEER;
     } else if (!status && ucch_slots_open_locked(peer, &here))
         status = UCCH_FAIL_PATH;

@@ -111,7 +111,7 @@ static int notify_locked(ucch_transfer *t) {
     if (!t->is.tells) return 0;
     ucch_header h = {.what = UCCH_NOTIFY, .other = (uint64_t)t->is.counter};
     t->peer->counts[UCCH_RMA_NOTICES]++;
-    return ucch_tell_locked(t->peer, h, t->is.notice, t->is.notice_bytes);
+    return ucch_tell_locked(t->peer, h, t->is.notification, t->is.notification_bytes);
 }
 
 /* Ask the owner to put: its offsets, ours, and the lengths. */

@@ -31,9 +31,9 @@ static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *dat
     uint64_t *counter = h->other ? ucch_rma_counter_of(at, h->other - 1) : NULL;
     if (counter) ++*counter;
     if (h->other && !bytes) return;
-    ucch_notice *n = malloc(sizeof(*n) + bytes);
+    ucch_notification *n = malloc(sizeof(*n) + bytes);
     if (!n) return;
-    *n = (ucch_notice){.from = h->from, .bytes = bytes};
+    *n = (ucch_notification){.from = h->from, .bytes = bytes};
     if (bytes) memcpy(n->data, data, bytes);
     *at->last = n;
     at->last = &n->next;
@@ -294,7 +294,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     at->uid = uid;
     at->by_hardware = by_hardware;
     at->by_kernel = by_kernel;
-    at->last = &at->notices;
+    at->last = &at->notifications;
     at->last_transfer = &at->transfers;
     at->attention.kind = &attention;
     ucch_cond_init(&at->calm);
@@ -336,9 +336,9 @@ int ucch_rma_stop(ucch_rma *at) {
 
 /* Called after its worker has been destroyed. */
 void ucch_rma_free(ucch_rma *at) {
-    while (at->notices) {
-        ucch_notice *n = at->notices;
-        at->notices = n->next;
+    while (at->notifications) {
+        ucch_notification *n = at->notifications;
+        at->notifications = n->next;
         free(n);
     }
     pthread_cond_destroy(&at->calm);
@@ -349,10 +349,10 @@ void ucch_rma_free(ucch_rma *at) {
 /* ---- notifications and counters ---- */
 
 /* Take the oldest notification. Returns its length, or -1 if there is none. */
-int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data) {
+int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
-    ucch_notice *n = at->notices;
-    if (n && !(at->notices = n->next)) at->last = &at->notices;
+    ucch_notification *n = at->notifications;
+    if (n && !(at->notifications = n->next)) at->last = &at->notifications;
     ucch_unlock();
     if (!n) return -1;
     int64_t bytes = (int64_t)n->bytes;

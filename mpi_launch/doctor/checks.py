@@ -174,8 +174,8 @@ def _short_windows(facts: Facts) -> str:
 
 def rdma(facts: Facts) -> Iterator[Finding]:
     """RDMA ports are up, have addresses, may pin memory, and are used."""
-    if facts.libraries.carriers:
-        yield ok("carrier", "; ".join(f"{what}: {by}" for what, by in facts.libraries.carriers))
+    if facts.libraries.transport:
+        yield ok("transport", "; ".join(f"{what}: {by}" for what, by in facts.libraries.transport))
     if not facts.ports:
         yield ok("rdma", "no RDMA ports: between hosts UCX uses TCP")
         return

@@ -35,8 +35,9 @@ class Libraries:
     memory_types: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: Carriers between hosts, as text; active RDMA ports that UCX does not support; folder of a UCX that may.
-    carriers: tuple[tuple[str, str], ...] = ()
+    #: What UCX uses between hosts and within this one, as text; active RDMA ports that UCX does not support; folder of
+    #: a UCX that may.
+    transport: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
     site_ucx: str = ""
     #: Library of mpi4py and program that starts ranks: "openmpi" or "hydra", and their version texts.
@@ -125,7 +126,7 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         memory_types=tuple(memory),
         transports=tuple(transports),
         notes=loaded.notes,
-        carriers=tuple(wires.describe(transports).items()),
+        transport=tuple(wires.describe(transports).items()),
         idle=tuple(map(str, idle)),
         site_ucx=rdma.site_ucx({port.kind for port in idle}, environ) if idle else "",
         ucc_cuda=_ucc_cuda(loaded.ucc_path),

@@ -90,7 +90,7 @@ def main():
             Teams.get = lambda *_: end(how)
     elif how == "dead":
         make = Teams.get
-        Teams._look_inside = lambda self: None
+        Teams._check_inside = lambda self: None
         Teams.get = lambda self, *team: progress_until(self.job.ended) and make(self, *team)
     seconds = {"stop": 4.0, "revoked": 200.0}.get(how, 0.0)
     try:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.faults import judge
-from tests.faults.menu import Trial
 from ucc_hetero.launch import emulated_host
 
 pytestmark = pytest.mark.usefixtures("libraries")
@@ -53,19 +51,6 @@ def outputs(emulate, launch, appear, tmp_path, room):
         return ["" if rank in lost else ranks[rank].communicate(timeout=60 * room)[0] for rank in range(size)]
 
     return run
-
-
-@pytest.mark.parametrize("fault", ["kill", "stop", "exit", "hold", "outside"])
-def test_survivors_know_and_go_on(hosts, pythons, request, room, fault):
-    """To them a host that is off, cut or behind a hole is one that says nothing more: one of these, drawn. A rank that
-    holds the interpreter is alive."""
-    slots, seed = (1, 2), random.randrange(10**6)
-    if fault == "outside":
-        fault, slots = random.choice([*OUTSIDE]), random.choice([(2, 2), (1, 1, 1)])
-    last = sum(slots) - 1
-    trial = Trial(seed, "store", slots, f"host:{last + 1}", False, fault, "collective", (last,), 9, 0.0, DEADLINE)
-    verdict = judge.run(trial, {}, room, pythons.of(request.path, {}))
-    assert not verdict.failures and verdict.right == last + 1 - len(trial.lost), f"{trial}\n{verdict}"
 
 
 class End(NamedTuple):
@@ -116,29 +101,46 @@ def test_a_rank_ends(outputs, name):
     assert re.search(end.last, out[last]), (how, out)
 
 
-#: What ranks of two hosts wait in, by host memory, when a link is cut. The first rank of a transfer that goes one way
-#: sees that the other one does not acknowledge it, and tells it; also if it has sent and waits for nothing (``once``).
+#: Jobs of two or three ranks within one: what they wait in, by host memory, when the link of their data is cut, with
+#: how many elements, the seconds of a heartbeat, those of a deadline, and FIRST if it is their first call. The first
+#: rank of a transfer that goes one way sees that the other one does not acknowledge it, and tells it; also if it has
+#: sent and waits for nothing (``once``).
 ONE_LINK = """
 import os, time
 from pathlib import Path
 import numpy as np
 from mpi4py import MPI
+
+everyone, folder = MPI.COMM_WORLD, Path(os.environ["FOLDER"])
+job = int(os.environ["JOBS"].split(",")[everyone.rank])
+name = os.environ["CASES"].split(",")[job]
+call, n, os.environ["UCCH_HEARTBEAT"], os.environ["UCCH_TIMEOUT"], *first = name.split()
+n, mpi = int(n), everyone.Split(job)
+ranks = mpi.allgather(everyone.rank)
 from ucc_hetero import CollectiveError, Communicator, rma
 
 def right(comm, n):
     x, y = np.full(n, comm.rank + 1.0), np.full(n, -1.0)
     comm.Allreduce(x, y)
-    assert (y == 3).all()
+    assert (y == comm.size * (comm.size + 1) // 2).all()
 
 def send(comm, n):
     x = np.full(n, comm.rank + 1.0)
-    (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
-    assert (x == 1).all()
+    if comm.rank < 2:
+        (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
+        assert (x == 1).all()
 
 def any(comm, n):
     x = np.full(n, comm.rank + 1.0)
     comm.Recv(x, MPI.ANY_SOURCE) if comm.rank else comm.Send(x, 1)
     assert (x == 1).all()
+
+def of_any(comm, n):  # of whom one is behind the cut, and sends, and one is beside this rank and does not
+    if comm.rank == 0:
+        comm.Recv(np.ones(n), MPI.ANY_SOURCE)
+    elif comm.rank == 2:
+        comm.Send(np.ones(n), 0)
+    raise CollectiveError("nothing to wait for")
 
 def probe(comm, n):
     if comm.rank:
@@ -148,7 +150,7 @@ def probe(comm, n):
 def once(comm, n):
     (comm.Recv if comm.rank else comm.Send)(np.ones(3), 1 - comm.rank)
     if comm.rank == 0 and (folder / "cut").exists():
-        while not (folder / "down1").exists():
+        while not (folder / f"down{ranks[1]}").exists():
             time.sleep(0.01)
         raise CollectiveError("it has not waited")
 
@@ -160,65 +162,94 @@ def put(comm, n):
         at.extend((peer, mine, peer.open(theirs)))
     at[0].put(*at[1:]).Wait()
 
+def wait(what):
+    while not (folder / what).exists():
+        time.sleep(0.01)
+
 at = []
-folder, n, call = Path(os.environ["FOLDER"]), int(os.environ["LENGTH"]), globals()[os.environ["CALL"]]
-comm = Communicator()
-if "FIRST" not in os.environ:
-    call(comm, n)
-(folder / f"up{comm.rank}").touch()
-while not (folder / "cut").exists():
-    time.sleep(0.01)
+comm = Communicator(mpi)
+if not first:
+    (right if call == "of_any" else globals()[call])(comm, n)
+(folder / f"up{everyone.rank}").touch()
+wait("cut")
 try:
     while True:
-        call(comm, n)
+        globals()[call](comm, n)
 except CollectiveError as error:
-    print("cut:", error, flush=True)
-(folder / f"down{comm.rank}").touch()
-while not (folder / "back").exists():
-    time.sleep(0.01)
+    print(f"{name}: rank {comm.rank}:", error, flush=True)
+(folder / f"down{everyone.rank}").touch()
+wait("back")
 other = None
 while other is None:
     try:
-        other = Communicator()
+        other = Communicator(mpi)
     except CollectiveError:
         pass  # the kernel has just refused to connect, as it still takes the other host for unreachable
 with other:
     right(other, n)
     send(other, n)
     assert other._runner.members.job is not comm._runner.members.job, "its connections may have been given up"
-print("right", flush=True)
+print(f"{name}: right", flush=True)
 """
 
+LINK = r"not answer over the link 10\.11\.0\.[12] - 10\.11\.0\.[12], "
+GIVEN_UP = r"|libucp has given up the connection"
 
-@pytest.mark.parametrize("call", ["right", "send", "once", "any", "probe", "put", "send FIRST", "send FIRST GIVEN"])
-def test_the_link_of_the_data_is_cut(emulate, appear, tmp_path, call):
-    """And not that of the heartbeats. Both ranks name it, long before their deadline; also where they begin to connect
-    over it with the first call, and nobody answers: libucp often gives up after 14 seconds, or we find it before."""
 
-    def cut():
-        appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
-        hole(cluster, 1, 1) if first else cluster.set_link(1, up=False, link=1)
-        (tmp_path / "cut").touch()
-        appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])
-        hole(cluster, 1, 1, "master br1") if first else cluster.set_link(1, up=True, link=1)
-        (tmp_path / "back").touch()
+@pytest.fixture
+def cut_link(emulate, appear, tmp_path):
+    """Call as ``cut_link(slots, cases, jobs, cut, mend)`` -> how often each case matches its pattern, and the output.
 
-    call, *first = call.split()
-    cluster = emulate(hosts=2, slots=1, links=2, rate="none")
-    threading.Thread(target=cut, daemon=True).start()
-    about = {
-        "FOLDER": str(tmp_path),
-        "CALL": call,
-        "LENGTH": random.choice(["3", "300000"]),
-        **dict.fromkeys(first, "y"),
-        "UCCH_HEARTBEAT": "4" if "GIVEN" in first else "1",
-    }
-    env = {"UCCH_TIMEOUT": str(DEADLINE), "UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0", **about}
-    done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
-    given_up = "|libucp has given up the connection" if "GIVEN" in first else ""
-    said = re.findall(f"cut: .*(not answer over the link 10.11.0.[12] - 10.11.0.[12], {given_up})", done.stdout)
-    waiting = 1 if call == "once" else 2
-    assert (len(said), done.stdout.count("right")) == (waiting, 2), (about, done.stdout, done.stderr)
+    ``cases``: case of `ONE_LINK` -> pattern; ``jobs``: the case of every rank. ``cut`` and ``mend`` get a cluster, of
+    whose second host they cut the second link, and mend it when every rank is done.
+    """
+
+    def run(slots, cases, jobs, cut, mend):
+        cluster, size = emulate(hosts=2, slots=slots, links=2, rate="none"), len(jobs)
+
+        def beside():
+            appear([tmp_path / f"up{rank}" for rank in range(size)], [])
+            cut(cluster)
+            (tmp_path / "cut").touch()
+            appear([tmp_path / f"down{rank}" for rank in range(size)], [])
+            mend(cluster)
+            (tmp_path / "back").touch()
+
+        threading.Thread(target=beside, daemon=True).start()
+        about = {"FOLDER": str(tmp_path), "CASES": ",".join(cases), "JOBS": ",".join(map(str, jobs))}
+        env = {"UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0", **about}
+        done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
+        right = {case: done.stdout.count(f"{case}: right") for case in cases}
+        said = {case: len(re.findall(f"{case}: rank .*({why})", done.stdout)) for case, why in cases.items()}
+        return right, said, (done.stdout, done.stderr)
+
+    return run
+
+
+def test_the_link_of_the_data_is_cut(cut_link):
+    """And not that of the heartbeats. Ranks that wait name it long before their deadline, whatever they wait in."""
+    calls = ("right", "send", "once", "any", "probe", "put")
+    cases = {f"{call} {random.choice([3, 300_000])} 1 {DEADLINE}": LINK for call in calls}
+    cut, mend = (lambda cluster, up=up: cluster.set_link(1, up=up, link=1) for up in (False, True))
+    right, said, output = cut_link(len(calls), cases, [*range(len(calls))] * 2, cut, mend)
+    assert right == dict.fromkeys(cases, 2), output
+    assert said == {case: 1 if case.startswith("once") else 2 for case in cases}, output
+
+
+def test_the_link_of_the_data_is_a_hole(cut_link):
+    """Ranks begin to connect over it with the first call, and nobody answers: libucp often gives up after 14 seconds,
+    or we find it before. A receive from any rank ends at its deadline, as a rank beside it could have sent, and names
+    who is behind the cut."""
+    n = random.choice([3, 300_000])
+    # The kernel's attempts are 11, 19 and 35 seconds old when it tries again; a link is cut after five heartbeats.
+    cut_off = rf".* timeout, .*; rank\(s\) \[2\] cannot be heard: .*(not answer over the link 10.11.0{GIVEN_UP})"
+    cases = {
+        f"send {n} 1 {DEADLINE} FIRST": LINK, f"send {n} 3 {DEADLINE} FIRST": LINK + GIVEN_UP,
+        "of_any 300000 1 15": cut_off,
+    }  # fmt: skip
+    cut, mend = (lambda cluster, to=to: hole(cluster, 1, 1, to) for to in ("nomaster", "master br1"))
+    right, said, output = cut_link((4, 3), cases, (0, 1, 2, 2, 0, 1, 2), cut, mend)
+    assert [*right.values()] == [2, 2, 3] and [*said.values()] == [2, 2, 1], output
 
 
 STOPPED = """
@@ -268,47 +299,3 @@ def test_a_team_that_fails_on_one_rank(emulate):
         [sys.executable, "-c", FAILS], env={"UCCH_TIMEOUT": str(DEADLINE)}, timeout=60
     )
     assert "rank 1: mine alone" in done.stdout and "rank 1 could not create its teams" in done.stdout, done.stderr
-
-
-#: A receive from any rank, of whom one is behind a link that is cut, and sends, and one is beside it and does not.
-OF_ANY = """
-import os, time
-from pathlib import Path
-import numpy as np
-from mpi4py import MPI
-from ucc_hetero import CollectiveError, Communicator
-
-folder, comm, x = Path(os.environ["FOLDER"]), Communicator(), np.ones(300_000)
-comm.Allreduce(np.ones(3), np.empty(3))
-(folder / f"up{comm.rank}").touch()
-while not (folder / "cut").exists():
-    time.sleep(0.01)
-try:
-    if comm.rank == 0:
-        comm.Recv(x, MPI.ANY_SOURCE)
-    elif comm.rank == 2:
-        comm.Send(x, 0)
-except CollectiveError as error:
-    print(f"rank {comm.rank}:", error, flush=True)
-(folder / f"down{comm.rank}").touch()
-while comm.rank and not (folder / "down0").exists():
-    time.sleep(0.01)
-os._exit(0)  # no rank comes to the end of MPI
-"""
-
-
-def test_a_receive_from_any_rank_names_those_behind_a_cut(emulate, appear, tmp_path):
-    """At its deadline: a rank beside it could have sent."""
-
-    def cut():
-        appear([tmp_path / f"up{rank}" for rank in range(3)], [])
-        cluster.set_link(1, up=False, link=1)
-        (tmp_path / "cut").touch()
-
-    cluster = emulate(hosts=2, slots=(2, 1), links=2, rate="none")
-    threading.Thread(target=cut, daemon=True).start()
-    env = {"UCCH_TIMEOUT": "15", "UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0"}
-    done = cluster.mpirun([sys.executable, "-c", OF_ANY], env={**env, "FOLDER": str(tmp_path)}, timeout=120)
-    said = r"rank 0: .* timeout, .*; rank\(s\) \[2\] cannot be heard: "
-    why = "(.*not answer over the link 10.11.0|libucp has given up the connection)"
-    assert re.search(said + why, done.stdout), (done.stdout, done.stderr)

@@ -179,8 +179,8 @@ def test_nothing_is_written_to_blocks_that_have_been_given_back(
     ends = []
     for host, what in enumerate(("send", "load")):
         env = fake_environment(f"{VENDORS[host]}:1") if memory == "device" else {}
-        slow = {"FAKEGPU_DELAY_US": "300000"} if what == "load" else {}
-        ends.append(launch(cluster, host, [*JOB, what, str(tmp_path), cluster.hosts[0].address], env={**env, **slow}))
+        env |= {"UCCH_HEARTBEAT": "1", **({"FAKEGPU_DELAY_US": "300000"} if what == "load" else {})}
+        ends.append(launch(cluster, host, [*JOB, what, str(tmp_path), cluster.hosts[0].address], env=env))
         if what == "send":
             appear([tmp_path / "ready"], ends)
     until_received(cluster, 1, 4 << 20)  # of 32

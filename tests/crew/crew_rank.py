@@ -57,9 +57,9 @@ class Worlds:
             return
         self.here, process._place = there, None
         for job in process.all_jobs():
-            of, spoilt = self.jobs.get(job, (before, job.spoilt))
-            self.jobs[job] = of, job.spoilt if of == before else spoilt
-            job.spoilt = of != there or self.jobs[job][1]
+            of, team_abandoned = self.jobs.get(job, (before, job.team_abandoned))
+            self.jobs[job] = of, job.team_abandoned if of == before else team_abandoned
+            job.team_abandoned = of != there or self.jobs[job][1]
         for name, module in [*sys.modules.items()]:
             if Path(getattr(module, "__file__", None) or "/").parent == CASES:
                 del sys.modules[name]

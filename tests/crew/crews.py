@@ -219,15 +219,19 @@ class Crew:
         and what a failed call has left stays, too."""
         return max(rank.memory for rank in self.ranks) > MOST_MEMORY
 
+    def tell_end(self):
+        """Let the ranks end as those of a program end."""
+        for rank in self.ranks:
+            with suppress(OSError):
+                rank.tell(end=True)
+
     def end(self, limit):
-        """End the ranks as those of a program end.
+        """Wait for the ranks' ends.
 
         Raises:
             CaseFailed: A rank does not end, fails, or a library complains.
         """
-        for rank in self.ranks:
-            with suppress(OSError):
-                rank.tell(end=True)
+        self.tell_end()
         try:
             status = self._job.wait(limit)
         except subprocess.TimeoutExpired:

@@ -162,25 +162,28 @@ with Communicator() as other:
 print("right", flush=True)
 """
 
-#: One of two links is cut from outside once both ranks are ready, and restored once both have failed. A new
-#: communicator works.
+#: One of two links is cut from outside once all ranks are ready, and restored once all have failed. A new communicator
+#: works. Ranks are pairs between hosts, with a wire on each link, and with one wire on the link that is cut.
 CUT_LINK = COMMON
 CUT_LINK += """
-n, folder = 1_000_000, Path(os.environ["FOLDER"])
-comm = Communicator()
+n, folder, everyone = 1_000_000, Path(os.environ["FOLDER"]), MPI.COMM_WORLD
+name, env = [("both", {"UCCH_WIRES": "2"}), ("one", {"UCCH_WIRES": "1", "UCX_NET_DEVICES": "eth1"})][everyone.rank % 2]
+os.environ.update(env)
+pair = everyone.Split(everyone.rank % 2)
+comm = Communicator(pair)
 x, y = Array(n).set(1), Array(n)
 comm.Allreduce(x, y)
-(folder / f"up{comm.rank}").touch()
+(folder / f"up{everyone.rank}").touch()
 try:
     while True:
         comm.Allreduce(x, y)
 except CollectiveError as error:
-    print("cut:", error, flush=True)
-(folder / f"down{comm.rank}").touch()
+    print(f"{name}:", error, flush=True)
+(folder / f"down{everyone.rank}").touch()
 while not (folder / "back").exists():
     time.sleep(0.01)
-with Communicator() as other:
+with Communicator(pair) as other:
     other.Allreduce(x, y.set(-1))
     assert made["allreduce"] == {True} and (y.peek == other.size).all()
-print("right", flush=True)
+print(f"{name}: right", flush=True)
 """

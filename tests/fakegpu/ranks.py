@@ -41,6 +41,11 @@ def reached(stream):
         time.sleep(1e-3)
 
 
+def sent():
+    """Return the bytes that this host has sent by each of its two links."""
+    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
+
+
 def failure(call):
     try:
         call()

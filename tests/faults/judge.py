@@ -105,7 +105,7 @@ class Outside:
         self._flaps = 0
         self._next = 0.0
 
-    def look(self, ranks):
+    def apply_due(self, ranks):
         """Apply the faults that are due."""
         trial = self._trial
         if self._flaps > 0 and time.monotonic() > self._next:
@@ -190,12 +190,12 @@ def _start(trial, cluster, folder, env, python):
         return [cluster.hosts[0].popen(["mpirun", "-np", str(trial.size), *exports, *more, *words], **pipe)]
 
 
-def _until(seconds, done, look=bool):
+def _until(seconds, done, meanwhile=bool):
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:
             return False
-        look()
+        meanwhile()
         time.sleep(0.01)
     return True
 
@@ -232,7 +232,7 @@ def _watch(trial, cluster, folder, processes, verdict, room):
         ended = all(each.poll() is not None for each in processes)  # mpirun may end before surviving ranks
         return all(ranks.gone(rank) or (ended and not ranks.lines(rank)) for rank in living)
 
-    if not _until(whole, over, lambda: outside.look(ranks)) and not _waits(trial, ranks):
+    if not _until(whole, over, lambda: outside.apply_due(ranks)) and not _waits(trial, ranks):
         late = [rank for rank in living if not ranks.gone(rank)]
         verdict.fail("late", f"rank(s) {late} had not ended after {whole:g} s")
         for host in {trial.host(rank) for rank in late}:

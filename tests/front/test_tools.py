@@ -35,6 +35,14 @@ def test_trainings(tmp_path):
     assert all(row[units.get(way, "tokens/s")] > 0 for way, row in ways.items())
 
 
+def test_parity(tmp_path):
+    """tests/mpi/test_torch_tools.py tests it in more ways to train."""
+    program = str(ROOT / "tools" / "torch_parity.py")
+    words = "--ranks 2 --steps 3 --batch 8 --length 32 --jobs single,mixed,control --ways ddp --limit 250"
+    said, found = run(tmp_path, program, *words.split())
+    assert "parity holds" in said and found["runs"].keys() == {"single", "mixed", "control"}
+
+
 def test_costs_of_calls(tmp_path):
     program = str(ROOT / "tools" / "call_cost.py")
     _, found = run(tmp_path, program, *"--sizes 8 --calls 5 --rounds 1 --limit 250".split())

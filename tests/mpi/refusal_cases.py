@@ -247,11 +247,11 @@ def answered_late(comm):
     if comm.rank == 0:
         WORLD.Recv(np.zeros(1), ends[1], 7)
     elif comm.rank == ends[1]:
-        teams.look = refused
+        teams.poll_hook = refused
     with mock.patch.object(teams, "by_itself", return_value=False):  # as the first one of these ranks
         if comm.rank in ends:
             teams._create(ends, "native" if comm.topology.flat else "bridge").close(20)
-    teams.look = None
+    teams.poll_hook = None
 
 
 def refused_own_operation(comm):

@@ -67,6 +67,7 @@ UNCHANGED = """
     local = int(os.environ["LOCAL_RANK"])
     dist.init_process_group({name!r})
     assert dist.get_rank() == local and dist.get_backend() == {name!r}
+    dist.new_group([1])  # rank 0, which prints what serves a group, is not in it
     if {name!r} == "nccl":
         pair = dist.new_group([0, 1], backend="gloo")  # not replaced
         dist.all_reduce(torch.ones(1), group=pair)
@@ -93,6 +94,7 @@ def test_scripts_for_torchrun_run_unchanged(mpirun):
     root, name = str(HERE.parents[1]), random.choice(["nccl", "gloo"])
     job = mpirun(UNCHANGED.format(root=root, name=name), 2, env={"UCCH_TORCH_REPLACE": name})
     assert job.said("fine") == 2
+    assert "by ucch in place of" in job.stderr and f"cuda by {name}" not in job.stderr, job.stderr
 
 
 def test_the_local_rank_is_the_launchers(mpirun):

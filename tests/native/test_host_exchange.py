@@ -12,9 +12,9 @@ from processes import LONG, until
 
 from ucc_hetero.native.libraries import ffi, lib
 
-CALLS, OPINION, GONE, WAITS, CUT, PROBE = 2, 3, 4, 5, 6, 7
+CALLS, REPORT, GONE, WAITS, CUT, PROBE = 2, 3, 4, 5, 6, 7
 KEY = 0x1234567890ABCDEF
-OPINIONS, ENDS, WAITING = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.UCCH_LABEL_BYTES}s"
+REPORT_FORMAT, GONE_FORMAT, WAITS_FORMAT = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.UCCH_LABEL_BYTES}s"
 
 
 class Rank:
@@ -50,8 +50,8 @@ class Rank:
             if found in kinds:
                 return found, data
 
-    def opinion(self):
-        call, rank, signature, text = struct.unpack(OPINIONS, self.hear(OPINION))
+    def report(self):
+        call, rank, signature, text = struct.unpack(REPORT_FORMAT, self.hear(REPORT))
         return call, rank, signature, text.rstrip(b"\0")
 
     def say_calls(self, *hashes):
@@ -94,8 +94,8 @@ def test_calls_that_differ_are_known_on_both_sides(rank):
     first, count, *hashes = struct.unpack("<QQ3I", here.hear(CALLS))
     assert (first, count) == (1, 3) and 0 not in hashes
     here.say_calls(hashes[0], hashes[1] ^ 2, hashes[2])
-    assert here.opinion() == (2, 0, hashes[1], b"call 1")
-    here.say(OPINION, struct.pack(OPINIONS, 2, 1, hashes[1] ^ 2, b"another"))
+    assert here.report() == (2, 0, hashes[1], b"call 1")
+    here.say(REPORT, struct.pack(REPORT_FORMAT, 2, 1, hashes[1] ^ 2, b"another"))
     until(lambda: lib.ucch_board_mismatch(here.board, 2) == -3)
     assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
     text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
@@ -109,7 +109,7 @@ def test_a_call_is_compared_that_others_made_before(rank):
     assert lib.ucch_board_behind(here.board, 0, 3) == -1
     here.call(1, "the same")
     here.call(8, "not the same")
-    assert here.opinion()[0] == 2
+    assert here.report()[0] == 2
 
 
 def test_a_rank_says_in_which_call_it_waits(rank):
@@ -118,7 +118,7 @@ def test_a_rank_says_in_which_call_it_waits(rank):
     for fails in (False, True):
         call = here.call(8, "a long one")
         lib.ucch_board_open(here.board, 1)
-        found, seconds, label = struct.unpack(WAITING, here.hear(WAITS))
+        found, seconds, label = struct.unpack(WAITS_FORMAT, here.hear(WAITS))
         assert (found, label.rstrip(b"\0")) == (call, b"a long one")
         assert seconds >= 1, "shorter waits are not reported"
         if fails:
@@ -134,7 +134,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank):
     label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
 
     def waits(call, since=7.0):
-        here.say(WAITS, struct.pack(WAITING, call, since, f"call {call}".encode()))
+        here.say(WAITS, struct.pack(WAITS_FORMAT, call, since, f"call {call}".encode()))
 
     def known():
         return int(lib.ucch_board_waiter(beside, 2, label, seconds))
@@ -161,7 +161,7 @@ def test_a_refused_call_that_another_host_makes(rank):
     here.call(8, "another one")
     _, _, refused, _ = struct.unpack("<QQ2I", here.hear(CALLS))
     here.say_calls(77)
-    assert here.opinion() == (1, 0, refused, b"no")
+    assert here.report() == (1, 0, refused, b"no")
     until(lambda: lib.ucch_board_broken(here.board))
     assert lib.ucch_board_mismatch(here.board, 1) == -1
 
@@ -169,7 +169,7 @@ def test_a_refused_call_that_another_host_makes(rank):
 def test_a_call_that_another_host_has_refused(rank):
     """The message arrives before this rank makes the call."""
     here = rank()
-    here.say(OPINION, struct.pack(OPINIONS, 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
+    here.say(REPORT, struct.pack(REPORT_FORMAT, 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
     found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
     until(lambda: lib.ucch_board_refusal(here.board, found))
     assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
@@ -189,9 +189,9 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank):
     lib.ucch_board_refuse(beside, b"no")
     assert lib.ucch_board_broken(here.board)
     lib.ucch_board_leave(here.board)
-    opinion = struct.unpack(OPINIONS, here.hear(OPINION, GONE))
-    assert opinion == (1, 1, lib.UCCH_REFUSED_CALL, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
-    assert struct.unpack(ENDS, here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
+    report = struct.unpack(REPORT_FORMAT, here.hear(REPORT, GONE))
+    assert report == (1, 1, lib.UCCH_REFUSED_CALL, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    assert struct.unpack(GONE_FORMAT, here.hear(REPORT, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
     lib.ucch_board_free(beside)
 
 
@@ -202,9 +202,9 @@ def test_a_call_that_is_refused_after_it_was_announced(rank):
     lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
     lib.ucch_board_refuse(here.board, b"no")
-    words = dict(here.word(CALLS, OPINION) for _ in range(2))  # in either order
+    words = dict(here.word(CALLS, REPORT) for _ in range(2))  # in either order
     assert struct.unpack("<QQI", words[CALLS]) == (1, 1, lib.UCCH_REFUSED_CALL)
-    assert struct.unpack(OPINIONS, words[OPINION])[:2] == (1, 0)
+    assert struct.unpack(REPORT_FORMAT, words[REPORT])[:2] == (1, 0)
     until(lambda: lib.ucch_board_broken(here.board))
 
 
@@ -213,22 +213,22 @@ def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(ra
     broken.far.close()
     until(lambda: broken.fate() == lib.UCCH_DIED and short.fate() == lib.UCCH_SILENT)
     assert [lib.ucch_board_gone(broken.board, call) for call in (0, 1)] == [-3, -3] and patient.fate() == lib.UCCH_THERE
-    assert struct.unpack(ENDS, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
+    assert struct.unpack(GONE_FORMAT, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
 
 
 def test_who_left_is_gone_for_later_calls(rank):
     here = rank()
-    here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack(GONE_FORMAT, 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
     assert [lib.ucch_board_gone(here.board, call) for call in (0, 5, 6)] == [-1, -1, -3]
     lib.ucch_board_leave(here.board)
-    until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
+    until(lambda: struct.unpack(GONE_FORMAT, here.hear(GONE))[2] == 0)
 
 
 def test_a_call_that_has_failed_on_another_host(rank):
     """A rank that has made it, too, would not be missed in it."""
     here = rank()
-    here.say(GONE, struct.pack(ENDS, 7, 3, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack(GONE_FORMAT, 7, 3, 1, lib.UCCH_LEFT))
     until(lambda: lib.ucch_board_gone(here.board, 3) == -3)
     assert [lib.ucch_board_gone(here.board, call) for call in (2, 7, 8)] == [-1, -3, -3]
     assert lib.ucch_board_given_up(here.board, -3) == 3
@@ -242,7 +242,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
     lib.ucch_host_exchange_free(here.exchange)
     here.exchange = ffi.NULL
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
-    assert struct.unpack(ENDS, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
+    assert struct.unpack(GONE_FORMAT, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
 def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
@@ -305,7 +305,7 @@ def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
     until(lambda: lib.ucch_board_is_cut_off(here.board, 6.0))
     assert not lib.ucch_board_is_cut_off(here.board, 4.0)
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
-    here.say(GONE, struct.pack(ENDS, 9, 0, 1, lib.UCCH_DIED))
+    here.say(GONE, struct.pack(GONE_FORMAT, 9, 0, 1, lib.UCCH_DIED))
     until(lambda: lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_DIED)
 
 
@@ -323,7 +323,7 @@ NONSENSE = {
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
     "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
-    "rank": struct.pack("<IIQ", 256, OPINION, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
+    "rank": struct.pack("<IIQ", 256, REPORT, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
     "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
     "link": struct.pack("<IIQ", 104, CUT, KEY) + struct.pack("<ii96s", 0, 2, b"a - b"),
     "asks": struct.pack("<IIQi", 4, PROBE, KEY, 1 << 30),
@@ -349,14 +349,14 @@ def test_anything_may_come(rank):
     for _ in range(60):
         here = rank()
         for _ in range(rng.randint(1, 30)):
-            kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE, CUT, PROBE])
+            kind = rng.choice([0, 0, CALLS, CALLS, REPORT, GONE, CUT, PROBE])
             n = rng.choice([1, 2, 500, 2048])
-            size = {CALLS: 16 + 4 * n, OPINION: 256, GONE: 24, CUT: 104, PROBE: 4}.get(kind, 0)
+            size = {CALLS: 16 + 4 * n, REPORT: 256, GONE: 24, CUT: 104, PROBE: 4}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 many = n if rng.random() < 0.9 else rng.choice(HUGE)
                 data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, *HUGE]), many)
-            elif kind == OPINION:
+            elif kind == REPORT:
                 data[:12] = struct.pack("<Qi", rng.choice([1, 2, *HUGE]), rng.choice([0, 1, 1, 2]))
             elif kind == GONE:
                 data[:16] = struct.pack("<QQ", rng.choice([1, *HUGE]), rng.choice([0, 1, *HUGE]))

@@ -190,25 +190,27 @@ class Flagged:
         ring = np.full(8 * (64 + 2 * self.room) + 128, 0, np.uint8)
         self.ring = ring[-ring.ctypes.data % 64 :]
         self.words = ffi.new("unsigned[2]", [begun] * 2)  # published, consumed
-        self.steps = {comes: ffi.new("ucch_steps *", {"pieces": begun, "taken": begun}) for comes in (False, True)}
-        self.replays = {comes: ffi.new("ucch_replays *") for comes in (False, True)}
-        self.counts = {comes: ffi.new("ucch_replayed *") for comes in (False, True)}
-        self.arrived = {comes: ffi.new("unsigned[40]") for comes in (False, True)}
+        self.steps = {
+            incoming: ffi.new("ucch_steps *", {"pieces": begun, "taken": begun}) for incoming in (False, True)
+        }
+        self.replays = {incoming: ffi.new("ucch_replays *") for incoming in (False, True)}
+        self.counts = {incoming: ffi.new("ucch_replayed *") for incoming in (False, True)}
+        self.arrived = {incoming: ffi.new("unsigned[40]") for incoming in (False, True)}
 
-    def run(self, comes, data, count, hash_, blocks, kind=0, own=0):
+    def run(self, incoming, data, count, hash_, blocks, kind=0, own=0):
         """Run a side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
         slots, there = ffi.cast("char *", self.ring.ctypes.data) + 64, ffi.cast("char *", data.ctypes.data)
         move = {
-            "src": slots if comes else there, "dst": there if comes else slots,
-            "wait": ffi.NULL if comes else self.words + 1, "tell": self.words + comes,
-            "least": 0 if comes else 2**32 - 7,
-            "kind": kind or (lib.MOVE_LL_RECEIVE if comes else lib.MOVE_LL_SEND), "n": count,
-            "own": ffi.cast("void *", own), "steps": self.steps[comes],
-            "slot": lib.SLOT_SRC if comes else lib.SLOT_DST, "stride": 64 + 2 * self.room,
+            "src": slots if incoming else there, "dst": there if incoming else slots,
+            "wait": ffi.NULL if incoming else self.words + 1, "tell": self.words + incoming,
+            "least": 0 if incoming else 2**32 - 7,
+            "kind": kind or (lib.MOVE_LL_RECEIVE if incoming else lib.MOVE_LL_SEND), "n": count,
+            "own": ffi.cast("void *", own), "steps": self.steps[incoming],
+            "slot": lib.SLOT_SRC if incoming else lib.SLOT_DST, "stride": 64 + 2 * self.room,
         }  # fmt: skip
         of = {
-            "n": 1, "arrived": self.arrived[comes], "replays": self.replays[comes], "counts": self.counts[comes],
-            "hash": hash_, "each": [move],
+            "n": 1, "arrived": self.arrived[incoming], "replays": self.replays[incoming],
+            "counts": self.counts[incoming], "hash": hash_, "each": [move],
         }  # fmt: skip
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
 
@@ -228,11 +230,11 @@ def test_words_with_flags(library, blocks, begun):
         shift, where, hash_ = int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(1 << 63))
         messages.append((rng.integers(0, 256, count + 9, np.uint8)[shift:], where, count, hash_))
 
-    def counted(comes, turn):
-        replays = channel.replays[comes]
+    def counted(incoming, turn):
+        replays = channel.replays[incoming]
         assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
-        assert channel.steps[comes].pieces == channel.words[comes] == (begun + turn + 1) % 2**32
-        assert not channel.counts[comes].running and not any(channel.arrived[comes])
+        assert channel.steps[incoming].pieces == channel.words[incoming] == (begun + turn + 1) % 2**32
+        assert not channel.counts[incoming].running and not any(channel.arrived[incoming])
 
     def send():
         for turn, (sent, _, count, hash_) in enumerate(messages):
@@ -410,12 +412,17 @@ def test_messages_through_rings(library, width, before):
             behind = [0, 0]
             for n, ring, array in zip(lengths, over, data, strict=True):
                 word = words[sender, ring].ctypes.data
-                pieces, comes = -(-n // 4096), sender != rank
-                addresses = array.ctypes.data, rings[sender, ring].ctypes.data, word + 4 * (not comes), word + 4 * comes
+                pieces, incoming = -(-n // 4096), sender != rank
+                addresses = (
+                    array.ctypes.data,
+                    rings[sender, ring].ctypes.data,
+                    word + 4 * (not incoming),
+                    word + 4 * incoming,
+                )
                 at = [ffi.cast("void *", address) for address in addresses]
                 begins, behind[ring] = behind[ring], behind[ring] + pieces
                 past = (before + begins) % 2**32
-                each.append([*at, n, 4096, stride, past, begins, behind[ring], 0 if comes else 8])
+                each.append([*at, n, 4096, stride, past, begins, behind[ring], 0 if incoming else 8])
         where = ffi.cast("void *", meetings[rank].ctypes.data)
         asked.append(ffi.new("ucch_ring_copies *", {"arrived": where, "n": 6, "out": 3, "width": width, "each": each}))
     beside(*(partial(run, library, "ring", 2 * width, each) for each in asked))

@@ -293,7 +293,7 @@ def failing(error):
 def bridge(monkeypatch):
     """Teams of rank 1 in a job of two ranks whose bridge has not been created."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.Turn", lambda _: nullcontext())
-    job = SimpleNamespace(spoilt=False, spare={}, tried=set())
+    job = SimpleNamespace(team_abandoned=False, spare={}, tried=set())
     return job, teams_of(job, [10, 11], 1, rank=1)
 
 
@@ -304,16 +304,16 @@ def test_a_team_that_is_late_says_whose_it_is(bridge, monkeypatch, joined):
     monkeypatch.setattr(found, "_canary", late)
     with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
         found.get((0, 1), "bridge")
-    assert job.spoilt
+    assert job.team_abandoned
 
 
 def test_no_team_is_made_where_one_was_given_up():
     """A context in which ranks have died stays usable: communicators without the dead ranks still create teams."""
-    job = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
+    job = SimpleNamespace(rank=10, team_abandoned=False, stale=True, spare={})
     job.min_word = partial(Job.min_word, job)
     found = teams_of(job, [10], 1)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
-    job.spoilt = True
+    job.team_abandoned = True
     with pytest.raises(CollectiveError, match=r"rank 0: a team .* was given up .* make a new one"):
         found._all_ready([10], True)
 
@@ -584,7 +584,7 @@ def test_without_a_limit_nothing_is_late(monkeypatch):
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
     job = SimpleNamespace(
-        rank=1, send_word=lambda *_: None, recv_word=lambda place, tag, seconds, look: limits.append(seconds) or 1
+        rank=1, send_word=lambda *_: None, recv_word=lambda place, tag, seconds, poll_hook: limits.append(seconds) or 1
     )
     job.min_word = partial(Job.min_word, job)
     known = SimpleNamespace(job=job, rank=1, members=(0, 1))
@@ -599,8 +599,8 @@ def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing():
         raise ConnectionError("the store is out of reach")
 
     teams = Teams.__new__(Teams)
-    teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, (SimpleNamespace(id=0))
+    teams.rank, teams.timeout, teams.poll_hook, teams._seat = 1, 1.0, None, (SimpleNamespace(id=0))
     teams.job = Job.__new__(Job)
-    teams.job.rank, teams.job.spoilt, teams.job.comm = 1, False, SimpleNamespace(Send=send)
+    teams.job.rank, teams.job.team_abandoned, teams.job.comm = 1, False, SimpleNamespace(Send=send)
     with pytest.raises(PeerError, match="rank 1: .* out of reach"):
         teams._all_ready([0, 1], True)

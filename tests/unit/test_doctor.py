@@ -99,7 +99,7 @@ NVIDIA = [
     ("gpu-denied", {"denied": ("/dev/nvidia0",)}), ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
     ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
     ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
-    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
+    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), transport=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
     ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")), ("memlock", {"memlock": 65536}),
     ("flow-limit", TCP | CLOUD), ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),

@@ -109,13 +109,13 @@ def test_a_list_of_the_users_keeps_its_networks(users, expected):
     assert without_devices(users) == expected
 
 
-@pytest.mark.parametrize("carrier, cores, ranks, expected", [
+@pytest.mark.parametrize("transport, cores, ranks, expected", [
     ("tcp", 64, 8, 4), ("tcp", 64, 16, 2), ("tcp", 64, 1000, 1), ("tcp", 2, 1, 1), ("tcp", 192, 8, 4),
     ("tcp", 32, 1, 8), ("tcp", 96, 1, 12), ("tcp", 20, 1, 5), ("tcp", 12, 1, 4), ("tcp", 64, 2, 4),
     ("limited", 192, 8, 8), ("limited", 64, 8, 4), ("rdma", 192, 8, 2), ("rdma", 2, 2, 1),
 ])  # fmt: skip
-def test_as_many_as_there_are_cores_for(carrier, cores, ranks, expected):
-    assert wires.count(carrier, cores, ranks) == expected
+def test_as_many_as_there_are_cores_for(transport, cores, ranks, expected):
+    assert wires.count(transport, cores, ranks) == expected
 
 
 @pytest.mark.parametrize("speeds, expected", [
@@ -131,7 +131,7 @@ def test_faster_ports_have_more_wires(speeds, expected):
 
 def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch):
     counted = []
-    monkeypatch.setattr(wires, "count", lambda _carrier, _cores, ranks: counted.append(ranks) or 1)
+    monkeypatch.setattr(wires, "count", lambda _transport, _cores, ranks: counted.append(ranks) or 1)
     monkeypatch.setattr(wires, "_sharing", 1)
     for ranks in (1, 8, 2):
         wires.share(ranks)

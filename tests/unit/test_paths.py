@@ -67,7 +67,7 @@ def message_paths(everyone, how=DIRECT):
     return MessagePaths(0, everyone, topology, how == STAGED)
 
 
-@pytest.mark.parametrize("everyone, how, detour", [
+@pytest.mark.parametrize("everyone, how, staged", [
     ([CUDA, CUDA], DIRECT, False), ([CUDA, FAR], DIRECT, False), ([CUDA, FAR], STAGED, True),
     ([CUDA, ROCM], STAGED, True),
     ([CUDA, ROCM], DIRECT, True),  # bridge and messages would open the same memory
@@ -75,8 +75,8 @@ def message_paths(everyone, how=DIRECT):
     ([CUDA, rank("cuda", THERE, moves=("host",))], DIRECT, False),  # the other rank's libucp cannot
     ([CUDA, NONE], DIRECT, False),
 ])  # fmt: skip
-def test_messages(everyone, how, detour):
-    assert message_paths(everyone, how).wanted(1) is detour
+def test_messages(everyone, how, staged):
+    assert message_paths(everyone, how).wanted(1) is staged
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ucc_hetero.rma import request as requests
 from ucc_hetero.rma import worker as workers
 from ucc_hetero.rma.channel import Channel, ChannelError
 from ucc_hetero.rma.endpoint import _lists
-from ucc_hetero.rma.request import ENDED, _Watcher
+from ucc_hetero.rma.request import ENDED, _complete_at_end
 from ucc_hetero.rma.wire_format import Address, Descriptor, FormatError
 from ucc_hetero.rma.worker import _may_open
 
@@ -109,14 +109,14 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing():
         def call_soon_threadsafe(self, *_):
             raise RuntimeError("Event loop is closed")
 
-    watcher, ended = _Watcher(), ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+    ended = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
 
     async def main():
         loop = asyncio.get_running_loop()
         gone, ours = loop.create_future(), loop.create_future()
-        watcher.add(lib.ucch_message_op(ended), ended, Closing(), gone)
+        _complete_at_end(lib.ucch_message_op(ended), ended, Closing(), gone)
         await asyncio.sleep(0.05)
-        watcher.add(lib.ucch_message_op(ended), ended, loop, ours)
+        _complete_at_end(lib.ucch_message_op(ended), ended, loop, ours)
         await asyncio.wait_for(ours, 600)
 
     asyncio.run(main())
@@ -184,9 +184,9 @@ def test_an_endpoint_that_is_closed_while_it_is_asked(joined, monkeypatch):
 
 
 def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch):
-    """A task may be cancelled, and its request end, before the thread that watches the request notices."""
+    """A task may be cancelled, and its request end, while the thread that watches the request looks at it."""
     worker, *_ = joined
-    freed, looked = [], []
+    freed, looked, looks, goes_on = [], [], threading.Event(), threading.Event()
 
     class Lib:
         def __getattr__(self, name):
@@ -197,6 +197,8 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
             lib.ucch_transfer_free(native)
 
         def ucch_peek(self, op):
+            looks.set()
+            goes_on.wait(60)
             looked.append(op in freed)
             return int(lib.ucch_peek(op)) if op not in freed else 1
 
@@ -209,16 +211,16 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
     async def main():
         task = asyncio.ensure_future(waits(counter := worker.counter()))
         await asyncio.sleep(0)
-        with requests._watcher._some:
-            task.cancel()
-            await task
-            counter.close()
-            lib.ucch_progress_once()
-            worker.counter().wait(0)  # memory kept for transfers in progress is released
-            looked.clear()
+        assert looks.wait(60)
+        task.cancel()
+        await task
+        counter.close()
+        lib.ucch_progress_once()
+        worker.counter().wait(0)  # memory kept for transfers in progress is released
+        goes_on.set()
 
     asyncio.run(main())
-    until(lambda: not requests._watcher._waiting)
+    until(lambda: looked)
     assert looked == [False]
 
 

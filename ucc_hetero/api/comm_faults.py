@@ -24,7 +24,7 @@ _Self = TypeVar("_Self", bound="FaultMethods")
 _R = TypeVar("_R")
 
 #: Seconds between checks for a revocation by ranks of other hosts.
-_LOOK_S = 0.01
+_CHECK_S = 0.01
 
 
 class FaultWatch:
@@ -36,15 +36,15 @@ class FaultWatch:
         self.board: Any = runner.board.native
         #: Why ranks cannot go on after a death; empty if they can.
         self.unsupported = faults.lacking(runner.mpi)
-        self._looked, self._pause = 0.0, getattr(runner.mpi, "look_s", _LOOK_S)
+        self._checked, self._pause = 0.0, getattr(runner.mpi, "check_s", _CHECK_S)
         if not self.unsupported and runner.size > 1:
-            poll_hooks.append(self.look)
+            poll_hooks.append(self.check)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """End the calls under way if the communicator was revoked, or if a rank of another host has died."""
         now = time.monotonic()
-        if now - self._looked > self._pause and self.board is not None:
-            self._looked = now
+        if now - self._checked > self._pause and self.board is not None:
+            self._checked = now
             if lib.ucch_board_revoked(self.board):
                 return
             with suppress(*faults.EXCHANGE_ERRORS):  # boards and links name the dead ranks; every wait runs this hook
@@ -56,8 +56,8 @@ class FaultWatch:
     def close(self) -> None:
         """Remove the hook, and drop the board."""
         self.board = None
-        if self.look in poll_hooks:
-            poll_hooks.remove(self.look)
+        if self.check in poll_hooks:
+            poll_hooks.remove(self.check)
 
 
 class FaultMethods(ABC):

@@ -91,7 +91,7 @@ class Neighbourhood:
             watch.finish(0)
 
         try:
-            watch.look()
+            watch.check()
             if not incoming and not outgoing:
                 end()
                 return finished()

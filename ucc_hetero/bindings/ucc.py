@@ -78,8 +78,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: Seconds between calls of a wait's ``look``.
-_LOOK_S = 2e-3
+#: Seconds between calls of a wait's ``poll_hook``.
+_CHECK_S = 2e-3
 
 
 def status_name(status: int) -> str:
@@ -231,7 +231,7 @@ class Context(Handle):
         self,
         ranks: Sequence[int],
         timeout: float = 60.0,
-        look: Callable[[], None] | None = None,
+        poll_hook: Callable[[], None] | None = None,
         number: int | None = None,
     ) -> Team:
         """Create a team; collective among its ranks.
@@ -239,7 +239,7 @@ class Context(Handle):
         Args:
             ranks: Ranks of this context, in the team's order.
             timeout: Seconds to wait for the other ranks.
-            look: Called now and then meanwhile; may raise to end the wait.
+            poll_hook: Called now and then meanwhile; may raise to end the wait.
             number: Id of the team below 32,768, equal on its ranks and used by no other team of theirs in this context;
                 None: the ranks
                 agree on one.
@@ -251,7 +251,7 @@ class Context(Handle):
             CollectiveTimeout: If not every rank joins in time.
             LibraryError: If libucc cannot create it.
         """
-        return Team(self, ranks, timeout, look, number)
+        return Team(self, ranks, timeout, poll_hook, number)
 
     def close(self) -> None:
         """Destroy the context; collective among its ranks."""
@@ -271,7 +271,7 @@ class Team(Handle):
         context: Context,
         ranks: Sequence[int],
         timeout: float = 60.0,
-        look: Callable[[], None] | None = None,
+        poll_hook: Callable[[], None] | None = None,
         number: int | None = None,
     ) -> None:
         self.context = context
@@ -287,23 +287,25 @@ class Team(Handle):
         params.ep_map.ep_num = self.size
         params.ep_map.array.map = self._map
         params.ep_map.array.elem_size = 8
-        self.handle = self._create(params, timeout, look)
+        self.handle = self._create(params, timeout, poll_hook)
         self.native = lib.ucch_team_new(context.native, self.handle)
 
-    def _create(self, params: Any, timeout: float, look: Callable[[], None] | None) -> Any:
+    def _create(self, params: Any, timeout: float, poll_hook: Callable[[], None] | None) -> Any:
         handle, whom = ffi.new("ucc_team_h *"), f"team of context ranks {list(self.ranks)}"
         contexts = ffi.new("ucc_context_h[]", [self.context.handle])
         try:
             check("ucc_team_create_post", locked(lib.ucc_team_create_post, contexts, 1, params, handle))
             late = f"{whom}: not every rank joined within {timeout:g} s"
-            status = self._end(lambda: int(lib.ucc_team_create_test(handle[0])), late, timeout, look)
+            status = self._end(lambda: int(lib.ucc_team_create_test(handle[0])), late, timeout, poll_hook)
             check("ucc_team_create_test", status, whom)
         except BaseException:
             quarantine.keep((self._map, params, handle))  # libucc still uses them
             raise
         return handle[0]
 
-    def _end(self, test: Callable[[], int], late: str, timeout: float, look: Callable[[], None] | None = None) -> int:
+    def _end(
+        self, test: Callable[[], int], late: str, timeout: float, poll_hook: Callable[[], None] | None = None
+    ) -> int:
         """Make progress until ``test`` has ended, and return its status. The engine's lock is released between
         tests."""
         status = int(Status.INPROGRESS)
@@ -313,7 +315,7 @@ class Team(Handle):
             status = locked(self._test, test)
             return status != Status.INPROGRESS
 
-        if not progress_until(over, timeout, look or bool, step=0.0, apart=_LOOK_S):
+        if not progress_until(over, timeout, poll_hook or bool, step=0.0, apart=_CHECK_S):
             raise CollectiveTimeout(late)
         return status
 
@@ -464,18 +466,18 @@ class Request(Handle):
             self.team.context.progress()
         return check("collective", self.handle.status) == Status.OK
 
-    def wait(self, timeout: float = 60.0, look: Callable[[], None] | None = None) -> None:
+    def wait(self, timeout: float = 60.0, poll_hook: Callable[[], None] | None = None) -> None:
         """Wait until the collective has finished.
 
         Args:
             timeout: Seconds.
-            look: Called now and then meanwhile; may raise to end the wait.
+            poll_hook: Called now and then meanwhile; may raise to end the wait.
 
         Raises:
             CollectiveTimeout: After ``timeout`` seconds.
             LibraryError: If it has failed.
         """
-        if not progress_until(self.test, timeout, look or bool, step=0.0, apart=_LOOK_S):
+        if not progress_until(self.test, timeout, poll_hook or bool, step=0.0, apart=_CHECK_S):
             raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 
     def close(self) -> None:

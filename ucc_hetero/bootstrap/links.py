@@ -110,7 +110,7 @@ class Links:
         found = [r for r in mine if r not in new or processes[r] in _links]
         if lost := sorted(set(mine) - set(found)):
             log.log("live").warning(
-                "rank %d: no connection with rank(s) %s beside the data: whether they are alive and call the same is "
+                "rank %d: no control connection with rank(s) %s: whether they are alive and call the same is "
                 "known at deadlines only; may the hosts connect by TCP ports above 1023?", self._rank, lost,
             )  # fmt: skip
         links = [_links[processes[r]] for r in found]

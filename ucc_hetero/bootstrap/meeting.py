@@ -374,13 +374,13 @@ def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Ti
     """
     where = f"rank {known.rank}: Create_group: rank(s)"
 
-    def look() -> None:
+    def raise_if_dead() -> None:
         if not faults.lacking(mpi) and (dead := sorted({*faults.dead_ranks(mpi)} & {*ranks})):
             raise PeerError(f"{where} {dead} died")
 
     places = [known.members[rank] for rank in ranks]
     own = MOST_COMMS + number * _TAGS + tag % _TAGS  # beyond those of teams
-    least = mpi.named(partial(known.job.min_word, places, own, int(ready), mpi.seconds, look))
+    least = mpi.named(partial(known.job.min_word, places, own, int(ready), mpi.seconds, raise_if_dead))
     if least < 0:
         note_abandoned()
         raise CollectiveTimeout(f"{where} [{ranks[-2 - least]}] did not come within {mpi.seconds:g} s (UCCH_TIMEOUT)")

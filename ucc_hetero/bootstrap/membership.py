@@ -132,7 +132,7 @@ class Membership:
     def _make_teams(self) -> None:
         """Make the teams that usual calls need and that a rank cannot make by itself; all ranks learn whether all
         work."""
-        self.teams.look, self.teams.together = partial(self._look, time.monotonic()), True
+        self.teams.poll_hook, self.teams.together = partial(self._check, time.monotonic()), True
         failure = self._first_teams()
         if failure is not None:
             self.board.leave()  # others may be waiting for this rank in a team's first call
@@ -142,12 +142,12 @@ class Membership:
         for rank, text in enumerate(everyone):
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
-        self.teams.look, self.teams.together = None, False
+        self.teams.poll_hook, self.teams.together = None, False
 
-    def _look(self, began: float) -> None:
+    def _check(self, began: float) -> None:
         """Raise if the teams, whose making began at ``began``, can no longer be made."""
         if not faults.lacking(self.mpi):
-            self.mpi.look()
+            self.mpi.check_peers()
         if (peer := self.board.rank_of(self.board.cut(time.monotonic() - began))) >= 0:
             text = wires.cut_text(self.board.link_to(peer))
             raise CollectiveError(f"rank {self.rank}: no connection with rank {peer}: {text}")
@@ -155,11 +155,11 @@ class Membership:
             if rank != self.rank and self.board.fate(rank) == lib.UCCH_LEFT:
                 raise CollectiveError(f"rank {self.rank}: rank {rank} could not create its teams")
 
-    def _watch(self, look: Callable[[], list[int]]) -> None:
-        """Let ``look`` find deaths from now on, for an exchange that does not notice them itself."""
+    def _watch(self, find_dead: Callable[[], list[int]]) -> None:
+        """Let ``find_dead`` find deaths from now on, for an exchange that does not notice them itself."""
         if not isinstance(self.mpi, Timely):
             self._unwatch()
-            self._unwatch = self.mpi.watch(look)
+            self._unwatch = self.mpi.watch(find_dead)
 
     def _first_teams(self) -> UCCHError | None:
         """Make and test the teams that usual calls need. Returns the failure, if any.

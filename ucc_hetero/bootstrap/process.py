@@ -182,7 +182,7 @@ class Job:
     def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: agreement.Split, name: str) -> None:
         self.process, self.name = process, name
         #: True if a team's creation was given up: libucc would match its messages with those of the next one.
-        self.spoilt = False
+        self.team_abandoned = False
         #: True if ranks of it have died or a call has timed out: data left under way may be matched by a new
         #: communicator, and libucp may have dropped a broken connection without an error.
         self.stale = False
@@ -295,19 +295,20 @@ class Job:
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
         same = (lib.ucch_endpoint_errors(), lib.ucch_cuts()) == (self._errors, self._cuts)
-        return same and not (self.spoilt or self.stale)
+        return same and not (self.team_abandoned or self.stale)
 
     def send_word(self, place: int, tag: int, word: int) -> None:
         """Send a small number to a rank of the job."""
         self.comm.Send(array("i", [word]), place, tag)
 
-    def recv_word(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
-        """Receive a small number from a rank; None if it does not come in time. ``look`` may raise to end the wait."""
+    def recv_word(self, place: int, tag: int, seconds: float, poll_hook: Callable[[], object]) -> int | None:
+        """Receive a small number from a rank; None if it does not come in time. ``poll_hook`` may raise to end the
+        wait."""
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
         with quarantine.unless_over((request, word)):
             try:
-                if progress_until(request.Test, seconds, look, step=1e-6):
+                if progress_until(request.Test, seconds, poll_hook, step=1e-6):
                     return word[0]
             except BaseException:
                 with suppress(*faults.EXCHANGE_ERRORS):  # its rank may have died
@@ -317,18 +318,20 @@ class Job:
         quarantine.keep((request, word))
         return None
 
-    def min_word(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
+    def min_word(
+        self, places: Sequence[int], tag: int, word: int, seconds: float, poll_hook: Callable[[], object]
+    ) -> int:
         """The least word (from -1 on) of some ranks of the job: the first rank gathers and sends it. Collective among
-        them. The result is -2 - i if the i-th of these ranks did not answer within ``seconds``; ``look`` as for
+        them. The result is -2 - i if the i-th of these ranks did not answer within ``seconds``; ``poll_hook`` as for
         :meth:`recv_word`."""
         first, *others = places
         if self.rank != first:
             self.send_word(first, tag, word)
-            answer = self.recv_word(first, tag, seconds + _GRACE_S, look)
+            answer = self.recv_word(first, tag, seconds + _GRACE_S, poll_hook)
             return -2 if answer is None else answer
         for at, place in enumerate(others, 1):
             if word > -2:
-                heard = self.recv_word(place, tag, seconds, look)
+                heard = self.recv_word(place, tag, seconds, poll_hook)
                 word = min(word, -2 - at if heard is None else heard)
         for place in others:
             self.send_word(place, tag, word)

@@ -25,7 +25,7 @@ from ..native.waiting import progress_until
 _T = TypeVar("_T")
 
 #: Seconds between checks whether a wait is hopeless, and between polls for an agreement.
-_LOOK_S = 0.02
+_CHECK_S = 0.02
 _POLL_S = 1e-3
 #: Bytes of the number that precedes a rank's data in an exchange.
 _NUMBER = 8
@@ -69,7 +69,7 @@ class _Exchange:
             self._take([self._store.get(key) for key in self._keys])
             self._done = True  # now: where this was interrupted the next call takes them
         if not self._done:
-            self._comm.look()
+            self._comm.check_peers()
         return self._done
 
     def missing(self) -> list[int]:
@@ -89,7 +89,7 @@ class _Receive:
         if not self._done:
             word = self._comm.next_word(self._source, self._tag)
             if word is None:
-                self._comm.look(self._source)
+                self._comm.check_peers(self._source)
             else:
                 self._done, self._word[0] = True, word
         return self._done
@@ -115,7 +115,7 @@ class StoreComm:
         #: Seconds that a rank waits for the others.
         self.seconds = seconds or math.inf
         self._count = self._agreed = self._acked = 0
-        self._looked, self._revoked = 0.0, False
+        self._checked, self._revoked = 0.0, False
         #: Number of words sent, by (rank, tag), and taken.
         self._sent: dict[tuple[int, int], int] = {}
         self._taken: dict[tuple[int, int], int] = {}
@@ -145,7 +145,7 @@ class StoreComm:
         return self._size
 
     #: Seconds between a waiter's polls of the store, which all ranks use.
-    look_s = 0.5
+    check_s = 0.5
 
     def Get_name(self) -> str:
         return self._prefix
@@ -259,13 +259,13 @@ class StoreComm:
     # --- after deaths
     # ---------------------------------------------------------------------------------------------------
 
-    def look(self, source: int | None = None) -> None:
+    def check_peers(self, source: int | None = None) -> None:
         """Raise :class:`PeerError` if a rank (only ``source``, if given) has died, or a rank has revoked the
         communicator."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._checked < _CHECK_S:
             return
-        self._looked = now
+        self._checked = now
         if self.Is_revoked():
             raise PeerError(f"rank {self._rank}: another rank has given {self._prefix} up")
         dead = self.dead()
@@ -276,9 +276,10 @@ class StoreComm:
         gone = self._deaths.gone()
         return [rank for rank, number in enumerate(self._ids) if number in gone]
 
-    def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
-        """Let ``look`` find dead ranks, for all ranks that meet in the store. Returns a function that stops this."""
-        return self._deaths.watch(lambda: [self._ids[rank] for rank in look()])
+    def watch(self, find_dead: Callable[[], Iterable[int]]) -> Callable[[], None]:
+        """Let ``find_dead`` find dead ranks, for all ranks that meet in the store. Returns a function that stops
+        this."""
+        return self._deaths.watch(lambda: [self._ids[rank] for rank in find_dead()])
 
     def named(self, call: Callable[[], _T]) -> _T:
         """The result of a call that uses an exchange of some of the ranks; its errors name ranks that have died."""
@@ -386,16 +387,16 @@ class Deaths:
         #: read the same entry.
         self._said: dict[int, tuple[int, list[int]]] = {}
         #: Functions that look for deaths, and return the numbers of the dead.
-        self._looks: list[Callable[[], Iterable[int]]] = []
+        self._finders: list[Callable[[], Iterable[int]]] = []
 
-    def watch(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
-        """Let ``look`` find deaths from now on. Returns a function that stops this."""
-        self._looks.append(look)
-        return partial(self._looks.remove, look)
+    def watch(self, find_dead: Callable[[], Iterable[int]]) -> Callable[[], None]:
+        """Let ``find_dead`` find deaths from now on. Returns a function that stops this."""
+        self._finders.append(find_dead)
+        return partial(self._finders.remove, find_dead)
 
     def gone(self) -> list[int]:
         """Numbers of the ranks known to be dead, in the same order on all ranks."""
-        found, known = {number for look in list(self._looks) for number in look()}, self._known()
+        found, known = {number for find_dead in list(self._finders) for number in find_dead()}, self._known()
         new = sorted(found - {*known, self._number})
         if new and self._number not in known:
             self._write(new)

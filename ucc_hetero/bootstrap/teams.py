@@ -40,7 +40,7 @@ _REFUSED_S = 2.0
 _ANSWER_S = 1.0
 
 #: What each rank says before a team is created; the smallest value of all ranks is the answer.
-_SPOILT, _NOT_READY, _READY = -1, 0, 1
+_ABANDONED, _NOT_READY, _READY = -1, 0, 1
 
 #: Seconds in which a rank's death becomes known; a library may report a failure a moment before.
 _DEATH_S = 1.0
@@ -72,7 +72,7 @@ class Teams:
         self._seat, self._known, self.job, self.rank, self.timeout = seat, known, known.job, known.rank, timeout
         self.members, self.far = known.members, known.far
         #: Raises once the call that a new team is for cannot succeed any more.
-        self.look: Callable[[], None] | None = None
+        self.poll_hook: Callable[[], None] | None = None
         #: True if all ranks hold their turns at creating: then they need not ask each other before each team.
         self.together = False
         #: Time at which a refusal of this call was seen while a team is created; 0 for never.
@@ -135,7 +135,7 @@ class Teams:
                 self._check_all_can_start(ranks, failure)
                 assert request is not None, "all ranks can begin, this one too"
                 request.post()
-                request.wait(self.timeout, self._look_inside)
+                request.wait(self.timeout, self._check_inside)
             except BaseException:
                 quarantine.keep(request)  # closed before its end it would count as a failure of the library
                 raise
@@ -180,11 +180,11 @@ class Teams:
         with own_device():
             try:
                 places = self._known.in_context(ranks, link)
-                team = context.team(places, self.timeout, self._look_inside, self._number(ranks, link))
+                team = context.team(places, self.timeout, self._check_inside, self._number(ranks, link))
                 self._canary(team, ranks, link)
                 return team
             except BaseException as error:
-                job.spoilt = True
+                job.team_abandoned = True
                 quarantine.keep(team)  # libucc may still use it
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._timeout_text(ranks, link, team)) from error
@@ -204,8 +204,12 @@ class Teams:
     def _raise_if_dead(self, error: BaseException) -> None:
         """Raise ``PeerError`` for an error that a rank's death has caused: libucc may report the failed connection
         before the death is known."""
-        if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
-            progress_until(self.look, _DEATH_S)
+        if (
+            self.poll_hook is not None
+            and isinstance(error, UCCHError)
+            and not isinstance(error, PeerError | RefusedError)
+        ):
+            progress_until(self.poll_hook, _DEATH_S)
 
     def _timeout_text(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
         """Error message for a team that was not created in time. libucc does not tell which rank is missing."""
@@ -218,32 +222,32 @@ class Teams:
     def _all_ready(self, places: list[int], ready: bool, seconds: float | None = None) -> bool:
         """True if every rank of a team is ready; all wait for up to ``seconds``."""
         seconds, job = self.timeout if seconds is None else seconds, self.job
-        word = _SPOILT if job.spoilt else _READY if ready else _NOT_READY
-        look = self.look or bool if job.rank == places[0] else partial(self._look_inside, _ANSWER_S)
+        word = _ABANDONED if job.team_abandoned else _READY if ready else _NOT_READY
+        poll_hook = self.poll_hook or bool if job.rank == places[0] else partial(self._check_inside, _ANSWER_S)
         try:
-            answer = job.min_word(places, self._seat.id, word, seconds, look)
+            answer = job.min_word(places, self._seat.id, word, seconds, poll_hook)
         except UCCHError:
             raise
         except EXCHANGE_ERRORS as error:  # not a mistake of this call: one of its ranks cannot be reached
             raise PeerError(f"rank {self.rank}: a team of job ranks {places} cannot be made: {error}") from error
-        if answer == _SPOILT:
+        if answer == _ABANDONED:
             raise CollectiveError(
                 f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
                 "communicator was given up when a rank refused it or was late: free this one, and make a new one"
             )
-        if answer < _SPOILT:
+        if answer < _ABANDONED:
             raise CollectiveTimeout(
                 f"rank {self.rank}: a team of job ranks {places}: rank {places[-2 - answer]} of the job did not join "
                 f"within {seconds:g} s"
             )
         return answer == _READY
 
-    def _look_inside(self, grace: float = _REFUSED_S) -> None:
+    def _check_inside(self, grace: float = _REFUSED_S) -> None:
         """Look for failures while all ranks create the team. A refused call raises only after ``grace`` seconds: all
         ranks create the team to the end if they can."""
-        if self.look is not None:
+        if self.poll_hook is not None:
             try:
-                self.look()
+                self.poll_hook()
             except RefusedError:
                 self._refused = self._refused or time.monotonic()
                 if time.monotonic() > self._refused + grace:  # a rank left before it came here
@@ -259,7 +263,7 @@ class Teams:
         began = time.monotonic()
         with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=DTYPES["float64"], op=OPS["SUM"]) as request:
             request.post()
-            request.wait(self.timeout, self._look_inside)
+            request.wait(self.timeout, self._check_inside)
         if list(out) != want:
             raise CollectiveError(
                 f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "

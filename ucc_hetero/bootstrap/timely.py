@@ -233,7 +233,7 @@ class Timely:
         request = self.named(begin)
         done = partial(self.named, request.Test)
         with quarantine.unless_over((request, memory)):
-            come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+            come = progress_until(done, self.seconds, self.check_peers, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, has_abandoned)
             missing = request.missing() if isinstance(request, _RollCall) else self._call_roll()
@@ -242,7 +242,7 @@ class Timely:
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
             )
 
-    def look(self) -> None:
+    def check_peers(self) -> None:
         """Answer roll calls; raise ``PeerError`` if a rank died or gave up, so that this rank leaves the exchange.
 
         MPI does not interrupt a pending exchange then: Open MPI 5.0.11 has been seen to go on with one that was

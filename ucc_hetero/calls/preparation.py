@@ -507,7 +507,7 @@ class Preparation:
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
-        members.teams.look = self._watch_teams(label, sets_up=sets_up)
+        members.teams.poll_hook = self._watch_teams(label, sets_up=sets_up)
         total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         try:
             program = Lowering(plan, self.rank, spec, members.teams, members.board, route).program(label, total)
@@ -515,7 +515,7 @@ class Preparation:
             self._state.fail(error, plan)
             raise
         finally:
-            members.teams.look = None
+            members.teams.poll_hook = None
         self.used[label] = choice, why, program.execution
         return program
 
@@ -532,14 +532,14 @@ class Preparation:
         def announce(text: str) -> tuple[int, int]:
             return self.members.board.announce(text, as_any=sets_up), 0
 
-        def look() -> None:
+        def poll_hook() -> None:
             run_poll_hooks()
             if not watches and (not sets_up or time.monotonic() - began > _LATE_S):
                 watches.append(Watch(self._state, label, announce))
             for watch in watches:
-                watch.look()
+                watch.check()
 
-        return look
+        return poll_hook
 
     def _choice_without_counts(self, spec: ProgramSpec) -> Choice:
         """The choice if only some ranks know the counts: one step if libraries need only a rank's own counts, else

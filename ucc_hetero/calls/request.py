@@ -47,14 +47,14 @@ poll_hooks: list[Callable[[], None]] = []
 
 
 def run_poll_hooks() -> None:
-    for look in list(poll_hooks):
-        look()
+    for hook in list(poll_hooks):
+        hook()
 
 
-def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
+def wait_op(op: Any, poll_hook: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation. Returns 1: done, 2: failed. Checks for signals and lets MPI progress meanwhile."""
     refuse_children()
-    return wait_in_slices(partial(lib.ucch_wait, op), look)
+    return wait_in_slices(partial(lib.ucch_wait, op), poll_hook)
 
 
 def reap() -> None:

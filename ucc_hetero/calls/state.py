@@ -314,7 +314,7 @@ class Watch:
         self.began = time.monotonic()
         self.seq, self.record = (show or self.board.publish)(label)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise if the call can no longer succeed: a peer refused it, made another call, or is gone; or the deadline
         has passed."""
         run_poll_hooks()
@@ -334,6 +334,6 @@ class Watch:
     def finish(self, nbytes: int) -> None:
         """Count the call; raise if a rank has called something else."""
         if self.board.verdict(self.seq)[0]:
-            self.look()
+            self.check()
         lib.ucch_record_end(self.record, 0)
         lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)

@@ -138,15 +138,15 @@ def _topo(args: argparse.Namespace) -> int:
         if args.record:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
         # A record has files of a machine, but not its libraries.
-        carriers = {} if args.record else _carriers()
-        print(draw(tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)])), flush=True)
+        transport = {} if args.record else _transport()
+        print(draw(tree([DrawnHost(socket.gethostname(), machine(), transport=transport)])), flush=True)
         return 0
     from ..api.comm import Communicator, runner_of
 
     with Communicator() as comm:
         members = runner_of(comm).members
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
-        found = comm.mpi.gather((machine(), _carriers()) if comm.rank in first else None)
+        found = comm.mpi.gather((machine(), _transport()) if comm.rank in first else None)
         rings = comm.mpi.gather(members.rings()) or ()
         if comm.rank == 0:
             hosts = []
@@ -158,7 +158,7 @@ def _topo(args: argparse.Namespace) -> int:
     return 0
 
 
-def _carriers() -> dict[str, str]:
+def _transport() -> dict[str, str]:
     from ..errors import LibraryNotFound
     from ..transport.wires import describe, survey
 

@@ -68,7 +68,7 @@ def collect() -> dict[str, Any]:
             "memory types": memory,
             "transports": [f"{name} ({', '.join(devices)})" for name, devices in transports.items()],
         },
-        "carriers": describe(transports),
+        "transport": describe(transports),
         "fabric": fabrics(),
         "mpi": _mpi(),
         "notes": list(libraries.notes),

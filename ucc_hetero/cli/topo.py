@@ -15,12 +15,12 @@ Lines = list[tuple[int, str]]
 
 
 class DrawnHost(NamedTuple):
-    """A host of the drawing: name, machine, (rank, vendor, device) of its ranks, carriers of its bytes."""
+    """A host of the drawing: name, machine, (rank, vendor, device) of its ranks, what UCX uses for it."""
 
     name: str
     machine: Machine
     ranks: Sequence[tuple[int, str, int]] = ()
-    carriers: Mapping[str, str] = MappingProxyType({})
+    transport: Mapping[str, str] = MappingProxyType({})
 
 
 def _nic(nic: Nic) -> str:
@@ -83,7 +83,7 @@ def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
         island = f", island {topology.island_of[rank]}" if topology else ""
         on = f" on device {device}" if vendor != "host" else ""
         lines.append((1, f"rank {rank}: {vendor} memory{on}{island}"))
-    return lines + [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
+    return lines + [(1, f"transport, {what}: {by}") for what, by in host.transport.items()]
 
 
 def draw(lines: Lines) -> str:

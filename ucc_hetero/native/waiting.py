@@ -42,8 +42,8 @@ def progress_mpi() -> None:
             mpi.COMM_SELF.Iprobe()
 
 
-def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], object] = bool) -> _State:
-    """Wait in C, in slices, with checks for signals between them. ``look`` is called now and then, and may raise.
+def wait_in_slices(wait: Callable[[float], _State | None], poll_hook: Callable[[], object] = bool) -> _State:
+    """Wait in C, in slices, with checks for signals between them. ``poll_hook`` is called now and then, and may raise.
 
     ``wait`` waits for at most the seconds that it is given. Its first true result is returned.
     """
@@ -52,7 +52,7 @@ def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], ob
     while not (state := wait(seconds)):
         progress_mpi()
         if turn % turns == 0:
-            look()
+            poll_hook()
         turn += 1
     return state
 

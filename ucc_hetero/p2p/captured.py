@@ -30,11 +30,11 @@ class CapturedMessage(Request):
     in_stream = True
 
     def __init__(
-        self, owner: CapturedMessages, buffer: Buffer, peer: int, tag: int, stream: int, *, comes: bool
+        self, owner: CapturedMessages, buffer: Buffer, peer: int, tag: int, stream: int, *, incoming: bool
     ) -> None:
-        """``comes``: True for a receive."""
+        """``incoming``: True for a receive."""
         super().__init__(*idle())
-        self.buffer, self.peer, self.tag, self.comes = buffer, peer, tag, comes
+        self.buffer, self.peer, self.tag, self.incoming = buffer, peer, tag, incoming
         self._messages, self.stream = owner, stream
         #: The stream whose capture has the message; None before.
         self.given: int | None = None
@@ -69,7 +69,7 @@ class CapturedMessages:
         """Post a message in a stream that is being captured; the caller has checked the arguments."""
         self.check()
         self._capture = lib.ucch_stream_captures(stream)
-        message = CapturedMessage(self, buffer, peer, tag, stream, comes=what == "receive")
+        message = CapturedMessage(self, buffer, peer, tag, stream, incoming=what == "receive")
         if buffer.nbytes:
             self.waiting.append(message)
         else:
@@ -120,12 +120,12 @@ class CapturedMessages:
             )
         with kernels.beside_a_capture(make=self._members.topology.flat):
             kernels.ready(*_KERNEL)
-        outof, into = (next((each.buffer.ptr for each in some if each.comes is comes), 0) for comes in (False, True))
+        outof, into = (next((each.buffer.ptr for each in some if each.incoming is side), 0) for side in (False, True))
         parts = []
         for each in some:
             part: dict[str, Any] = {"tag": each.tag, "peer": each.peer}
             at, nbytes = each.buffer.ptr, each.buffer.nbytes
-            if each.comes:
+            if each.incoming:
                 part |= {"kind": lib.UCCH_STEP_RECV, "dst": (lib.UCCH_RECV, at - into, nbytes)}
             else:
                 part |= {"kind": lib.UCCH_STEP_SEND, "src": (lib.UCCH_SEND, at - outof, nbytes)}

@@ -100,18 +100,18 @@ class Arrays:
             return array
         seen = describe_fast(array)
         if seen is None:
-            return self._look(array, writable)
+            return self._as_buffer(array, writable)
         like = self._known.get((seen[0], writable))
         if like is not None:
             return Buffer(seen[1], like.count, like.dtype, like.vendor, like.device, array, like.readonly)
-        found = self._look(array, writable)
+        found = self._as_buffer(array, writable)
         if found.layout is None and found.count:
             # Without the array as owner: the cache would keep its memory alive.
             plain = found.ptr, found.count, found.dtype, found.vendor, found.device, None, found.readonly
             self._known.keep((seen[0], writable), Buffer(*plain))
         return found
 
-    def _look(self, array: Any, writable: bool) -> Buffer:
+    def _as_buffer(self, array: Any, writable: bool) -> Buffer:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
     def on_device(self, buffer: Buffer) -> bool:
@@ -175,7 +175,7 @@ class Messages:
         if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
             self._lanes = ffi.NULL if own else self.lanes
-        self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
+        self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.transport() != "rdma"
         self._reached: set[int] = set()
         self.captured = CapturedMessages(state, lambda: self.timeout)
         #: Rank of the communicator -> slot on the arrival board, which tells if the peer is gone.
@@ -380,7 +380,7 @@ class Messages:
         transfer.begin(timeout)
 
     def start_in_lane(
-        self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool
+        self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, incoming: bool
     ) -> LaneMessage:
         """Start a message by a lane, without a time limit. The caller has checked peer, tag and memory.
 
@@ -388,7 +388,7 @@ class Messages:
         """
         if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
             self.check_usable()
-        how = _RECV if comes else 0
+        how = _RECV if incoming else 0
         message = LaneMessage(how, address, nbytes, peer, tag, stream, keep)
         slot = self._slots.get(peer, self.size)
         try:

@@ -97,7 +97,7 @@ class Partitions:
         arrived."""
         messages = self._messages
 
-        def look() -> _Header | None:
+        def attempt() -> _Header | None:
             with self._lock:  # another thread may have taken it
                 while (source, tag, number) not in self._headers and (found := self._take(source)) is not None:
                     self._headers[source, found.tag, self._come[source, found.tag]] = found
@@ -105,9 +105,9 @@ class Partitions:
                 return self._headers.pop((source, tag, number), None)
 
         if not wait:
-            return look()
+            return attempt()
         where = f"rank {messages.rank}: partitioned receive from rank {source}, tag {tag}"
-        header = poll(messages, source, where, look)
+        header = poll(messages, source, where, attempt)
         if header is None:
             raise CollectiveTimeout(
                 f"{where}: rank {source} has not called Psend_init within {messages.timeout:g} s (UCCH_TIMEOUT)"

@@ -21,7 +21,7 @@ from .transfer import Transfer, source_and_tag
 _T = TypeVar("_T")
 
 #: Seconds between two checks that the source is alive.
-_LOOK_S = 0.01
+_CHECK_S = 0.01
 
 
 @forms
@@ -178,11 +178,11 @@ def waits(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> b
     """Look once for an arrived message of either kind: a buffer, or a Python object over ``mpi``."""
     if probe(messages, source, tag, status, remove=False) is not None:
         return True
-    module, look = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store cannot send objects
-    if module is None or look is None:
+    module, iprobe = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store cannot send objects
+    if module is None or iprobe is None:
         return False
     try:
-        return bool(look(source, tag, status))
+        return bool(iprobe(source, tag, status))
     except module.Exception:  # a rank has died: the caller's own check tells which
         return False
 
@@ -192,10 +192,10 @@ def wait_for_any(messages: Messages, mpi: Any, source: int, tag: int, status: An
     _awaited(messages, source, tag, lambda: waits(messages, mpi, source, tag, status) or None)
 
 
-def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | None]) -> _T:
-    """Poll ``look`` until it returns a message. ``CollectiveTimeout`` if none arrives in time."""
+def _awaited(messages: Messages, source: int, tag: int, attempt: Callable[[], _T | None]) -> _T:
+    """Poll ``attempt`` until it returns a message. ``CollectiveTimeout`` if none arrives in time."""
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
-    found = poll(messages, source, where, look)
+    found = poll(messages, source, where, attempt)
     if found is None:
         raise CollectiveTimeout(
             f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
@@ -226,13 +226,13 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
     return found
 
 
-def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
-    """Call ``look`` until it returns something. None after the communicator's time limit."""
+def poll(messages: Messages, source: int, where: str, attempt: Callable[[], _T | None], **pace: float) -> _T | None:
+    """Call ``attempt`` until it returns something. None after the communicator's time limit."""
     found: list[_T] = []
     left, began, board = 0.0, time.monotonic(), messages.state.board
 
     def come() -> bool:
-        message = look()
+        message = attempt()
         found.extend([] if message is None else [message])
         return bool(found)
 
@@ -246,5 +246,5 @@ def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | No
         if board.cuts_off(-1 if source == messages.any_source else source, time.monotonic() - began):
             raise CollectiveError(f"{where}: nothing can come{unheard_text(board)}")
 
-    progress_until(come, messages.timeout, raise_if_gone, step=1e-6, apart=_LOOK_S, **pace)
+    progress_until(come, messages.timeout, raise_if_gone, step=1e-6, apart=_CHECK_S, **pace)
     return found[0] if found else None

@@ -399,7 +399,7 @@ def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
         return told
     if len(data) > lib.UCCH_RMA_NOTICE:
         raise ValueError(f"notify: {len(data)} bytes; a notification may have {lib.UCCH_RMA_NOTICE}")
-    return told | {"notice": ffi.from_buffer(data), "notice_bytes": len(data)}
+    return told | {"notification": ffi.from_buffer(data), "notification_bytes": len(data)}
 
 
 def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tuple[Array, Array, Array]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..bindings import quarantine
 from ..bindings.ucx import status_name
 from ..device import uncaptured
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
+from ..native.completion import CompletionThread
 from ..native.libraries import ffi, lib, owned
 from ..native.waiting import wait_in_slices
 from ..transport import wires
@@ -106,7 +106,7 @@ class Request:
     def __await__(self) -> Generator[Any, None, None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        _watcher.add(self._op, self._native, loop, future)
+        _complete_at_end(self._op, self._native, loop, future)
         yield from future.__await__()
         self.Wait()
 
@@ -186,45 +186,18 @@ def _complete(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-#: (operation, object that keeps it alive, event loop, its future to complete at the end).
-_Awaited: TypeAlias = "tuple[Any, Any, asyncio.AbstractEventLoop, asyncio.Future[None]]"
+_watcher = CompletionThread("ucch-rma-await")
 
 
-class _Watcher:
-    """A thread that completes asyncio futures when operations end. It sleeps while there are none."""
+def _complete_at_end(op: Any, native: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Complete ``future`` when ``op`` has ended. ``native`` keeps ``op`` alive: a cancelled task may drop it."""
 
-    def __init__(self) -> None:
-        self._some = threading.Condition()
-        #: Operations under way, kept alive here: a cancelled task may drop them.
-        self._waiting: list[_Awaited] = []
-        self._thread: threading.Thread | None = None
+    def is_over(_: Any = native) -> bool:
+        over = bool(future.cancelled() or lib.ucch_peek(op))
+        if over:
+            with suppress(RuntimeError):  # the loop was closed, so no task waits in it
+                loop.call_soon_threadsafe(_complete, future)
+        return over
 
-    def add(self, op: Any, native: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Complete ``future`` when ``op`` has ended; ``native`` keeps ``op`` alive."""
-        with self._some:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._loop, name="ucch-rma-await", daemon=True)
-                self._thread.start()
-            lib.ucch_listen(op)
-            self._waiting.append((op, native, loop, future))
-            self._some.notify()
-        lib.ucch_doorbell_ring()
-
-    def _loop(self) -> None:
-        while True:
-            with self._some:
-                while not self._waiting:
-                    self._some.wait()
-                known = lib.ucch_doorbell_count()
-                ended, left = list[_Awaited](), list[_Awaited]()
-                for each in self._waiting:
-                    (ended if lib.ucch_peek(each[0]) or each[-1].cancelled() else left).append(each)
-                self._waiting = left
-            for *_, loop, future in ended:
-                with suppress(RuntimeError):  # the loop was closed, so no task waits in it
-                    loop.call_soon_threadsafe(_complete, future)
-            if not ended:
-                lib.ucch_doorbell_wait(known, 0.25)
-
-
-_watcher = _Watcher()
+    lib.ucch_listen(op)
+    _watcher.add(is_over)

@@ -247,7 +247,7 @@ class Worker(Core):
 
     def _next(self) -> Notification | None:
         sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)
-        nbytes = lib.ucch_notice_take(self.native, sender, data)
+        nbytes = lib.ucch_notification_take(self.native, sender, data)
         if nbytes < 0:
             return None
         return Notification(self.peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))

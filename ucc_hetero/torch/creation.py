@@ -83,8 +83,10 @@ def install() -> None:
         note(values["group_name"])
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         ranks = values["global_ranks_in_group"]
-        if NAME not in renamed.values() or (ranks and c10d._get_default_group().rank() not in ranks):
-            _say_what_serves(wanted, wanted)
+        absent = bool(ranks) and c10d._get_default_group().rank() not in ranks
+        if absent or NAME not in renamed.values():
+            if not absent:  # what serves other ranks' group is not known here
+                _say_what_serves(wanted, wanted)
             log.warn_unknown()  # no communicator is made that would warn of a misspelt UCCH_TORCH_REPLACE
             _warn_of_vendors(wanted, values)
             return stock_group(stock, *args, **more)
@@ -162,7 +164,8 @@ def _keep_to_devices() -> None:
             return next(str(each.type) for each in group._device_types if each.type != "cpu")
         kind = str(stock(group))
         detailed = kind == "cpu" and dist.get_debug_level() is dist.DebugLevel.DETAIL
-        return "cuda" if detailed and c10d.get_backend(group) == c10d.Backend.NCCL else kind
+        by_name = detailed and c10d.get_backend(group) == c10d.Backend.NCCL
+        return str(group._device_types[-1].type) if by_name else kind
 
     c10d._get_object_coll_device = device_of
 

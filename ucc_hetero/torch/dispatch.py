@@ -59,10 +59,10 @@ class GroupComm:
         self._seconds = -1.0
         #: Messages have a lock of their own: a peer may need a message of ours before it makes the collective.
         self._message_lock = threading.RLock()
-        self.runner.wait = partial(wait_op, look=self._look)
+        self.runner.wait = partial(wait_op, poll_hook=self._poll)
         self.runner.exchanges = False
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._check_aborted()
         run_poll_hooks()
 
@@ -492,7 +492,7 @@ class Dispatch:
         messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
         messages.timeout = seconds
         message = messages.start_in_lane(
-            tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing
+            tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, incoming=not outgoing
         )
         work = LaneWork(self, outputs, message, finish, stream, seconds)
         return work if self._batch.works is None else self._register(work)

@@ -13,16 +13,15 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import log
+from ..native.completion import CompletionThread
 from ..native.libraries import lib
 from .streams import in_idle_stream
-
-#: Seconds after which the completing thread checks its calls even if the doorbell did not ring.
-_SLICE = 0.25
 
 
 class _ThreadState(threading.local):
@@ -183,75 +182,31 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
             self.wait()
 
 
-class _Completer:
-    """The thread that completes futures of calls that no thread waits for.
-
-    It sleeps until the engine's doorbell rings: when a call has ended, when a call is added, and when it has to stop.
-    Progress is made by the engine's thread, or by a thread that waits in the engine.
-    """
-
-    def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._on = True
-        self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
-        self._thread.start()
-
-    def add(self, work: Any) -> None:
-        """Complete the future of a call when the call has ended."""
-        self._new.put(work)
-        lib.ucch_progress_thread(1)
-        lib.ucch_doorbell_ring()
-
-    def _loop(self) -> None:
-        this_thread.ordinary = False
-        works: list[Any] = []
-        while self._on:
-            known = lib.ucch_doorbell_count()  # read before the checks below, so that no later end is missed
-            while not self._new.empty():
-                works.append(self._new.get())
-            left = [work for work in works if not self._completed(work)]
-            if len(left) == len(works):
-                lib.ucch_doorbell_wait(known, _SLICE)
-            works = left
-
-    @staticmethod
-    def _completed(work: Any) -> bool:
-        try:
-            work.listen()  # it may have started only now
-            with in_idle_stream(work.devices):
-                done: bool = work.is_over()
-                if done:
-                    work.publish()
-        except Exception as failure:  # other calls still need this thread
-            log.log("torch").warning("the result of a call could not be handed on: %s", failure)
-            work.publish(failure)
-            return True
-        return done
-
-    def stop(self) -> None:
-        """End the thread. Futures of calls that have not ended get no result."""
-        self._on = False
-        lib.ucch_doorbell_ring()
-        self._thread.join()
-
-
-_completer: _Completer | None = None
-_lock = threading.Lock()
+_completer = CompletionThread("ucch-futures")
 
 
 def complete_later(work: Any) -> None:
-    """Complete the future of a call once the call has finished."""
-    global _completer
-    with _lock:
-        if _completer is None:
-            _completer = _Completer()
-        _completer.add(work)
+    """Complete the future of a call that no thread waits for once the call has finished."""
+    lib.ucch_progress_thread(1)
+    _completer.add(partial(_completed, work))
+
+
+def _completed(work: Any) -> bool:
+    this_thread.ordinary = False
+    try:
+        work.listen()  # it may have started only now
+        with in_idle_stream(work.devices):
+            done: bool = work.is_over()
+            if done:
+                work.publish()
+    except Exception as failure:  # other calls still need this thread
+        log.log("torch").warning("the result of a call could not be handed on: %s", failure)
+        work.publish(failure)
+        return True
+    return done
 
 
 def stop() -> None:
-    """End the completing thread before the process exits: a daemon thread inside torch could crash it."""
-    global _completer
-    with _lock:
-        last, _completer = _completer, None
-    if last is not None:
-        last.stop()  # without the lock: the thread may need it to add a call
+    """End the completing thread before the process exits: a daemon thread inside torch could crash it. Futures of calls
+    that have not ended get no result."""
+    _completer.stop()

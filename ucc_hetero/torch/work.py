@@ -280,11 +280,11 @@ class Work(dist.Work):
                 )
             return state
 
-        def look() -> None:
+        def poll_hook() -> None:
             self._group.check_aborted()
             run_poll_hooks()
 
-        wait_in_slices(happened_in_time, look)
+        wait_in_slices(happened_in_time, poll_hook)
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 

@@ -36,11 +36,11 @@ class Channels:
     every rank's device has a compiler for kernels.
     """
 
-    def __init__(self, handle: Any, native_in_stream: bool, computes: bool, carriers: Mapping[int, str]) -> None:
+    def __init__(self, handle: Any, native_in_stream: bool, computes: bool, transports: Mapping[int, str]) -> None:
         self.handle, self.native_in_stream, self.computes = handle, native_in_stream, computes
         _open_count[0] += 1
         #: By rank, what carries its ring: ``shared`` memory, or a number of wires.
-        self.carriers = carriers
+        self.transports = transports
         #: Lanes for messages in streams; NULL until there is one.
         self._lanes: Any = ffi.NULL
 
@@ -53,10 +53,10 @@ class Channels:
     def describe(self) -> str:
         """Text: what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
         ranks: dict[str, list[int]] = {}
-        for rank, carrier in self.carriers.items():
+        for rank, transport in self.transports.items():
             sizes = [int(lib.ucch_channels_slot(self.handle, rank, ring)) for ring in range(lib.UCCH_RINGS)]
             slots = ", ".join(f"{lib.UCCH_RING_SLOTS} x {size >> 10} KiB" for size in sizes if size)
-            ranks.setdefault(f"{carrier} ({slots or 'not used yet'})", []).append(rank)
+            ranks.setdefault(f"{transport} ({slots or 'not used yet'})", []).append(rank)
         each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
@@ -70,7 +70,7 @@ class Channels:
 
     def reach(self, rank: int, endpoint: Any) -> None:
         """Set the endpoint to a rank, so that it can be told that its message will not be received."""
-        lib.ucch_lanes_reach(self._lanes, rank, len(self.carriers) + 1, endpoint)
+        lib.ucch_lanes_reach(self._lanes, rank, len(self.transports) + 1, endpoint)
 
     def close(self, timeout: float) -> None:
         """Free the memory once nothing is under way; collective. What has not ended by ``timeout`` is leaked."""
@@ -144,8 +144,8 @@ def join(
         lib.ucch_channels_free(handle)
         return None, _warn_without(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
-    carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
-    return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), carriers), ""
+    transports = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
+    return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), transports), ""
 
 
 def usual_slot(nwires: int) -> int:

@@ -22,8 +22,8 @@ from ..machine.rdma import CURE, RdmaPort, active, meant
 from ..machine.ucx_transports import within_host, without_devices
 from ..native.libraries import ffi, lib, load
 
-#: Default number of wires of a process by carrier. A TCP connection is limited by the work of a core, not by the link,
-#: or by what a cloud allows it; with RDMA a core only handles requests.
+#: Default number of wires of a process by transport. A TCP connection is limited by the work of a core, not by the
+#: link, or by what a cloud allows it; with RDMA a core only handles requests.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
 #: Most wires over TCP of a rank that has a host for itself, whose threads can have two cores each: between two hosts an
 #: allreduce of 128 MiB took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links in one direction,
@@ -53,14 +53,14 @@ _sharing = 1
 def wanted() -> int:
     """Number of wires that this process should have."""
     asked = env.get("WIRES")
-    return count(carrier(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
+    return count(transport(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
 
 
-def count(carrier: str, cores: int, ranks_here: int) -> int:
+def count(transport: str, cores: int, ranks_here: int) -> int:
     """Number of wires of each of ``ranks_here`` ranks that share a host's cores: a wire has two threads."""
     each = cores // ranks_here
-    ample = min(ALONE, each // 4) if carrier == "tcp" and ranks_here == 1 else 0
-    return max(1, min(max(USUAL[carrier], ample), each // 2))
+    ample = min(ALONE, each // 4) if transport == "tcp" and ranks_here == 1 else 0
+    return max(1, min(max(USUAL[transport], ample), each // 2))
 
 
 def share(ranks_here: int) -> None:
@@ -69,7 +69,7 @@ def share(ranks_here: int) -> None:
     _sharing = max(_sharing, ranks_here)
 
 
-def carrier() -> str:
+def transport() -> str:
     """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` if a cloud limits each TCP connection."""
     if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
         return "rdma"

@@ -133,11 +133,11 @@ template <class T> __device__ void ll_receive(const ll_message &m, ucch_replays 
 /* Uses the longest elements that the data's address and length allow. */
 __device__ void ll_move(const ll_message &m, ucch_replays *replays) {
     const unsigned long long all = alignment(m.data, m.own, m.bytes);
-    const bool comes = m.kind != MOVE_LL_SEND;
+    const bool incoming = m.kind != MOVE_LL_SEND;
     if (all % 8 == 0)
-        comes ? ll_receive<unsigned long long>(m, replays) : ll_send<unsigned long long>(m);
+        incoming ? ll_receive<unsigned long long>(m, replays) : ll_send<unsigned long long>(m);
     else if (all % 4 == 0)
-        comes ? ll_receive<unsigned>(m, replays) : ll_send<unsigned>(m);
+        incoming ? ll_receive<unsigned>(m, replays) : ll_send<unsigned>(m);
     else
-        comes ? ll_receive<unsigned char>(m, replays) : ll_send<unsigned char>(m);
+        incoming ? ll_receive<unsigned char>(m, replays) : ll_send<unsigned char>(m);
 }

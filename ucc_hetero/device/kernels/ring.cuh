@@ -20,9 +20,9 @@ __device__ void await_piece(unsigned *word, unsigned n) {
     __threadfence_system();
 }
 extern "C" __global__ FEW void ucch(ucch_ring_copies all) {
-    const bool comes = blockIdx.x >= all.width;
-    const unsigned block = blockIdx.x - (comes ? all.width : 0);
-    const unsigned first = comes ? all.out : 0, end = comes ? all.n : all.out;
+    const bool incoming = blockIdx.x >= all.width;
+    const unsigned block = blockIdx.x - (incoming ? all.width : 0);
+    const unsigned first = incoming ? all.out : 0, end = incoming ? all.n : all.out;
     for (unsigned round = 0, more = 1; more; round++) {
         more = 0;
         for (unsigned k = first; k < end; k++) {
@@ -37,7 +37,7 @@ extern "C" __global__ FEW void ucch(ucch_ring_copies all) {
             char *here = m.data + at + from, *there = m.ring + (unsigned long long)slot * m.stride + from;
             if (threadIdx.x == 0) await_piece(m.wait, number - m.room);
             __syncthreads();
-            copy_quads<DEEP>(comes ? here : there, comes ? there : here, (unsigned)(to - from));
+            copy_quads<DEEP>(incoming ? here : there, incoming ? there : here, (unsigned)(to - from));
             DONE();
             __syncthreads();
             if (threadIdx.x == 0 && last_at(all.arrived + k * UCCH_RING_SLOTS + slot, all.width)) POST(m.tell, number);
