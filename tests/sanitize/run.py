@@ -98,7 +98,7 @@ MEMORY = Way(
      "--deselect=tests/mpi/test_launch.py::test_statuses",
      "--deselect=tests/mpi/test_safety.py::test_nothing_grows"),
 )  # fmt: skip
-#: Tests of the network threads, of one-sided transfers, of control messages, of locks and of calls in streams. Libraries
+#: Tests of the network threads, one-sided transfers, control messages, locks and calls in streams. Libraries
 #: without instrumentation synchronise, but their accesses are not seen. PMIx maps memory at an address that the
 #: sanitizer reserves. UCX's hooks of memory functions also run at the end of a thread, when the sanitizer has forgotten
 #: it, and crash.
