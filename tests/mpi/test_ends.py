@@ -219,6 +219,27 @@ if rank == 0:
 print("fine", flush=True)
 """, 2 * len(CALLS), {"^fine$": 2 * len(CALLS), "Traceback": 0},
         head=HEAD.replace("= MPI.COMM_WORLD", "= MPI.COMM_WORLD.Split(pair := MPI.COMM_WORLD.rank // 2)")),
+    # The communicator has ended, and the others go on; the end of the process used to fail.
+    "interrupted as it is freed": Job("""
+from ucc_hetero.bootstrap.teams import Teams
+other, x, y = u.Communicator(world), np.ones(1000), np.empty(1000)
+other.Allreduce(x, y)
+
+def interrupted(*_, **how):
+    raise KeyboardInterrupt
+
+close, Teams.close = Teams.close, interrupted if rank == 1 else Teams.close
+try:
+    other.Free()
+except KeyboardInterrupt:
+    assert rank == 1
+Teams.close = close
+assert not other
+other.Free()
+comm.Allreduce(x, y)
+assert (y == size).all()
+print("right", flush=True)
+""", 2, {"^right$": 2, "Traceback": 0}),
     "a rank exits before its first communicator": Job("", 2, {BOTH: None}, status=3, env=NEVER,
         head=HEAD.replace("comm = u", "if world.rank == 1:\n    sys.exit(3)\ncomm = u")),
     "a rank does not come to the first communicator": Job(does_not_come("u.Communicator()"), 3,

@@ -70,6 +70,30 @@ def test_a_wait_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypa
     assert store.get("b") == b"second" and store.check(["a"]) and store.get("a") == b"first"
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_request_that_is_interrupted_leaves_its_answer_to_nobody(server, monkeypatch, when):
+    """As it is sent. Sent twice, it ends the connection."""
+    store = Store(server.address, SECRET)
+    store.set("a", "first")
+    store.set("b", "second")
+    usual = store._channel._try
+
+    def interrupted(call, argument):
+        if when == "after":
+            usual(call, argument)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._channel, "_try", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("a")
+    if when == "before":
+        assert store.get("b") == b"second"
+    else:
+        with pytest.raises(ChannelError):
+            store.get("b")
+
+
 def test_a_forked_child_that_ends_leaves_the_connection_to_its_parent(server):
     store = Store(server.address, SECRET)
     if not (child := os.fork()):

@@ -176,8 +176,14 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         runner = self._runner
         if isinstance(runner, process.Unusable):
             return
-        together, mpi = not runner.orphaned and runner.close(), self._mpi
-        self._forget()
+        try:
+            together, mpi = not runner.orphaned and runner.close(), self._mpi
+            self._forget()
+        except BaseException:
+            if runner.closes:  # Ctrl-C has come when parts were freed
+                self._forget()
+                exit.leak(self)
+            raise
         self._release(runner, mpi, together)
 
     def _release(self, runner: Runner, mpi: Any, together: bool) -> None:

@@ -116,6 +116,8 @@ class Runner(State):
         self._leaving: tuple[Any, ...] = ()
         #: Wrong data that was found while the communicator was closed.
         self.unfit: DataError | None = None
+        #: True once parts of it are being freed.
+        self.closes = False
 
     # --- before a call ------------------------------------------------------------------------------------------------
 
@@ -583,6 +585,7 @@ class Runner(State):
         together = self._drain()
         if self._verification is not None:
             self.unfit = self._verification.close(together)
+        self.closes = True
         free_all(self)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.

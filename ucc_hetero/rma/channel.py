@@ -57,7 +57,7 @@ class Channel:
         self._sock, self._server, self._pid = sock, server, os.getpid()
         self._sending, self._using = threading.Lock(), threading.Lock()
         self._sent = self._received = 0
-        self._read = b""
+        self._read = self._unsent = b""
         self._until: float | None = time.monotonic() + PATIENCE
         self._goes_on: Callable[[], bool] = lambda: True
         sock.setblocking(False)
@@ -107,8 +107,9 @@ class Channel:
         if len(body) > MOST:
             raise ValueError(f"a message has {len(body)} bytes; at most {MOST} are allowed")
         with self._sending:
-            self._write(_LENGTH.pack(len(body)) + self._tag(self._server, self._sent, body) + body)
-            self._sent += 1
+            frame = _LENGTH.pack(len(body)) + self._tag(self._server, self._sent, body) + body
+            self._sent += 1  # first: a message that Ctrl-C interrupts may have been sent, and is answered then
+            self._write(frame)
 
     def receive(self) -> Any:
         """Receive the next message. :class:`ChannelError` if the connection ends or sends something else."""
@@ -158,13 +159,15 @@ class Channel:
         return out
 
     def _write(self, data: bytes) -> None:
-        while data:
+        """Send everything, behind what is left of an interrupted message."""
+        self._unsent += data
+        while self._unsent:
             with self._using:
-                count = self._try(self._sock.send, data)
+                count = self._try(self._sock.send, self._unsent)
             if count is None:
                 self._wait(True)
             else:
-                data = data[count:]
+                self._unsent = self._unsent[count:]
 
     def _try(self, call: Any, argument: Any) -> Any:
         """The result of the call, or None if it would block."""
