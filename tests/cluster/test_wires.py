@@ -65,7 +65,9 @@ def test_a_rank_is_lost_while_graphs_are_replayed(alone, appear, recovery, tmp_p
     done = alone(graph_scripts.LOST, *PAIR, check=False, **more, **env)
     if way == "SIGKILL" and not recovery:
         pytest.skip("this launcher ends every rank when one dies")
-    assert re.search("next: .*(rank 1 has left|host of rank 1 is gone|rank 1 was stopped)", done.stdout), done.output
+    why = {"SIGSTOP": "rank 1 was stopped"}.get(way, "(rank 1 has left|host of rank 1 is gone)")
+    assert re.search(f"next: .*{why}", done.stdout), done.output
+    assert done.stdout.count("told") == 3 * (way == "SIGSTOP"), done.output
 
 
 def test_what_stands_in_the_way_is_said(alone, on_crew):
