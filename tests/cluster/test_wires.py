@@ -26,7 +26,7 @@ CASES = [
     ("nobody takes garbage for a result", THREE, {}), ("ranks that call different things", PAIR, {}),
     ("connections that break", PAIR, {}), ("the driver waits", PAIR, LATE_KERNELS),
     ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}), ("many groups", PAIR, {}),
-    ("calls in graphs", PAIR, {"LENGTHS": "1000,400000", "UCCH_WIRES": "3", **OWN_QUEUES}),
+    ("calls in graphs", PAIR, {"LENGTHS": "1000,100000", "UCCH_WIRES": "3", "UCCH_WIRE_SLOT": "16K", **OWN_QUEUES}),
     ("calls in graphs", MIXED, {"LENGTHS": "3,5000,70000", "UCCH_WIRES": "3", **OWN_QUEUES}),
     ("several graphs", PAIR, OWN_QUEUES), ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
     ("a rank that does not replay", PAIR, {}), ("ranks that replay different things", PAIR, {}),
