@@ -71,6 +71,7 @@ class Lane:
     cache: Path | None = None  # None: not pytest
     status: int = -1
     seconds: float = 0.0
+    core_seconds: float = 0.0
     unsteady: dict[str, str] = field(default_factory=dict)  # test -> its first failure
 
     def run(self, live: bool, *more: str) -> int:
@@ -83,11 +84,13 @@ class Lane:
             job = subprocess.Popen(
                 [*self.command, *more], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-            while live and job.poll() is None:
+            while live and not (done := os.wait4(job.pid, os.WNOHANG))[0]:
                 print(shown.read(), end="", flush=True)
                 time.sleep(0.2)
-            self.status = job.wait()
+            _, status, used = done if live else os.wait4(job.pid, 0)
+            self.status = job.returncode = os.waitstatus_to_exitcode(status)
             self.seconds += time.monotonic() - began
+            self.core_seconds += used.ru_utime + used.ru_stime
             print(shown.read(), end="", flush=True)
         return self.status
 
@@ -131,7 +134,8 @@ def run(lanes: list[Lane]) -> int:
     wrong = [lane for lane in lanes if lane.status]
     print("\nlanes:")
     for lane in lanes:
-        print(f"  {lane.name:8} {lane.seconds:6.0f} s  {lane.summary()}", flush=True)
+        used = f"{lane.seconds:6.0f} s, {lane.core_seconds:4.0f} s of cores"
+        print(f"  {lane.name:8} {used}  {lane.summary()}", flush=True)
     for lane in wrong:
         lane.retry()
     unsteady = {name: line for lane in lanes for name, line in lane.unsteady.items()}

@@ -252,30 +252,6 @@ def test_the_link_of_the_data_is_a_hole(cut_link):
     assert [*right.values()] == [2, 2, 3] and [*said.values()] == [2, 2, 1], output
 
 
-STOPPED = """
-import os, signal
-import numpy as np
-from ucc_hetero import Communicator, PeerError
-
-comm, x, y = Communicator(), np.ones(3), np.empty(3)
-comm.Allreduce(x, y)
-if comm.rank == 1:
-    os.kill(os.getpid(), signal.SIGSTOP)
-for call in (lambda: comm.Probe(1), lambda: comm.Recv(y, 1), lambda: comm.Allreduce(x, y)):
-    try:
-        call()
-    except PeerError as error:
-        print(error, flush=True)
-os._exit(3)  # mpirun ends the other one
-"""
-
-
-def test_a_rank_that_is_stopped(emulate):
-    """No call takes it for one that has left."""
-    done = emulate(hosts=2, slots=1).mpirun([sys.executable, "-c", STOPPED], env={"UCCH_HEARTBEAT": "1"}, timeout=60)
-    assert done.stdout.count("rank 1 was stopped, or its host is overloaded") == 3, (done.stdout, done.stderr)
-
-
 FAILS = """
 from mpi4py import MPI
 from ucc_hetero import CollectiveError, Communicator

@@ -1,5 +1,6 @@
 """The fake libraries, built with the package's own kernels, which are compiled for the host (device.h, blocks.h)."""
 
+import fcntl
 import hashlib
 import re
 import shutil
@@ -82,12 +83,14 @@ def build(vendor, cases=COMPILED):
     )  # fmt: skip
     parts = [code, vendor, *(path.read_text() for path in (Path(__file__), *sorted(HERE.glob("*.[ch]"))))]
     out = KEPT / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.so"
-    if not out.exists():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-            made = Path(folder, "fake.so")
-            _compile(cc, cxx, VENDORS[vendor], code, made)
-            made.replace(out)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with out.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # all lanes start at once, and one compiles
+        if not out.exists():
+            with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+                made = Path(folder, "fake.so")
+                _compile(cc, cxx, VENDORS[vendor], code, made)
+                made.replace(out)
     return out
 
 

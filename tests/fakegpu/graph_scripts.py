@@ -284,13 +284,13 @@ reached(stream)  # at once, with nobody
 MPI.COMM_WORLD.Barrier()
 """
 
-#: The last rank is lost while the others replay: killed, stopped, or disconnected from outside.
+#: The last rank is lost while the others replay: killed, stopped, or disconnected from outside. No call or
+#: message of another communicator takes one that is stopped for one that has left.
 LOST = FAILS
 LOST += """
-import signal
-from pathlib import Path
-x, y, folder = Array(1000).set(1), Array(1000), Path(os.environ["FOLDER"])
+x, y, folder, other = Array(1000).set(1), Array(1000), Path(os.environ["FOLDER"]), comm.Dup()
 comm.Allreduce(x, y)
+other.Allreduce(one := np.ones(3), np.empty(3))
 with Graph(stream) as graph:
     comm.Iallreduce(x, y, stream=stream)
 graph.replay(stream)
@@ -304,6 +304,11 @@ while way == "cut" and not (folder / "cut").exists():
 if r < comm.size - 1:
     graph.replay(stream)
     next_call()
+    for call in (lambda: other.Probe(1), lambda: other.Recv(one, 1), lambda: other.Allreduce(one, one * 0)):
+        if way == "SIGSTOP":
+            with pytest.raises(PeerError, match="rank 1 was stopped"):
+                call()
+            print("told", flush=True)
     (folder / "known").touch()
 os._exit(way != "SIGKILL")  # ends a job one of whose ranks is stopped
 """
