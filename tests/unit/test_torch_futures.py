@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_ha
 import _ucc_hetero_autoload
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.torch import futures, rendezvous, streams
+from ucc_hetero.torch import futures, profiling, rendezvous, streams
 from ucc_hetero.torch.dispatch import Dispatch
 from ucc_hetero.torch.futures import CallbackThread, Future
 from ucc_hetero.torch.work import Work
@@ -299,3 +299,15 @@ assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.group
 def test_groups_that_threads_make_at_once():
     """All groups are listed, and so ended at process exit."""
     python(GROUPS, timeout=100)
+
+
+def test_a_range_that_is_given_up_never_ends(monkeypatch):
+    """A profiler that has stopped has freed what the end of a range would write into."""
+    monkeypatch.setattr(profiling, "_PATIENCE", 0.0)
+    with torch.autograd.profiler.profile():
+        span = profiling._Span("ucch:all_reduce", [torch.ones(1)])
+        span.close()
+    late = threading.Thread(target=span.end)
+    late.start()
+    late.join()
+    assert not span._end.done() and span in profiling._given_up

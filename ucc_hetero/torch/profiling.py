@@ -41,7 +41,9 @@ _TITLES = {
 _SPANNING = (ActiveProfilerType.LEGACY, ActiveProfilerType.KINETO)
 
 #: Seconds to wait for the thread that ends ranges. At process exit it may be gone.
-_PATIENCE = 1.0
+_PATIENCE = 10.0
+#: Ranges that did not end in time. They never end: a profiler that has stopped would write into memory it has freed.
+_given_up: list[Any] = []
 
 
 class _Span:
@@ -69,7 +71,10 @@ class _Span:
     def close(self) -> None:
         """Wait until the range has ended: the profiler may be about to stop."""
         self.end()
-        self._ended.wait(_PATIENCE)
+        if not self._ended.wait(_PATIENCE):
+            with self._lock:
+                self._ended.set()
+                _given_up.append(self)
 
 
 @not_compiled
