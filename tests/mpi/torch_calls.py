@@ -267,7 +267,7 @@ def failures():
     for _ in range(2):
         dist.all_reduce(torch.ones(2), group=group)
     if R == 0:
-        group.set_timeout(timedelta(seconds=1))
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)  # as torchtitan does
         future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
         for each in (future.then(lambda f: f.value()), future):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import zlib
 from collections.abc import Sequence
@@ -61,7 +62,26 @@ def register() -> None:
     rendezvous.install()
     creation.install()
     keep_for_reducers()
+    _take_timeouts()
     replace(env.get("TORCH_REPLACE"))
+
+
+def _take_timeouts() -> None:
+    """Make torch's function for the timeout of a group serve groups of ours, too. May be called again."""
+    stock = c10d._set_pg_timeout
+    if getattr(stock, "ucch", False):
+        return
+
+    @functools.wraps(stock)
+    def set_timeout(timeout: timedelta, group: Any = None) -> None:
+        group = group or c10d._get_default_group()
+        if isinstance(group, ProcessGroupUCCH):
+            group.set_timeout(timeout)
+        else:
+            stock(timeout, group)
+
+    set_timeout.ucch = True  # type: ignore[attr-defined]
+    c10d._set_pg_timeout = set_timeout
 
 
 def replace(names: Sequence[str]) -> None:
