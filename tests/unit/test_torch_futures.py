@@ -301,13 +301,16 @@ def test_groups_that_threads_make_at_once():
     python(GROUPS, timeout=100)
 
 
-def test_a_range_that_is_given_up_never_ends(monkeypatch):
-    """A profiler that has stopped has freed what the end of a range would write into."""
-    monkeypatch.setattr(profiling, "_PATIENCE", 0.0)
-    with torch.autograd.profiler.profile():
+@pytest.mark.parametrize("comes", [False, True], ids=["late", "in time"])
+def test_a_range_ends_before_its_profiler(monkeypatch, comes):
+    """Or never: a profiler that has stopped has freed what the end of a range would write into."""
+    if not comes:
+        monkeypatch.setattr(profiling, "ThreadedCall", lambda _end: SimpleNamespace(ended=lambda _seconds: False))
+    with torch.autograd.profiler.profile() as profiler:
         span = profiling._Span("ucch:all_reduce", [torch.ones(1)])
         span.close()
     late = threading.Thread(target=span.end)
     late.start()
     late.join()
-    assert not span._end.done() and span in profiling._given_up
+    assert (span._end.done(), span in profiling._given_up) == (comes, not comes)
+    assert not comes or [each.is_async for each in profiler.function_events if each.name == "ucch:all_reduce"] == [True]

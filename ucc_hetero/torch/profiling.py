@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 
+from ..native.threaded import ThreadedCall
 from .futures import complete_later
 from .not_compiled import not_compiled
 from .work import CombinedWork, Work
@@ -40,7 +41,7 @@ _TITLES = {
 #: Profilers in which a range may end in another thread than it began in. NVTX does not allow that.
 _SPANNING = (ActiveProfilerType.LEGACY, ActiveProfilerType.KINETO)
 
-#: Seconds to wait for the thread that ends ranges. At process exit it may be gone.
+#: Seconds to wait for the thread that ends a range. At process exit there may be none.
 _PATIENCE = 10.0
 #: Ranges that did not end in time. They never end: a profiler that has stopped would write into memory it has freed.
 _given_up: list[Any] = []
@@ -53,7 +54,7 @@ class _Span:
     def __init__(self, title: str, tensors: list[Any]) -> None:
         self._home = threading.get_ident()
         self._end: Any = torch.futures.Future()
-        self._ended = threading.Event()
+        self._ended = False
         self._lock = threading.Lock()
         begun = torch._C._autograd._record_function_with_args_enter(title, *tensors)
         # Unlike the range's own exit, this works in whichever thread completes the future.
@@ -64,16 +65,19 @@ class _Span:
         if threading.get_ident() == self._home:
             return
         with self._lock:
-            if not self._ended.is_set():
+            if not self._ended:
                 self._end.set_result(None)
-                self._ended.set()
+                self._ended = True
 
     def close(self) -> None:
-        """Wait until the range has ended: the profiler may be about to stop."""
-        self.end()
-        if not self._ended.wait(_PATIENCE):
-            with self._lock:
-                self._ended.set()
+        """End the range before this returns: the profiler may be about to stop. The thread that completes futures may
+        be waiting for the engine, which a library's set-up can hold for seconds."""
+        if self._ended:
+            return
+        ThreadedCall(self.end).ended(_PATIENCE)
+        with self._lock:
+            if not self._ended:
+                self._ended = True
                 _given_up.append(self)
 
 
@@ -115,16 +119,16 @@ def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> W
     if torch._C._autograd._profiler_type() not in _SPANNING:
         with host:
             return start()
-    span = _Span(f"ucch:{_TITLES[operation]}", tensors)
-    over = left = Work(group, [])  # of a call that failed, has ended, or is in a stream
+    span, late = _Span(f"ucch:{_TITLES[operation]}", tensors), False
     try:
         with host:
             work = start()
-        if not work.is_over() and all(tensor.is_cpu for tensor in tensors):
-            left = work
+        late = not work.is_over() and all(tensor.is_cpu for tensor in tensors)
     finally:
-        followed = _ProfiledWork(group, left, span)
-        complete_later(followed)
-        if left is over:
+        if not late:  # it has failed, has ended, or is in a stream
             span.close()
-    return work if left is over else followed
+    if not late:
+        return work
+    followed = _ProfiledWork(group, work, span)
+    complete_later(followed)
+    return followed
