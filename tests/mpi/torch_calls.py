@@ -161,6 +161,12 @@ def functional():
     for o in fc.reduce_scatter_tensor_coalesced([torch.ones(N), torch.ones(2 * N)], "sum", [0, 0], dist.group.WORLD):
         assert (o + 0).max() == N
     same(fc.broadcast(torch.full((2,), float(R)), 1, dist.group.WORLD) + 0, torch.ones(2))
+    for group in dist.group.WORLD, dist.new_group(backend="gloo"):
+        gather = torch.ops._c10d_functional.all_gather_into_tensor_out
+        whole = torch.full((2 * N, 3), float("nan"))
+        out = gather(data(R, (2, 3)), N, group.group_name, out=whole)
+        assert out.data_ptr() == whole.data_ptr()
+        same(fc.wait_tensor(out), torch.cat([data(r, (2, 3)) for r in range(N)]))
     fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # without a wait
 
 

@@ -118,6 +118,37 @@ def movement():
 
 
 @case
+def inputs_inside_outputs():
+    """Of all places only a rank's own part is in place; at others what arrives would overwrite what is sent."""
+    sizes = [3 + r % 2 for r in range(N)]
+
+    def whole(seed):
+        return data(seed, (3 * N + N // 2,))
+
+    def run(call, start, size):
+        memory = whole(R)
+        call(memory, memory[start : start + size])
+        return memory
+
+    for n in range(N):
+        for start in (3 * n, 3 * n + 1):
+            want = torch.cat([whole(r)[start : start + 3] for r in range(N)])
+            for _ in range(2):
+                apart = torch.empty(3 * N)
+                dist.all_gather_into_tensor(apart, whole(R)[start : start + 3])
+                same(apart, want)
+            same(run(lambda m, x: dist.all_gather_into_tensor(m[: 3 * N], x), start, 3)[: 3 * N], want)
+            same(run(lambda m, x: dist.all_gather(list(m[: 3 * N].split(3)), x), start, 3)[: 3 * N], want)
+            here = run(lambda m, x: dist.gather(x, list(m[: 3 * N].split(3)) if R == 1 else None, 1), start, 3)
+            same(here[: 3 * N], want if R == 1 else whole(R)[: 3 * N])
+            here = run(lambda m, x: dist.scatter(x, list(m[: 3 * N].split(3)) if R == 1 else None, 1), start, 3)
+            same(here[start : start + 3], whole(1)[3 * R : 3 * R + 3])
+        start = sum(sizes[:n])
+        here = run(lambda m, x: dist.all_gather(list(m.split(sizes)), x), start, sizes[R])
+        same(here, torch.cat([whole(r)[start : start + sizes[r]] for r in range(N)]))
+
+
+@case
 def uneven():
     outputs = [torch.empty(r, 2) for r in range(N)]
     dist.all_gather(outputs, data(R, (R, 2)))

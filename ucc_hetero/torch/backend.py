@@ -25,7 +25,7 @@ from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import discover, vendors
 from ..native.libraries import load
-from . import creation, futures, rendezvous, streams
+from . import creation, futures, operators, rendezvous, streams
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH, end_all
@@ -149,6 +149,7 @@ def _agreed(opts: Any) -> Communicator:
 
 def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
     if not _groups:
+        operators.install()
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)

@@ -186,7 +186,8 @@ class Collectives(Dispatch):
         """Gather the ranks' tensors, in rank order, in one tensor."""
         count, inside = input.numel(), self._inside(input, output)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
-        if (work := self._repeat(key, None if inside else input, output, opts)) is not None:
+        apart = inside or not overlap(input, output)
+        if apart and (work := self._repeat(key, None if inside else input, output, opts)) is not None:
             return work
         return self._gather_one(output, input, opts, key)
 
@@ -217,11 +218,9 @@ class Collectives(Dispatch):
         form: str = "",
         key: Hashable = None,
     ) -> Work:
-        send = sent = to_send(tensor)
-        if self._inside(send, flat):
-            send = None
-        own = sent is tensor and flat is outputs[0]
-        call = CallSpec("allgather", send, flat)
+        send = without_overlap(to_send(tensor), flat, self.rank() * tensor.numel() * elements_of(tensor))
+        own = send is tensor and flat is outputs[0]
+        call = CallSpec("allgather", None if self._inside(send, flat) else send, flat)
         return self._post(call, opts, outputs, finish, form, tensor, key if own else None)
 
     @_refusing
@@ -239,8 +238,9 @@ class Collectives(Dispatch):
         flat, finish = to_receive_all(outputs)
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
-        send = to_send(tensor)
-        recv = [flat, [n * elements_of(tensor) for n in counts]]
+        unit = elements_of(tensor)
+        send = without_overlap(to_send(tensor), flat, unit * sum(counts[: self.rank()]))
+        recv = [flat, [n * unit for n in counts]]
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
@@ -267,8 +267,8 @@ class Collectives(Dispatch):
                 f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
             )
         flat, finish = to_receive_all(outputs)
-        call = CallSpec("gather", to_send(tensor), flat, None, root)
-        return self._post(call, opts, outputs, finish, inputs=tensor)
+        send = without_overlap(to_send(tensor), flat, root * tensor.numel() * elements_of(tensor))
+        return self._post(CallSpec("gather", send, flat, None, root), opts, outputs, finish, inputs=tensor)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
@@ -286,6 +286,8 @@ class Collectives(Dispatch):
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
             send = to_send_all(inputs)
+            if target.data_ptr() != send.data_ptr() + root * target.numel() * target.element_size():
+                send = without_overlap(send, target)
         return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:

@@ -107,9 +107,11 @@ def overlap(one: Any, other: Any) -> bool:
     return bool(its and others and a < b + others and b < a + its)
 
 
-def without_overlap(send: Any, target: Any) -> Any:
-    """A contiguous tensor to send: a copy if it shares memory with ``target``."""
-    return send.clone() if overlap(send, target) else send
+def without_overlap(send: Any, target: Any, own: int = -1) -> Any:
+    """A contiguous tensor to send: a copy if it shares memory with ``target``, except in place, which is where
+    ``target`` has its ``own``-th element."""
+    in_place = own >= 0 and send.data_ptr() == target.data_ptr() + own * target.element_size()
+    return send.clone() if not in_place and overlap(send, target) else send
 
 
 _KINDS: Any = dist.ReduceOp.RedOpType
