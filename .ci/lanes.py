@@ -1,4 +1,4 @@
-"""Run lanes of the test suite: ``lanes.py LANE ...``, five at a time in the order given, the longest first.
+"""Run lanes of the test suite: ``lanes.py LANE ...``, four at a time in the order given, the longest first.
 
 When all have ended, each failed test runs once more alone. If it passes then it is unsteady: it is listed, and does
 not fail the run unless there are many. Each lane's output is printed in one piece, except the
@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: With three lanes two cores are idle for a tenth of the time, because tests wait for deaths and deadlines; the lane
-#: `clusters` mostly waits.
-AT_A_TIME = 5
+#: With three lanes two cores are idle for a tenth of the time, because tests wait for deaths and deadlines; with five,
+#: the ranks, which spin while they wait for each other, take longer.
+AT_A_TIME = 4
 #: More unsteady tests than this fail the run.
 MOST_UNSTEADY = 8
 #: How many of its slowest tests each lane lists.
