@@ -18,6 +18,8 @@ device_memory = None
 if "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array as device_memory
 VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
+#: Calls in place whose send buffer may be the receive buffer itself, and not MPI.IN_PLACE.
+ALIASED = ("allreduce", "reduce", "scan", "exscan", "alltoall")
 UNEVEN = ("gatherv", "scatterv", "allgatherv", "reduce_scatter", "alltoallv")
 WITH_DISPLACEMENTS = ("gatherv", "scatterv", "allgatherv", "alltoallv")
 SENDS_BLOCKS = ("scatter", "scatterv", "alltoall", "alltoallv", "reduce_scatter_block")
@@ -193,6 +195,8 @@ class Call:
             recv = self._spec(self.recv, self.recv_at, many=case.name in RECEIVES_BLOCKS)
         if case.name == "bcast":
             return [recv, root]
+        if send is in_place and case.name in ALIASED and case.seed % 2:
+            send = recv
         out = [send, recv]
         if case.name == "reduce_scatter" and (case.in_place or len(set(case.counts)) > 1):
             out.append(list(case.counts))

@@ -104,10 +104,11 @@ def start(comm, call, stream=None):
 
 
 def repeated(case):
-    """A case and similar calls: in other memory, with another length on the last rank, and the first again."""
+    """A case and similar calls: in other memory, in two buffers if it is in place, with another length on the last
+    rank, and the first again."""
     longer = (*case.counts[:-1], case.counts[-1] + 1)
     for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
-        yield replace(case, seed=case.seed + AGAIN * turn, counts=counts)
+        yield replace(case, seed=case.seed + AGAIN * turn, counts=counts, in_place=case.in_place and turn != 1)
 
 
 class Tester:

@@ -189,13 +189,17 @@ def _equal(args: _Args, send_blocks: str, recv_blocks: str) -> Bound:
 def _aliased(args: _Args, bound: Bound) -> Bound:
     """Treat the same address for both buffers as in place, as mpi4py does, where both mean the same."""
     send, recv = bound.send, bound.recv
-    if send is None or recv is None or not (send.count and recv.count):
+    if send is None or recv is None:
         return bound
+    empty = not (send.count and recv.count)
     if send.ptr != recv.ptr:
-        _check_apart(args, bound, send, recv)
+        if not empty:
+            _check_apart(args, bound, send, recv)
         return bound
     own_first = Shape(bound.call).own(args.rank).offset == 0 if args.name in _OWN_BLOCK else args.name in _ALIKE
     if not own_first or bound.send_displs or bound.recv_displs:
+        if empty:
+            return bound
         raise ValueError(
             f"{args.name} on rank {args.rank}: sendbuf and recvbuf begin at the same address; "
             "pass MPI.IN_PLACE where the input lies in the other buffer"
