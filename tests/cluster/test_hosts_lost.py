@@ -237,9 +237,9 @@ def test_the_link_of_the_data_is_cut(cut_link):
 
 
 def test_the_link_of_the_data_is_a_hole(cut_link):
-    """Ranks begin to connect over it with the first call, and nobody answers: libucp often gives up after 14 seconds,
-    or we find it before. A receive from any rank ends at its deadline, as a rank beside it could have sent, and names
-    who is behind the cut."""
+    """Ranks begin to connect over it with the first call, and the other host does not answer: libucp often gives up
+    after 14 seconds, or we find it before. A receive from any rank ends at its deadline, as a rank beside it could have
+    sent, and names who is behind the cut."""
     n = random.choice([3, 300_000])
     # The kernel's attempts are 11, 19 and 35 seconds old when it tries again; a link is cut after five heartbeats.
     cut_off = rf".* timeout, .*; rank\(s\) \[2\] cannot be heard: .*(not answer over the link 10.11.0{GIVEN_UP})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import zlib
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.algorithms.join import Join
 
 from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
@@ -29,7 +29,7 @@ from . import creation, futures, operators, rendezvous, streams
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH, end_all
-from .work import keep_for_reducers, limit_of, seconds_of, torch_error
+from .work import limit_of, notify_join_context, seconds_of, torch_error
 
 _groups: Kept[ProcessGroupUCCH] = Kept()
 
@@ -61,27 +61,18 @@ def register() -> None:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", *vendors.TORCH])
     rendezvous.install()
     creation.install()
-    keep_for_reducers()
-    _take_timeouts()
+    creation.wrap(Join, "notify_join_context", notify_join_context)
+    creation.wrap(c10d, "_set_pg_timeout", _set_timeout)
     replace(env.get("TORCH_REPLACE"))
 
 
-def _take_timeouts() -> None:
-    """Make torch's function for the timeout of a group serve groups of ours, too. May be called again."""
-    stock = c10d._set_pg_timeout
-    if getattr(stock, "ucch", False):
-        return
-
-    @functools.wraps(stock)
-    def set_timeout(timeout: timedelta, group: Any = None) -> None:
-        group = group or c10d._get_default_group()
-        if isinstance(group, ProcessGroupUCCH):
-            group.set_timeout(timeout)
-        else:
-            stock(timeout, group)
-
-    set_timeout.ucch = True  # type: ignore[attr-defined]
-    c10d._set_pg_timeout = set_timeout
+def _set_timeout(stock: Any, timeout: timedelta, group: Any = None) -> None:
+    """Wrap torch's function for the timeout of a group: it serves groups of ours, too."""
+    group = group or c10d._get_default_group()
+    if isinstance(group, ProcessGroupUCCH):
+        group.set_timeout(timeout)
+    else:
+        stock(timeout, group)
 
 
 def replace(names: Sequence[str]) -> None:

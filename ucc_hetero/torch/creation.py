@@ -13,7 +13,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -102,7 +102,21 @@ def install() -> None:
 
     helper.ucch = True  # type: ignore[attr-defined]
     c10d._new_process_group_helper = helper
-    _keep_to_devices()
+    wrap(c10d, "_get_object_coll_device", _object_device)
+
+
+def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Let ``function(stock, ...)`` take the place of torch's function ``owner.name``, which is ``stock``; once."""
+    stock = getattr(owner, name)
+    if getattr(stock, "ucch", False):
+        return
+
+    @functools.wraps(stock)
+    def wrapper(*args: Any, **more: Any) -> Any:
+        return function(stock, *args, **more)
+
+    wrapper.ucch = True  # type: ignore[attr-defined]
+    setattr(owner, name, staticmethod(wrapper) if isinstance(owner, type) else wrapper)
 
 
 def is_by_device(name: str) -> bool:
@@ -150,24 +164,18 @@ def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> No
 _said: set[str] = set()
 
 
-def _keep_to_devices() -> None:
+def _object_device(stock: Any, group: Any = None) -> str:
     """As NCCL does, use the device for barriers and objects if the script named no backend for host tensors.
 
     Also in groups of ours that replace NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch then hashes objects on the GPU.
     """
-    stock = c10d._get_object_coll_device
-
-    @functools.wraps(stock)
-    def device_of(group: Any = None) -> str:
-        group = group or c10d._get_default_group()
-        if getattr(group, "group_name", "") in _device_only:
-            return next(str(each.type) for each in group._device_types if each.type != "cpu")
-        kind = str(stock(group))
-        detailed = kind == "cpu" and dist.get_debug_level() is dist.DebugLevel.DETAIL
-        by_name = detailed and c10d.get_backend(group) == c10d.Backend.NCCL
-        return str(group._device_types[-1].type) if by_name else kind
-
-    c10d._get_object_coll_device = device_of
+    group = group or c10d._get_default_group()
+    if getattr(group, "group_name", "") in _device_only:
+        return next(str(each.type) for each in group._device_types if each.type != "cpu")
+    kind = str(stock(group))
+    detailed = kind == "cpu" and dist.get_debug_level() is dist.DebugLevel.DETAIL
+    by_name = detailed and c10d.get_backend(group) == c10d.Backend.NCCL
+    return str(group._device_types[-1].type) if by_name else kind
 
 
 def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:

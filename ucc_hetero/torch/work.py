@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
-from torch.distributed.algorithms.join import Join
 
 from .. import env
 from ..bootstrap import settings
@@ -41,25 +39,16 @@ _AT_ONCE = 1e-6
 _of_joins: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def keep_for_reducers() -> None:
-    """Keep each Work that DDP, in ``join()``, hands to its reducer. May be called again.
+def notify_join_context(stock: Any, joinable: Any) -> Any:
+    """Wrap ``Join.notify_join_context``: keep the Work that DDP, in ``join()``, hands to its reducer.
 
     The reducer holds the C++ part only, and asks it for a future later. Once Python drops its part, torch no longer
     finds the methods of our class.
     """
-    stock = Join.notify_join_context
-    if getattr(stock, "ucch", False):
-        return
-
-    @functools.wraps(stock)
-    def notify(joinable: Any) -> Any:
-        work = stock(joinable)
-        if isinstance(work, Work):
-            _of_joins[joinable] = work
-        return work
-
-    notify.ucch = True  # type: ignore[attr-defined]
-    Join.notify_join_context = staticmethod(notify)
+    work = stock(joinable)
+    if isinstance(work, Work):
+        _of_joins[joinable] = work
+    return work
 
 
 def seconds_of(timeout: timedelta | None) -> float:
