@@ -97,7 +97,10 @@ typedef struct ucch_part {
 typedef struct ucch_spec {
     const char *label; /* as shown by the board and in records */
     uint64_t signature;
-    uint64_t bytes;  /* size of the caller's buffers */
+    uint64_t bytes; /* size of the caller's buffers */
+    /* Bytes of the send and the receive buffer, which must not overlap unless the receive buffer begins `own` bytes
+     * behind the send buffer; 0: they may, or not known. */
+    int64_t sent, received, own;
     uint32_t salt;   /* for tags of its messages between hosts */
     uint32_t number; /* in the timeline */
     int on_device;   /* works on memory of the bound device, whose UCC and UCX type is `memory_type` */
