@@ -233,7 +233,7 @@ void ucch_peer_free(ucch_peer *peer);
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh);
 int ucch_region_lend(const ucch_region *region, void *lent);
 void ucch_region_revoke(ucch_region *region);
-int ucch_region_users(const ucch_region *region);
+int ucch_region_users(const ucch_region *region, double patience);
 void ucch_region_free(ucch_region *region);
 ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t bytes, int on_device);
 int ucch_target_borrow(ucch_target *target, const void *lent);
