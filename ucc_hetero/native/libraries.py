@@ -29,7 +29,7 @@ from ..machine.launchers import have_home
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
-    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "owned", "piece",
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "mapped", "owned", "piece",
     "preload_ucx", "repeater",
 ]  # fmt: skip
 
@@ -333,9 +333,4 @@ def load() -> Libraries:
         ucc_version=_text(lib.ucc_get_version_string()),
         notes=(*notes, *tried),
     )
-    return _loaded
-
-
-def loaded() -> Libraries | None:
-    """The libraries that :func:`load` found, or None before it."""
     return _loaded
