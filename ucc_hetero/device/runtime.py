@@ -14,7 +14,7 @@ from .. import env
 from ..errors import DeviceError, NotSupported
 from ..machine import vendors
 from ..machine.vendors import STREAMS, VENDORS
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, ffi, lib
 
 #: Kinds of memory: unknown to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
@@ -54,7 +54,7 @@ class DeviceRuntime:
 
     def failure(self, call: str = "") -> DeviceError:
         """The error for the reason that the engine recorded last in this thread."""
-        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        reason = c_text(lib.ucch_device_error())
         return DeviceError(f"{self.vendor} runtime ({self.path}): {call}{reason}")
 
     def _int(self, call: str, function: Any) -> int:
@@ -99,7 +99,7 @@ class DeviceRuntime:
         self.check(f"target of device {device}", self.ops.target(device, text, 64))
         compiler = vendors.VENDORS[self.vendor].compiler
         if text[0] != b"\0" or compiler is None or any(name.startswith(compiler.override) for name in os.environ):
-            return str(ffi.string(text).decode())
+            return c_text(text)
         bus = self.bus(device).partition(".")[0]  # without a partition number
         return next((found.arch for found in vendors.devices() if found.pci.partition(".")[0] == bus), "")
 
@@ -129,7 +129,7 @@ class DeviceRuntime:
         self._known(device)
         text = ffi.new("char[32]")
         self.check(f"PCI address of device {device}", self.ops.bus(device, text, 32))
-        return str(ffi.string(text).decode()).lower()
+        return c_text(text).lower()
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from .. import env, log
 from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
-from ..native.libraries import ffi, lib, owned
+from ..native.libraries import c_text, ffi, lib, owned
 from ..native.waiting import progress_until
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
@@ -139,7 +139,7 @@ def join(
     handle = _connected(mpi, everyone, (rank, places), slot, offers, nwires)
     if handle is None:
         return None, _STRANGERS
-    failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
+    failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else c_text(lib.ucch_device_error()))
     if any(failures):
         lib.ucch_channels_free(handle)
         return None, _warn_without(rank, by_rank(failures))
@@ -306,7 +306,8 @@ def _connected(
                 reached = wires.connect(key, offers[r].wires, nwires)
                 carried = reached and lib.ucch_channels_connect(handle, r, key, nwires, _last_serial[0]) == 0
                 statuses.append(0 if carried else int(lib.UCCH_FAIL_PEER))
-        failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else _reason() if min(statuses) < 0 else ""
+        failure = c_text(lib.ucch_device_error()) if min(statuses) < 0 else ""
+        failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else failure
     failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
     if not failures:
         return handle
@@ -325,7 +326,3 @@ def _connected(
 
 #: Reason of a rank that cannot access another's memory or wires.
 _STRANGERS = "cannot open the memory of a peer on its host, or reach one elsewhere"
-
-
-def _reason() -> str:
-    return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
