@@ -160,7 +160,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         if "_runner" in vars(self):
             self._runner.orphan()
         else:
-            self._runner = cast(Runner, process.Unusable(CollectiveError, process.forked_text(self.rank)))
+            self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {process.FORKED}"))
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:

@@ -12,7 +12,7 @@ from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Seat
-from ..bootstrap.process import forked_text
+from ..bootstrap.process import FORKED
 from ..bootstrap.timely import note_abandoned
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -125,7 +125,7 @@ class Runner(State):
         """Raise if the communicator cannot be used. If a later call was refused, operations that make no ``calls`` may
         go on until this rank reaches that call."""
         if self.orphaned:
-            raise CollectiveError(forked_text(self.rank))
+            raise CollectiveError(f"rank {self.rank}: {FORKED}")
         if lib.ucch_board_broken(self.board.native):
             if lib.ucch_board_revoked(self.board.native):
                 self.broken = self.broken or "it was revoked"
