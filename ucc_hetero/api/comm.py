@@ -26,13 +26,9 @@ from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSuppor
 from ..native.libraries import load
 from ..p2p.messages import Messages
 from ..planner.topology import Topology
-from ..types import OPS
 from .comm_faults import FaultMethods, FaultWatch
 from .comm_groups import GroupMethods
-from .comm_objects import ObjectMethods
-
-SUM = OPS["SUM"]
-
+from .comm_objects import RAISES, SUM, ObjectMethods
 
 #: Methods of mpi4py without buffers that are forwarded to MPI's communicator: by prefix, and by name.
 _PASSED_ON_PREFIXES = ("Get_", "Is_", "Set_")
@@ -54,8 +50,7 @@ _first_call = RLock()
 
 @forms
 @described(
-    raises="TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
-    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses.",
+    raises=RAISES,
     op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like; its name in any case "
     "(``'sum'``); or ``MPI.SUM`` and the like.",
     stream="GPU stream that the call becomes part of: torch's, CuPy's, a handle. None: the data is ready now.",
