@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -67,16 +67,15 @@ class CountExchange(NamedTuple):
     prepared: Prepared
 
 
+@dataclass(slots=True, eq=False)
 class ProgramPool:
     """Idle programs of calls that differ only in addresses. ``exchange`` runs before each of them; its ``counts`` must
     be these."""
 
-    __slots__ = ("counts", "exchange", "idle", "label")
-
-    def __init__(
-        self, label: str, idle: list[Program], exchange: CountExchange | None = None, counts: bytes = b""
-    ) -> None:
-        self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
+    label: str
+    idle: list[Program]
+    exchange: CountExchange | None = None
+    counts: bytes = b""
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""
