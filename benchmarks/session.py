@@ -30,7 +30,6 @@ class Session:
 
     @property
     def peer(self) -> Peer:
-        """The peer of the standard columns."""
         return self.peers[self.options.backend]
 
     def plan(self) -> str | None:

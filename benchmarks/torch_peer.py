@@ -198,7 +198,6 @@ def open_torch(backend: str, world: World) -> TorchComm:
 
 
 def _meet(world: World, dist: Any, backend: str) -> None:
-    """Make the default group."""
     address: tuple[str, int] | None = None
     if world.rank == 0:
         with socket.socket() as probe:

@@ -49,7 +49,6 @@ class Data:
         self.y.fill_(-77)
 
     def wanted(self, seed: int, root: int = 0) -> Any:
-        """Return the expected data of y."""
         if self.kind in ("broadcast", "exchange"):
             return self.data(seed, root if self.kind == "broadcast" else (self.rank - 1) % self.n)
         every = [self.data(seed, rank) for rank in range(self.n)]

@@ -496,7 +496,6 @@ def abandon_job(job: Job) -> None:
 
 
 def has_abandoned_jobs() -> bool:
-    """True if there are abandoned jobs."""
     return quarantine.release(has_abandoned_jobs) > 0
 
 

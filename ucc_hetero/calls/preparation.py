@@ -227,7 +227,6 @@ class Prepared:
         return failure
 
     def give_back(self) -> None:
-        """Return the program to its pool."""
         if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
             self.mpi_reduction.release()
             self.reusable_in.append(self)
@@ -660,6 +659,5 @@ def _tuning_on_host(tuning: Tuning) -> Tuning:
 
 
 def _fingerprint(counts: Sequence[int]) -> int:
-    """A hash of counts."""
     data = np.array(counts, np.int64).tobytes()
     return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32

@@ -280,7 +280,6 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
 
 
 def gone_text(board: Board, peer: int, rank: int) -> str:
-    """Error text for a peer that is gone."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"

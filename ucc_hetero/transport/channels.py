@@ -200,7 +200,6 @@ def alone(topology: Topology) -> bool:
 
 
 def key_of(facts: Facts) -> int:
-    """Key of a process in the engine."""
     return int(facts.process, 16)
 
 
@@ -259,7 +258,6 @@ def _offer(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> _Offer:
-    """The offer of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
     unwanted = _disabled_by(hosts)
