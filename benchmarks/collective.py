@@ -11,16 +11,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .cases import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
 from .session import Session
-from .stats import Overlap, overlap
+from .stats import Floats, Overlap, overlap
 from .validate import Checker
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 
 class Latency:

@@ -7,14 +7,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from .output import Row
 from .session import Session
-from .stats import ratio
+from .stats import Floats, ratio
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 
 class Series(Protocol):
