@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..types import DTYPES
 
@@ -22,8 +22,6 @@ _DESCRIPTOR = struct.Struct("<QQQQ16s")
 _TABLE = struct.Struct("<QQ8I5s16s")
 _LENGTH = struct.Struct("<I")
 _TICKET = struct.Struct("<QII")
-
-T = TypeVar("T")
 
 
 class FormatError(ValueError):
