@@ -256,11 +256,7 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Read every variable that is set, to find invalid ones.
-
-    Raises:
-        ValueError: Names all with invalid values, and what the values may be.
-    """
+    """Read every variable that is set. ``ValueError`` names all with invalid values, and what the values may be."""
     mistakes = []
     for name in TABLE:
         try:

@@ -289,12 +289,8 @@ class Board:
     def close(self, *, clear: bool = False) -> Page | None:
         """Free the board, which no program may use any more.
 
-        Args:
-            clear: All ranks have left it, and its page is to be reused.
-
-        Returns:
-            The page, if it is shared and this rank has cleared its part; else None.
-        """
+        ``clear``: all ranks have left it, and its page is to be reused. Returns the page if it is shared and this rank
+        has cleared its part; else None."""
         native, self.native, page = self.native, None, self._page if clear and self.shared else None
         if native:
             if page is not None:

@@ -313,17 +313,10 @@ class Preparation:
     ) -> Prepared:
         """Bind, choose, plan and lower a call.
 
-        Args:
-            call: The call.
-            exchange: Exchange counts that only some ranks know before the call, as blocking and persistent calls do.
-            sets_up: The call is persistent: it is started later.
-            rows: Counts that were exchanged already.
-            stream: The data is ready when this stream reaches this point.
-            label: What ranks compare instead of the call's own label.
-
-        Returns:
-            The prepared call.
-        """
+        ``exchange``: exchange counts that only some ranks know before the call, as blocking and persistent calls do;
+        ``rows``: counts that were exchanged already. ``sets_up``: the call is persistent, and started later.
+        ``stream``: the data is ready when this stream reaches this point. ``label``: what ranks compare instead of the
+        call's own."""
         if reduced_by_mpi(call, self.rank):
             return self._prepare_mpi_reduction(call, sets_up)
         bound = self._bound_call(call, exchange, rows)
@@ -373,9 +366,7 @@ class Preparation:
     def captured(self, call: CallSpec, rows: Any) -> Prepared:
         """As :meth:`prepare`, for a stream that is being captured in a graph: the ranks' kernels do the whole call.
 
-        Raises:
-            NotSupported: Kernels cannot do it, or are not loaded; raised on all ranks alike.
-        """
+        ``NotSupported`` on all ranks alike if kernels cannot do it, or are not loaded."""
         found, lacks = self._bound_call(call, True, rows), "its data lies in host memory"
         bound, label = found.bound, f"{found.label} in a graph"
         channels, topology = None, self.members.topology

@@ -299,14 +299,7 @@ def _try_ucc(path: str) -> str | None:
 
 
 def load() -> Libraries:
-    """Load libucp and libucc once.
-
-    Returns:
-        The libraries; later calls return the same.
-
-    Raises:
-        LibraryNotFound: Lists every candidate and why it was rejected.
-    """
+    """Load libucp and libucc once. ``LibraryNotFound`` lists every candidate and why it was rejected."""
     global _loaded
     if _loaded is not None:
         return _loaded

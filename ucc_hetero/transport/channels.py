@@ -110,21 +110,10 @@ def join(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> tuple[Channels | None, str]:
-    """Make the channels of a communicator; collective over ``mpi``.
+    """Make the channels of a communicator of ``everyone``; collective over ``mpi``, their exchange.
 
-    Args:
-        mpi: The exchange of its ranks.
-        topology: Its islands.
-        everyone: Facts of its ranks.
-        runtime: This rank's GPU runtime.
-        native_in_stream: As in :class:`Channels`, for this rank.
-
-    Returns:
-        (channels, ""), or on all ranks (None, why not).
-
-    Raises:
-        DeviceError: On all ranks, if a rank has no pinned memory left: calls would otherwise be slow without notice.
-    """
+    Returns (channels, ""), or on all ranks (None, why not). ``DeviceError`` on all ranks if a rank has no pinned memory
+    left: calls would otherwise be slow without notice. ``native_in_stream`` as in :class:`Channels`, for this rank."""
     places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     devices = [facts.device_memory for facts in everyone]
     if not all(devices):
