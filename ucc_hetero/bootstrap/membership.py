@@ -38,15 +38,9 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    Args:
-        mpi: The exchange of its ranks.
-        timeout: Seconds to wait for the other ranks while teams are made.
-        seat: What the ranks have agreed on, if they know each other.
-        queues: Make channels if calls on devices need them.
-
-    Raises:
-        AgreementError: On every rank, if their facts do not fit together.
-    """
+    ``timeout``: seconds to wait for the other ranks while teams are made. ``seat``: what the ranks have agreed on, if
+    they know each other. ``queues``: make channels if calls on devices need them. ``AgreementError`` on every rank if
+    their facts do not fit together."""
 
     def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None, queues: bool = True) -> None:
         self.mpi = timely(mpi, timeout, MAKING)
