@@ -76,15 +76,17 @@ static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     return d && d->d_tag == tag ? d->d_un.d_val : 0;
 }
 
-/* Write into a relocated address; its page may be read-only since relocation (RELRO). */
+/* Write into a relocated address; its page may be read-only since relocation (RELRO). The dynamic linker leaves the
+ * last page writable if the range ends within it, as variables may follow: so in a library for smaller pages than the
+ * system's. */
 static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     const ElfW(Phdr) *closed = header_of(info, PT_GNU_RELRO);
-    ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at;
-    ElfW(Addr) page = where & ~((ElfW(Addr))getpagesize() - 1);
-    int is_closed = closed && where >= from && where < from + closed->p_memsz;
-    if (is_closed && mprotect((void *)page, (size_t)getpagesize(), PROT_READ | PROT_WRITE)) return -1;
+    size_t bytes = (size_t)getpagesize();
+    ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at, page = where & -bytes;
+    int is_closed = closed && where >= from && page < ((from + closed->p_memsz) & -bytes);
+    if (is_closed && mprotect((void *)page, bytes, PROT_READ | PROT_WRITE)) return -1;
     __atomic_store_n(at, what, __ATOMIC_RELEASE);
-    if (is_closed) mprotect((void *)page, (size_t)getpagesize(), PROT_READ);
+    if (is_closed) mprotect((void *)page, bytes, PROT_READ);
     return 0;
 }
 
