@@ -132,6 +132,14 @@ enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIR
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
 
+/* When the process forks no thread holds this lock, which is taken last: the child may free what it inherits. */
+#define UCCH_FREE_IN_FORKS(lock)                                                                                       \
+    static void take_for_fork(void) { pthread_mutex_lock(&(lock)); }                                                   \
+    static void give_after_fork(void) { pthread_mutex_unlock(&(lock)); }                                               \
+    __attribute__((constructor)) static void free_in_forks(void) {                                                     \
+        pthread_atfork(take_for_fork, give_after_fork, give_after_fork);                                               \
+    }
+
 void ucch_cond_init(pthread_cond_t *wake);
 int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *lock, double seconds);
 int ucch_trylock(void);
