@@ -128,7 +128,18 @@ extern _Atomic int ucch_crowded;
 
 /* Locks in the order in which one thread may take them (docs/native.md). Any other lock is held for a moment, and no
  * lock is taken under it. Builds with sanitizers abort when a thread takes a lock out of order. */
-enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIRE, UCCH_AT_FLOW, UCCH_LOCK_ORDER };
+enum {
+    UCCH_AT_OPENED,
+    UCCH_AT_QUEUE,
+    UCCH_AT_MAKING,
+    UCCH_AT_TURN,
+    UCCH_AT_PINNING,
+    UCCH_AT_ENGINE,
+    UCCH_AT_LINKS,
+    UCCH_AT_WIRE,
+    UCCH_AT_FLOW,
+    UCCH_LOCK_ORDER
+};
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
 

@@ -462,9 +462,9 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
                              .sync = how & UCCH_LANE_MESSAGE_SYNC,
                              .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
     describe(m, peer, is_recv);
-    pthread_mutex_lock(&l->turn);
+    ucch_take(&l->turn, UCCH_AT_TURN);
     status = post(l, m, (void *)stream);
-    pthread_mutex_unlock(&l->turn);
+    ucch_give(&l->turn, UCCH_AT_TURN);
     if (status) return status;
     ucch_lock();
     l->users++;

@@ -317,14 +317,13 @@ ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, un
     return counter_at(c->peers[c->rank].part, line_of(LANES, c->room) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
-/* Taken before the engine's lock. */
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 
 /* Pin a ring at its first use. Returns 0 or a failure. No peer takes part. */
 int ucch_channels_ring(ucch_channels *c, int peer, int is_recv, int ring) {
-    pthread_mutex_lock(&one_by_one);
+    ucch_take(&one_by_one, UCCH_AT_PINNING);
     int status = pin_ring(c, peer, is_recv, ring);
-    pthread_mutex_unlock(&one_by_one);
+    ucch_give(&one_by_one, UCCH_AT_PINNING);
     return status;
 }
 
