@@ -183,7 +183,9 @@ ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
  * none. */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
+/* Count a call that has succeeded. */
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
+    UCCH_LOCKED;
     b->calls++;
     b->seconds += seconds;
     b->bytes += bytes;
