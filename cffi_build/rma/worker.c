@@ -29,7 +29,7 @@ static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *dat
     ucch_rma *at = peer->at;
     if (h->other > MOST_COUNTER) return;
     uint64_t *counter = h->other ? ucch_rma_counter_of(at, h->other - 1) : NULL;
-    if (counter) ++*counter;
+    if (counter) UCCH_STORE(counter, *counter + 1); /* read without the lock */
     if (h->other && !bytes) return;
     ucch_notification *n = malloc(sizeof(*n) + bytes);
     if (!n) return;
@@ -276,7 +276,10 @@ static int start_thread(ucch_rma *at) {
     ucch_lock();                 /* has_thread is read with the lock */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
-    return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+    if (started) return ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+    close(at->calls[0]);
+    close(at->calls[1]);
+    return UCCH_FAIL_MEMORY;
 }
 
 static int listen(ucch_rma *at, void *handler) {
