@@ -68,7 +68,7 @@ static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) 
 }
 
 /* Value of an entry of the library's dynamic section; 0: none. */
-static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
+static ElfW(Addr) dynamic_value(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     const ElfW(Phdr) *dynamic = header_of(info, PT_DYNAMIC);
     const ElfW(Dyn) *d = dynamic ? (const ElfW(Dyn) *)(info->dlpi_addr + dynamic->p_vaddr) : NULL;
     while (d && d->d_tag != DT_NULL && d->d_tag != tag)
@@ -93,11 +93,11 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
 /* Redirect the calls of one library. Returns 0, or -1 if one cannot be redirected. */
 static int redirect(const struct dl_phdr_info *info) {
     static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
-    const ElfW(Sym) *symbols = address(info, said(info, DT_SYMTAB));
-    const char *strings = address(info, said(info, DT_STRTAB));
+    const ElfW(Sym) *symbols = address(info, dynamic_value(info, DT_SYMTAB));
+    const char *strings = address(info, dynamic_value(info, DT_STRTAB));
     for (int k = 0; k < 2; k++) {
-        const ElfW(Rela) *each = address(info, said(info, tables[k][0]));
-        for (size_t left = said(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
+        const ElfW(Rela) *each = address(info, dynamic_value(info, tables[k][0]));
+        for (size_t left = dynamic_value(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
                 what = wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);

@@ -58,7 +58,7 @@ void ucch_board_dump_if_idle(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
-void ucch_board_broke(ucch_board *board, int peer);
+void ucch_board_lost_connection(ucch_board *board, int peer);
 int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
 int ucch_board_check_message(ucch_board *board, int peer, double started, double now, double *left);
 
@@ -273,7 +273,7 @@ int ucch_far_fate(const ucch_far *far, int rank);
 int ucch_far_best_fate(const ucch_far *far);
 int ucch_far_cut(ucch_far *far, double waited, int rank);
 int ucch_far_is_cut_off(ucch_far *far, double waited);
-void ucch_far_broke(ucch_far *far, int rank);
+void ucch_far_lost_connection(ucch_far *far, int rank);
 const char *ucch_far_link(const ucch_far *far, int rank);
 
 /* For the link thread alone, which writes what is known of other hosts. */
@@ -286,7 +286,7 @@ int ucch_far_note_gone(ucch_far *far, int rank, int fate, uint64_t last, uint64_
 void ucch_far_set_timeout(ucch_far *far, double seconds);
 int ucch_far_wants_probe(const ucch_far *far);
 void ucch_far_note_cut(ucch_far *far, int rank, const char *link);
-int ucch_far_is_broken(ucch_far *far, int rank, double seconds);
+int ucch_far_has_lost_connection(ucch_far *far, int rank, double seconds);
 
 ucch_far *ucch_board_far(const ucch_board *board);
 void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);

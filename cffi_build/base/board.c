@@ -552,8 +552,8 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
 }
 
 /* libucp has given up a connection with `peer` (see ucch_board_gone). */
-void ucch_board_broke(ucch_board *b, int peer) {
-    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_broke(b->far, -2 - peer);
+void ucch_board_lost_connection(ucch_board *b, int peer) {
+    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_lost_connection(b->far, -2 - peer);
 }
 
 /* Why call `seq`, which has waited for `waited` seconds, can never end, with the peer that causes it; 0: it may. */

@@ -109,8 +109,8 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     return UCS_INPROGRESS;
 }
 
-static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                         const ucp_am_recv_param_t *param) {
+static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
     ucch_rma *at = arg;
     ucch_header h;
     if (header_bytes != sizeof(h)) return UCS_OK;
@@ -301,7 +301,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     at->last_transfer = &at->transfers;
     at->attention.kind = &attention;
     ucch_cond_init(&at->calm);
-    *status = listen(at, come);
+    *status = listen(at, on_active_message);
     if (!*status) *status = start_thread(at);
     if (*status) {
         if (at->has_thread) ucch_rma_stop(at);
