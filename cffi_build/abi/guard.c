@@ -1,7 +1,6 @@
 /* A workaround for libucc's TL/UCP (UCC 1.4.0): after an endpoint error it passes the error code that a send or receive
  * returned to ucp_request_cancel and ucp_request_free, and libucp would use it as an address. The plugin's relocated
  * addresses of these two functions are replaced by those of wrappers that check for error codes. */
-#define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * UCC returns OK with wrong data, or never, when ranks make different calls, and notices no dead peer. So each rank
  * writes the signature of the call it enters into its own slot (one cache line, no lock). A rank that reads the slots
  * sees which peer made another call, has not arrived, or is dead. */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>

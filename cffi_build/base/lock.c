@@ -1,5 +1,4 @@
 /* The clock, the engine's lock, and how threads that contend for it and for cores spin, yield and nap. */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>

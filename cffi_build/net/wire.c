@@ -3,7 +3,6 @@
  *
  * Wires access host memory only. Their UCX contexts have no device transports, every request states its memory type,
  * and nothing in this folder can call a driver. So a device's streams can wait for wires under any allocator. */
-#define _GNU_SOURCE
 #include "net/net.h"
 
 #include <sched.h>

@@ -2,7 +2,6 @@
  *
  * The progress thread handles what peers send. While nothing comes it sleeps; the worker's own thread then waits on
  * libucp's event descriptor. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>

@@ -4,7 +4,6 @@
  * slower than the devices. So each process has anonymous files that its peers map, and all of them pin them: the
  * sender's device copies pieces into one, the receiver's device copies them out. A communicator has one such file per
  * rank for its channels (channels.c). A file takes no memory before it is pinned or written. */
-#define _GNU_SOURCE
 #include "shm/shm.h"
 
 #include <fcntl.h>
