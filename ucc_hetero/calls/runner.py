@@ -177,7 +177,8 @@ class Runner(State):
             pool, rows = pool or self._prepared.inherited(key), None
             if pool is not None and not self.broken:
                 if pool.exchange is None:
-                    same = (name, send, recv, op, root) if counts is None else ()
+                    # C tells roots apart by their addresses, and an object that is no int may change.
+                    same = (name, send, recv, op, root) if counts is None and type(root) is int else ()
                     if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
                         return
                 elif self.exchanges:

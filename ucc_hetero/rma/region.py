@@ -107,6 +107,8 @@ def _runtime(place: Place) -> DeviceRuntime:
     return runtime
 
 
+#: Most seconds to wait for peers to release a region.
+_PATIENCE_S = 10.0
 #: Prefixes of the transports between hosts whose puts the hardware executes.
 _HARDWARE = ("rc_", "dc_")
 _BYTE = DTYPES["uint8"].code
@@ -208,23 +210,26 @@ class Region(Sided, Handle):
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Withdraw the region from all peers and deregister it. Afterwards no peer reads or writes it.
 
         Waits for transfers under way.
 
         Args:
-            timeout: Seconds to wait.
+            timeout: Seconds to wait. By default 10, or the worker's timeout if that is shorter, since a peer was asked
+                to release a region and has released none: all regions together wait so long for a silent peer.
 
         Raises:
             CollectiveTimeout: A peer that is alive did not release it in time; the region stays registered.
         """
         if not self.engine:
             return
-        native = self.native
+        native, patience = self.native, -1.0
+        if timeout is None:
+            timeout = patience = min(_PATIENCE_S, self.worker.timeout or _PATIENCE_S)
         self.revoke()
-        left = timeout or -1.0  # 0 would mean no limit
-        if not progress_until(lambda: not lib.ucch_region_users(native), left):
+        progress_until(lambda: not lib.ucch_region_users(native, patience), timeout or -1.0)  # 0 would mean no limit
+        if lib.ucch_region_users(native, -1.0):
             raise CollectiveTimeout(f"{self!r} is still in use after {timeout:g} s, and stays registered")
         self.release()
 
