@@ -302,6 +302,8 @@ class Dispatch:
         own = 0.0 if opts is None else opts.timeout.total_seconds()
         seconds = own if own > 0 else self.seconds
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
+        if not both[1] or (send is not None and not both[0]):
+            return None  # a tensor without memory of its own, such as a DTensor
         try:
             if getattr(opts, "asyncOp", True):
                 return (
@@ -466,7 +468,7 @@ class Dispatch:
         full."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
-        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
+        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.data_ptr()):
             return None
         if profiler._is_profiler_enabled or self._lane_captured():
             return None

@@ -18,6 +18,14 @@ Finish: TypeAlias = Callable[[], object] | None
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
 
 
+def waited(tensor: Any) -> Any:
+    """The result that an ``AsyncCollectiveTensor`` waits for; any other tensor as it is.
+
+    Functional collectives and ``DTensor.to_local()`` return such tensors, which have no memory of their own.
+    """
+    return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
+
+
 def is_plain(tensor: Any) -> bool:
     """True if the engine can use the tensor's own memory."""
     return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
