@@ -15,7 +15,7 @@ LEVELS = ("ok", "warning", "error")
 
 _RUN = (
     "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts; "
-    "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
+    "with GPUs of one host try UCX_TLS=^cuda_ipc"
 )
 
 #: Code of a problem -> (severity, cure if it is always the same). A test provokes each.
@@ -92,7 +92,8 @@ CODES = {
     "run-failed": ("error", _RUN),
     "run-wrong": ("error", _RUN),
     # A job that hangs (hang.py)
-    "hang-file": ("warning", "give the files of all ranks: UCCH_FLIGHT=FOLDER says where they write them"),
+    "hang-file": ("warning", "run this on a host of the job while that runs, or name the folder with the files of all "
+                  "ranks (UCCH_FLIGHT)"),
     "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
                      "depend on the rank or on its data"),
     "hang-missing": ("error", "its stack above shows what it does; UCCH_TIMEOUT is how long other ranks wait"),

@@ -55,7 +55,7 @@ def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
     )
     stopped = (tmp_path / "stays.pid").read_text()
     cluster.run(["kill", "-STOP", stopped], host=1, check=True)
-    ask("its process is stopped by a signal; it is in user code")
+    ask("its process is stopped by a signal; it has been in user code")
     said = cluster.run([*doctor, stopped, "99999"], host=1).stdout
     assert f"1 rank(s) on {cluster.hosts[1].name}" in said and "process 99999: does not exist" in said
     cluster.kill_all()
