@@ -51,7 +51,7 @@ def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
     found = ask("hold_the_interpreter")
     assert len(found) == 1 and found[0]["code"] == "hang-missing"
     assert found[0]["text"].startswith(
-        "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 wait"
+        "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 have waited"
     )
     stopped = (tmp_path / "stays.pid").read_text()
     cluster.run(["kill", "-STOP", stopped], host=1, check=True)
