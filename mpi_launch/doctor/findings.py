@@ -101,7 +101,8 @@ CODES = {
     "hang-message": ("error", "send and receive with the same tag, and in an order in which no rank waits for itself"),
     "hang-transfer": ("error", "check that process, and the link to its host; its Python is not needed"),
     "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
-    "hang-dead": ("error", "look at the kernel's log (dmesg), the launcher's output and core files for dead processes"),
+    "hang-dead": ("error", "see its output: it may have ended too early; of killed processes the kernel's log (dmesg) "
+                  "and core files tell more"),
     "hang-failed": ("warning", ""),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }  # fmt: skip

@@ -246,11 +246,11 @@ def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], 
 
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    text = f", which {group.who([peer])} "
+    who = group.who([peer])
     if peer not in group.dumps:
-        text += "can tell nothing of: it has left no records"
+        text = f"; {who} has left no records that would show its side"
     else:
-        text += "has not sent" if receives else "does not receive"
+        text = f", which {who} has not sent" if receives else f", which {who} does not receive"
         if others:
             does = "has sent" if receives else "waits for"
             text += f"; it {does} a message with tag {', '.join(map(str, others))} instead"
@@ -304,7 +304,7 @@ def _dead(groups: Sequence[_Group]) -> Iterator[_Found]:
     known = {group.ranks[m] for group in groups for m in group.dumps}
     gone = sorted({rank for group in groups for rank in group.ranks} - known)
     if gone:
-        text = f"{_who(gone)} left no records: killed before it could, or on a host whose files are not here"
+        text = f"{_who(gone)} left no records: ended, killed before it could, or on a host whose files are not here"
         yield _Found(0, finding("hang-dead", text))
 
 

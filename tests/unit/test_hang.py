@@ -143,7 +143,7 @@ JOBS = {
     ),
     "a sender that died": (
         [file(0, [message("receive", 1, 1, 5)], (0, 1))],
-        {"hang-dead": "rank 1 left no records", "hang-message": "it has left no records"},
+        {"hang-dead": "rank 1 left no records: ended, killed", "hang-message": "; rank 1 has left no records"},
     ),
     "stuck": (
         files(*([call(SUM, 1, 9 - rank)] for rank in range(4))),
