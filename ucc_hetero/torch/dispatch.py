@@ -352,7 +352,7 @@ class Dispatch:
     def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
         self._batch.profiled = True
         try:
-            return profiled(self, name, inputs, start)
+            return profiled(name, inputs, start)
         finally:
             self._batch.profiled = False
 
