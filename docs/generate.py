@@ -42,7 +42,7 @@ COMMANDS = {
     "emulate": ("ucc_hetero.launch.emulate",),
     "tools": ("ucc_hetero",),
     "bench": ("ucc_hetero.bench",),
-    **{name: ("ucc_hetero", name) for name in ("info", "env", "plan", "topo", "tune", "store")},
+    **{name: ("ucc_hetero", name) for name in ("info", "env", "plan", "topo", "tune", "trace", "store")},
 }
 
 

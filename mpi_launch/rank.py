@@ -262,7 +262,8 @@ def end_all(child: subprocess.Popen[bytes]) -> None:
 def not_started(start: Start, words: list[str], error: OSError) -> int:
     """The exit status for a program that could not be started, as a shell's."""
     status = 127 if isinstance(error, FileNotFoundError) else 126
-    return failed(start.options, start.rank, status, f"{words[0]}: {error.strerror}")
+    hint = f": activate its environment, or name {sys.executable}" if Path(words[0]).name.startswith("python") else ""
+    return failed(start.options, start.rank, status, f"{words[0]}: {error.strerror}{hint}")
 
 
 def failed(options: argparse.Namespace, rank: int, status: int, text: str) -> int:

@@ -182,8 +182,8 @@ class Board:
         if not found:
             return ""
         waits, number, seq, label = min(found)  # the latest: a failed call may stay there for long
-        since = f" since {waits:.3g} s" if waits < math.inf else ""
-        return f"rank {rank} is in call {seq} of communicator {number} ({label}){since}"
+        so_long = f" for {waits:.3g} s" if waits < math.inf else ""
+        return f"rank {rank} is in call {seq} of communicator {number} ({label}){so_long}"
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
         """The call that a rank is in: (number or 0, label, seconds or -1); for a rank of another host only if it has

@@ -275,10 +275,16 @@ class Runner(State):
         try:
             if stream is None:
                 return self._started(call)
-            return self._streamed(call, stream_handle(stream), completion)
+            return self._streamed(call, self._handle_of(stream, call), completion)
         except Exception as error:
             self.refuse(error)
             raise
+
+    def _handle_of(self, stream: Any, call: CallSpec) -> int:
+        try:
+            return stream_handle(stream)
+        except TypeError as mistake:
+            raise TypeError(f"{call.name} on rank {self.rank}: {mistake}") from None
 
     def _started(self, call: CallSpec) -> Request:
         self.check_usable()

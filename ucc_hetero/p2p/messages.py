@@ -302,7 +302,10 @@ class Messages:
         """The handle of the stream in which a message is to start."""
         if stream is None:
             return None
-        handle = stream_handle(stream)
+        try:
+            handle = stream_handle(stream)
+        except TypeError as mistake:
+            raise TypeError(f"rank {self.rank}: {mistake}") from None
         if self.state.members.runtime is None:
             raise DeviceError(no_runtime(self.rank, self.state.members.place.vendor))
         return handle

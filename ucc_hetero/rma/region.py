@@ -38,9 +38,9 @@ class Memory(Handle):
     """
 
     def __init__(self, array: Any) -> None:
-        found = as_buffer(array, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)
+        found = as_buffer(array, writable=True, argument="memory", rank=None, pointer_vendor=pointer_vendor)
         if not found.contiguous or not found.nbytes:
-            raise BufferError("memory: a region is contiguous and not empty")
+            raise BufferError("memory: the array must be contiguous and not empty")
         #: The array, for libraries that take arrays of its vendor.
         self.array, self._keep = array, found.owner
         #: Address, length and vendor (``host`` for host memory).
