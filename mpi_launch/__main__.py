@@ -129,6 +129,16 @@ def _runs_itself(script: Path) -> bool:
         return True
 
 
+def _check_interfaces(names: Sequence[str], kind: str) -> None:
+    """Refuse names of which this host has none: mpirun would end without a word about them."""
+    named = [name for name in names if ":" not in name]
+    here = {name for _, name in socket.if_nameindex()}
+    if named and kind != "srun" and here.isdisjoint(named):
+        raise ClusterError(
+            f"interfaces: this host has none of {', '.join(named)}; it has {', '.join(sorted(here - {'lo'})) or 'none'}"
+        )
+
+
 def _as_root(kind: str, given: str) -> list[str]:
     """mpirun options that Open MPI needs for root, unless the user gave them. Says so on stderr."""
     told = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= set(os.environ)
@@ -169,6 +179,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.dry_run:
         print(shlex.join(words))
         return 0
+    _check_interfaces(found.interfaces, starter.kind)
     hosts = [(host.name, host.slots) for host in found.hosts]
     return supervise.supervise(words, hosts, options.start_timeout, found.ssh or "ssh")
 

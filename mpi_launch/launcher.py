@@ -67,7 +67,7 @@ def find(environ: Mapping[str, str] | None = None) -> Launcher:
         found = _ask(path)
         if found is not None:
             return found
-        seen.append(f"{path} is {'none that is known' if shutil.which(path) else 'no program'}")
+        seen.append(f"{path} is {'not a launcher that ucch-run knows' if shutil.which(path) else 'not a program'}")
     if environ.get("MPIRUN"):
         raise LauncherError(f"MPIRUN={environ['MPIRUN']}: {seen[0]}: name another mpirun or srun, or unset it")
     raise LauncherError(

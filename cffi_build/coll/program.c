@@ -142,8 +142,8 @@ static int is_ready(const ucch_program *p, const ucch_step *s) {
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
-    ucch_op_end_locked(&p->op, status, step, peer);
     ucch_board_open(p->board, -1);
+    ucch_op_end_locked(&p->op, status, step, peer); /* last: its waiter may free the program */
 }
 
 /* Give a program up. Posted operations cannot be cancelled: requests in progress are left to libucc, with the buffers,

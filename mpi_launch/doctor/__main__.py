@@ -22,6 +22,7 @@ SECONDS = 100.0
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ucch-doctor",
+        usage="ucch-doctor [hang | amd] [options]",
         description="Check this host or job for problems, and print their cures.",
         epilog="ucch-doctor hang: find why a job hangs from its ranks' last calls (ucch-doctor hang --help). "
         "ucch-doctor amd: test on an AMD GPU what only hardware can show (ucch-doctor amd --help).",
@@ -90,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return amd.main(words[1:])
     if words[:1] == ["hang"]:
         return records.main(words[1:], in_job=number("WORLD_SIZE", os.environ, 1, torchrun=False) > 1)
+    if words and not words[0].startswith("-"):
+        _parser().error(f"{words[0]!r} is not a command: hang, amd, or none to check this host")
     options = _parser().parse_args(words)
     if options.job:
         return _job(options)

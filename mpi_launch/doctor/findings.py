@@ -15,7 +15,7 @@ LEVELS = ("ok", "warning", "error")
 
 _RUN = (
     "run again with UCCH_LOG_LEVEL=info; unset UCC_* and UCX_* settings; use one build of UCC and UCX on all hosts; "
-    "with GPUs of one host try UCX_TLS=^cuda_ipc (docs/doctor.md)"
+    "with GPUs of one host try UCX_TLS=^cuda_ipc"
 )
 
 #: Code of a problem -> (severity, cure if it is always the same). A test provokes each.
@@ -92,7 +92,8 @@ CODES = {
     "run-failed": ("error", _RUN),
     "run-wrong": ("error", _RUN),
     # A job that hangs (hang.py)
-    "hang-file": ("warning", "give the files of all ranks: UCCH_FLIGHT=FOLDER says where they write them"),
+    "hang-file": ("warning", "run this on a host of the job while that runs, or name the folder with the files of all "
+                  "ranks (UCCH_FLIGHT)"),
     "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
                      "depend on the rank or on its data"),
     "hang-missing": ("error", "its stack above shows what it does; UCCH_TIMEOUT is how long other ranks wait"),
@@ -100,7 +101,8 @@ CODES = {
     "hang-message": ("error", "send and receive with the same tag, and in an order in which no rank waits for itself"),
     "hang-transfer": ("error", "check that process, and the link to its host; its Python is not needed"),
     "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
-    "hang-dead": ("error", "look at the kernel's log (dmesg), the launcher's output and core files for dead processes"),
+    "hang-dead": ("error", "see its output: it may have ended too early; of killed processes the kernel's log (dmesg) "
+                  "and core files tell more"),
     "hang-failed": ("warning", ""),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }  # fmt: skip

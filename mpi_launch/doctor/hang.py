@@ -173,22 +173,23 @@ def _missing(
     group: _Group, seq: int, here: Mapping[int, Any], waiting: Sequence[int], late: Sequence[int]
 ) -> Iterator[_Found]:
     first = min(waiting, key=lambda m: _wall(group.dumps[m], here[m]["called"]))
-    since = _ago(group.dumps[first], here[first]["called"])
+    waited = _ago(group.dumps[first], here[first]["called"])
+    have = "has" if len(waiting) == 1 else "have"
     for m in late:
         dump = group.dumps[m]
         gone = "" if group.calls[m] or not dump.lost else f" within its last {counted(len(dump.records), 'operation')}"
         text = (
             f"{group.who([m])} has not called {_label(here[first])}, call {seq}{group.name}{gone}, in which "
-            f"{group.who(waiting)} wait{'s' if len(waiting) == 1 else ''} since {since}: {_doing(dump)}"
+            f"{group.who(waiting)} {have} waited for {waited}: {_doing(dump)}"
         )
         yield _Found(_wall(group.dumps[first], here[first]["called"]), finding("hang-missing", text), group.ranks[m])
 
 
 def _stuck(group: _Group, seq: int, here: Mapping[int, Any]) -> _Found:
     last = max(here, key=lambda m: _wall(group.dumps[m], here[m]["called"]))
-    since = _ago(group.dumps[last], here[last]["called"])
+    waited = _ago(group.dumps[last], here[last]["called"])
     call = f"{_label(here[last])}, call {seq}{group.name}"
-    text = f"all ranks are in {call}, the last since {since}, and none has its data"
+    text = f"all ranks are in {call}, the last for {waited}, and none has its data"
     return _Found(_wall(group.dumps[last], here[last]["called"]), finding("hang-stuck", text))
 
 
@@ -245,11 +246,11 @@ def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], 
 
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    text = f", which {group.who([peer])} "
+    who = group.who([peer])
     if peer not in group.dumps:
-        text += "can tell nothing of: it has left no records"
+        text = f"; {who} has left no records that would show its side"
     else:
-        text += "has not sent" if receives else "does not receive"
+        text = f", which {who} has not sent" if receives else f", which {who} does not receive"
         if others:
             does = "has sent" if receives else "waits for"
             text += f"; it {does} a message with tag {', '.join(map(str, others))} instead"
@@ -259,7 +260,7 @@ def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[i
 
 def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -> _Found:
     """A finding about a rank that waits for a message or transfer; ``text``: details."""
-    text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
+    text = f"rank {dump.rank} has waited {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
     return _Found(_wall(dump, record["called"]), finding(code, text), by)
 
 
@@ -303,7 +304,7 @@ def _dead(groups: Sequence[_Group]) -> Iterator[_Found]:
     known = {group.ranks[m] for group in groups for m in group.dumps}
     gone = sorted({rank for group in groups for rank in group.ranks} - known)
     if gone:
-        text = f"{_who(gone)} left no records: killed before it could, or on a host whose files are not here"
+        text = f"{_who(gone)} left no records: ended, killed before it could, or on a host whose files are not here"
         yield _Found(0, finding("hang-dead", text))
 
 
@@ -342,10 +343,10 @@ def _doing(dump: Dump) -> str:
     under_way = [r for r in records if not r["ended"]]
     if under_way:
         first = under_way[-_UNDER_WAY:]
-        words = "it is in " + "; ".join(f"{_what(dump, r)}, since {_ago(dump, r['called'])}" for r in first)
+        words = "it is in " + "; ".join(f"{_what(dump, r)}, for {_ago(dump, r['called'])}" for r in first)
     elif len(records):
         last = max(records, key=lambda r: int(r["ended"]))
-        words = f"it is in user code since {_ago(dump, last['ended'])}, after {_what(dump, last)}"
+        words = f"it has been in user code for {_ago(dump, last['ended'])}, after {_what(dump, last)}"
     else:
         words = "it has called nothing yet"
     if state := dump.about.get("state"):
@@ -374,7 +375,6 @@ def _label(record: Any) -> str:
 
 
 def _what(dump: Dump, record: Any) -> str:
-    """Describe an operation."""
     comm = dump.comms.get(int(record["comm"]))
     of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
     if record["kind"] < lib.UCCH_RECORD_SEND:

@@ -124,6 +124,9 @@ def _gather(where: Sequence[str]) -> tuple[list[Dump], list[Finding]]:
     if not where:
         pids = processes()
         folder = usual_folder()
+        if not pids and (folder is None or not any(folder.glob("*.flight"))):
+            text = f"no job of this user runs on this host, and {folder or 'UCCH_FLIGHT=none'} has no records"
+            return [], [finding("hang-file", text)]
         paths = [] if pids or folder is None else [folder]
     live, bad = from_processes(pids)
     left, worse = from_files(paths)
@@ -156,7 +159,7 @@ def main(arguments: Sequence[str], *, in_job: bool) -> int:
         kept, note = hang.job_of(found)
         said += [findings.ok("jobs", note)] if note else []
         said += hang.diagnose(kept)
-    else:
+    elif options.job or not said:
         said.append(finding("hang-file", "no records" + (f" of job {options.job}" if options.job else "")))
     print(findings.as_json(said) if options.json else findings.as_text(said))
     return findings.status(said) if found else 1

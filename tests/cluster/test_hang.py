@@ -51,11 +51,11 @@ def test_a_rank_of_another_host(emulate, tmp_path, room, appear):
     found = ask("hold_the_interpreter")
     assert len(found) == 1 and found[0]["code"] == "hang-missing"
     assert found[0]["text"].startswith(
-        "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 wait"
+        "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 have waited"
     )
     stopped = (tmp_path / "stays.pid").read_text()
     cluster.run(["kill", "-STOP", stopped], host=1, check=True)
-    ask("its process is stopped by a signal; it is in user code")
+    ask("its process is stopped by a signal; it has been in user code")
     said = cluster.run([*doctor, stopped, "99999"], host=1).stdout
     assert f"1 rank(s) on {cluster.hosts[1].name}" in said and "process 99999: does not exist" in said
     cluster.kill_all()

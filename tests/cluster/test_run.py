@@ -151,6 +151,8 @@ def test_an_interface_that_does_not_reach(emulate, ucch_run):
     assert done.returncode != 0
     assert "ucch-run: not every rank started" in done.stderr, done.stderr
     assert "interfaces: in the cluster file" in done.stderr.splitlines()[-1]
+    done = ucch_run(cluster, document | {"interfaces": ["eth7"]}, sys.executable, "-c", NAMES)
+    assert done.returncode == 2 and "interfaces: this host has none of eth7; it has eth0, eth1" in done.stderr
 
 
 def different_ucx():

@@ -163,7 +163,7 @@ def test_the_tutorial(demo, environ):
     assert "split_rail in 16 fragments" in shell(active + plan, demo, environ)
     assert "rank(s) [2] have not called it" in shell(f"{active}! {late.strip()} 2>&1", demo, environ)
     assert re.search(r"rank 2 has not called .*\n.*line 9 in load_batch", shell(f"{active}! {doctor}", demo, environ))
-    assert "report/index.html: 1 figures" in shell(active + measure, demo, environ)
+    assert "report/index.html: 1 figure from 1 file" in shell(active + measure, demo, environ)
 
 
 #: Further pages with commands.

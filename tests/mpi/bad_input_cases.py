@@ -79,8 +79,8 @@ def wrong_arguments(comm):
         (TypeError, "lower-case methods", lambda: comm.Bcast(np.array([None, 1]))),
         (TypeError, "foreign byte order", lambda: comm.Bcast(np.ones(2, FOREIGN))),
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
-        (TypeError, "pass one here", lambda: comm.Allreduce(a, None)),
-        (TypeError, "pass one here", lambda: comm.Bcast(MPI.IN_PLACE)),
+        (TypeError, r"recvbuf on rank .*: None \(IN_PLACE\) is not a buffer", lambda: comm.Allreduce(a, None)),
+        (TypeError, "MPI.IN_PLACE is not a buffer", lambda: comm.Bcast(MPI.IN_PLACE)),
         (TypeError, f"recvbuf on rank {me}: a list of numbers is not a buffer: pass numpy.array",
          lambda: comm.Allreduce(a, [0.0] * 4)),
         (TypeError, f"buf on rank {me}: a tuple of numbers is not a buffer", lambda: comm.Isend((1, 2), 0)),
@@ -113,6 +113,8 @@ def wrong_arguments(comm):
         (ValueError, "'AVERAGE' is not one of", lambda: comm.Scan(a, b, "AVERAGE")),
         (ValueError, f"allreduce on rank {me}: op 'product' .* did you mean PROD",
          lambda: comm.Allreduce(a, b, "product")),
+        (TypeError, f"allreduce on rank {me}: stream 's' is neither", lambda: comm.Iallreduce(a, b, stream="s")),
+        (TypeError, f"allreduce on rank {me}: stream 's' is neither", lambda: comm.Allreduce(a, b, stream="s")),
         (TypeError, f"reduce on rank {me}: op must be .*Op.Create", lambda: comm.Reduce(a, b, op=np.add)),
     ]  # fmt: skip
     for call in (comm.Bcast, comm.Ibcast, comm.Bcast_init):

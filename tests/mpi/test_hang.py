@@ -14,7 +14,7 @@ FAULTS = {
     "mismatch": ("hang-differs", "rank 1 called allgather float32[4] as call 3001, where ranks 0,2-3 called", ""),
     "stuck": ("hang-missing", f"rank 2 has not called {SUM}, call 3001, in which", "in load_batch"),
     "dead": ("hang-dead", "rank 1 left no records", ""),
-    "tag": ("hang-message", "rank 1 waits since", "instead"),
+    "tag": ("hang-message", "rank 1 has waited", "instead"),
 }
 
 

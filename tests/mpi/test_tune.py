@@ -63,7 +63,9 @@ def test_tune_writes_what_later_jobs_follow(crew, tmp_path):
     assert "bcast float32[300000] root=0: flat (measured)" in plans
 
 
-def test_a_missing_table_is_said_by_every_rank(crew, tmp_path):
+def test_a_missing_table_and_missing_ranks_are_said(crew, tmp_path):
     script = "from ucc_hetero.__main__ import main\nassert main(['plan', 'bcast', '8']) != 0\n"
+    alone = crew("from ucc_hetero.__main__ import main\nassert main(['tune']) == 1\n", n=1)
+    assert "tune needs ranks: run it under mpirun" in alone.stderr
     said = crew(script, n=2, env={"UCCH_TUNE_FILE": str(tmp_path / "nothing.json")}).stderr
     assert "nothing.json cannot be read" in said and "python -m ucc_hetero tune" in said

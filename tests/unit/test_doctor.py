@@ -265,6 +265,12 @@ def test_this_machine(capsys):
     assert all(each["level"] == "ok" or each["cure"] for each in found)
 
 
+def test_a_command_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        tool.main(["hanng"])
+    assert "'hanng' is not a command: hang, amd" in capsys.readouterr().err
+
+
 def test_builds_of_torch(tmp_path):
     (tmp_path / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n"

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ucc_hetero.launch.doctor import hang
+from ucc_hetero.launch.doctor import hang, records
 from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.trace import flight
@@ -90,8 +90,8 @@ def half(mine):
 
 
 FIVE, IN_SIX, FRAMES = good(5), [*good(5), call(SUM, 6, 41)], STACK[STACK.index('  File "train.py"') :]
-AWAY = (f"rank 2 has not called {SUM}, call 6, in which ranks 0-1,3 wait since 41 s: it is in user code since 94.5 s, "
-        f"after {SUM} (call 5)\n{FRAMES.rstrip()}")  # fmt: skip
+AWAY = (f"rank 2 has not called {SUM}, call 6, in which ranks 0-1,3 have waited for 41 s: it has been in user code "
+        f"for 94.5 s, after {SUM} (call 5)\n{FRAMES.rstrip()}")  # fmt: skip
 SENT, GOT = message("send", 1, 7, 9, 9), [message("receive", 0, 7, at, at - 1) for at in (9, 8, 7)]
 FLUSH, OLD_PUT = transfer(lib.UCCH_RMA_FLUSH, 103, 5), transfer(lib.UCCH_RMA_PUT, 102, 6, 5, own=1)
 LOST = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
@@ -113,8 +113,8 @@ JOBS = {
     },
     "waits elsewhere": (
         files(IN_SIX, IN_SIX, [*FIVE, message("receive", 1, 7, 12)], IN_SIX),
-        {"hang-message": "rank 2 waits since 12 s for a receive of 64 bytes from rank 1, tag 7, which rank 1 has",
-         "hang-missing": "it is in a receive of 64 bytes from rank 1, tag 7, since 12 s", "hang-circle": "2 for 1"},
+        {"hang-message": "rank 2 has waited 12 s for a receive of 64 bytes from rank 1, tag 7, which rank 1 has",
+         "hang-missing": "it is in a receive of 64 bytes from rank 1, tag 7, for 12 s", "hang-circle": "2 for 1"},
     ),
     "another tag": (
         files([message("send", 1, 8, 5, 5), call(SUM, 1, 4)], [message("receive", 0, 7, 5)]),
@@ -125,11 +125,11 @@ JOBS = {
     "a flush": (
         files([FLUSH, OLD_PUT, transfer(lib.UCCH_RMA_GET, 101, 0.1, own=1), transfer(lib.UCCH_RMA_FLUSH, 103, 4)],
               [], [], [call(SUM, 1, 9, 8)], stack=STACK),
-        {"hang-transfer": "rank 0 waits since 5 s for a flush to process 103 of another host, which is rank 3: it is"},
+        {"hang-transfer": "rank 0 has waited 5 s for a flush to process 103 of another host, which is rank 3: it has"},
     ),
     "a put": (
         files([LOST], [], [], []),
-        {"hang-transfer": "rank 0 waits since 5 s for a put of 8 bytes with a notification to process 99 of another"},
+        {"hang-transfer": "rank 0 has waited 5 s for a put of 8 bytes with a notification to process 99 of another"},
     ),
     # Some of the receives with one tag have completed.
     "three of four": (files([SENT] * 3, [*GOT, message("receive", 0, 7, 3)]), {"hang-message": "has not sent"}),
@@ -143,11 +143,11 @@ JOBS = {
     ),
     "a sender that died": (
         [file(0, [message("receive", 1, 1, 5)], (0, 1))],
-        {"hang-dead": "rank 1 left no records", "hang-message": "it has left no records"},
+        {"hang-dead": "rank 1 left no records: ended, killed", "hang-message": "; rank 1 has left no records"},
     ),
     "stuck": (
         files(*([call(SUM, 1, 9 - rank)] for rank in range(4))),
-        {"hang-stuck": f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"},
+        {"hang-stuck": f"all ranks are in {SUM}, call 1, the last for 6 s, and none has its data"},
     ),
     # The halves of a job: each has its own calls, and its own rank numbers.
     "half of them": (
@@ -195,11 +195,20 @@ def test_files_that_are_none(tmp_path, capsys):
         (tmp_path / f"{name}.flight").write_bytes(data)
     assert main(["hang", str(tmp_path), str(tmp_path / "missing")]) == 1
     out = capsys.readouterr().out
-    assert out.count("hang-file") == len(bad) + 2 and "0 errors" in out
+    assert out.count("hang-file") == len(bad) + 1 and "0 errors" in out
     for words in ("fewer than the header", "cut off, or changed", "not a flight record", "which cannot be",
                   "line 1 of its description", "line 2 of its description",
                   "records of a kind", "No such file"):  # fmt: skip
         assert words in out, words
+
+
+def test_nothing_to_read(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(records, "processes", list)
+    monkeypatch.setenv("UCCH_FLIGHT", str(tmp_path / "none"))
+    assert main(["hang"]) == 1
+    out = capsys.readouterr().out
+    assert f"no job of this user runs on this host, and {tmp_path}/none has no records" in out
+    assert "1 warning" in out
 
 
 def test_bytes_that_were_changed():

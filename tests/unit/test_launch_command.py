@@ -175,9 +175,11 @@ def test_launchers_that_are_none(tmp_path, monkeypatch):
     odd = tmp_path / "mpirun"
     odd.write_text("#!/bin/sh\necho hello\n")
     odd.chmod(0o755)
-    with pytest.raises(launcher.LauncherError, match="mpirun is none that is known: name another mpirun or srun"):
+    with pytest.raises(
+        launcher.LauncherError, match="mpirun is not a launcher that ucch-run knows: name another mpirun or srun"
+    ):
         launcher.find({"MPIRUN": str(odd)})
-    with pytest.raises(launcher.LauncherError, match="MPIRUN=/no/mpirun: /no/mpirun is no program"):
+    with pytest.raises(launcher.LauncherError, match="MPIRUN=/no/mpirun: /no/mpirun is not a program"):
         launcher.find({"MPIRUN": "/no/mpirun"})
     odd.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -237,9 +237,9 @@ def test_processors(tmp_path, gpus, host, words, env, allowed, expected):
     assert start(host(tmp_path, gpus=gpus), *words, env=env).processors(set(allowed)) == set(expected)
 
 
-def run_wrapper(*words, script="", timeout=400):
+def run_wrapper(*words, script="", program="/no/such/program", timeout=400):
     command = [sys.executable, "-I", "-S", rank.__file__, "--vendor", "host", *words, "--"]
-    program = [sys.executable, "-I", "-S", "-c", script] if script else ["/no/such/program"]
+    program = [sys.executable, "-I", "-S", "-c", script] if script else [program]
     return subprocess.run([*command, *program], capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -258,6 +258,8 @@ def test_reports():
     done = run_wrapper("--report")
     assert done.returncode == 127
     assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
+    lines = events(run_wrapper("--report", program="/no/python").stderr)[0]["lines"]
+    assert lines == f"/no/python: No such file or directory: activate its environment, or name {sys.executable}"
 
 
 def test_a_stray_process_does_not_hold_the_rank():

@@ -10,6 +10,7 @@ from processes import python
 from test_bootstrap import FACTS, HERE, THERE
 
 from ucc_hetero import log
+from ucc_hetero.bindings.ucx import Context
 from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine import rdma
 from ucc_hetero.machine.discover import replay
@@ -188,3 +189,10 @@ def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch):
         monkeypatch.setattr(wires, name, value)
     monkeypatch.setattr(wires, "_address", lambda wire: b"%d" % wire)
     assert [wires.addresses(count) for count in (3, 3)] == [((b"0", b"1"),)] * 2 and len(contexts) == 3
+
+
+def test_transports_that_this_host_lacks_are_an_error_that_names_the_settings(monkeypatch):
+    load()
+    monkeypatch.setenv("UCX_LOG_LEVEL", "fatal")
+    with pytest.raises(LibraryError, match="do UCX_TLS and UCX_NET_DEVICES name transports and interfaces that this"):
+        Context({"TLS": "nope"})

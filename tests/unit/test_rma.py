@@ -152,6 +152,22 @@ def joined():
         yield worker, other, worker.connect(other.address)
 
 
+def test_mistakes_of_transfers_are_named(joined):
+    worker, other, endpoint = joined
+    array = np.zeros(8)
+    region, target = worker.register(array), endpoint.open(other.register(np.zeros(8)).descriptor)
+    for more in ({}, {"notify": b"x"}):
+        with pytest.raises(TypeError, match=r"local: must be a Region, which Worker.register returns, not ndarray"):
+            endpoint.put(array, target, **more)
+        with pytest.raises(TypeError, match=r"target: must be a Target, which Endpoint.open returns, not bytes"):
+            endpoint.get(region, b"descriptor", **more)
+    with pytest.raises(TypeError, match="notify: must be bytes, not str"):
+        endpoint.put(region, target, notify="text")
+    array.flags.writeable = False
+    with pytest.raises(BufferError, match="^memory: ndarray is read-only"):  # of no rank
+        worker.register(array)
+
+
 def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined):
     """As by the thread that learns of the peer's end."""
     _, other, endpoint = joined

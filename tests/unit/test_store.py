@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from ucc_hetero import Store, StoreServer
+from ucc_hetero.__main__ import main
 from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
@@ -25,6 +26,11 @@ def on_ranks(ranks, call):
     with ThreadPoolExecutor(len(ranks)) as pool:
         calls = [pool.submit(call, rank) for rank in ranks]
         return [each.exception(600) or each.result() for each in calls]
+
+
+def test_the_command_names_a_missing_secret(tmp_path, capsys):
+    assert main(["store", "tcp://127.0.0.1:0", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"ucc_hetero: {tmp_path / 'none'}: No such file or directory\n"
 
 
 @pytest.fixture(params=["tcp", "unix"])

@@ -304,13 +304,15 @@ def test_groups_that_threads_make_at_once():
 @pytest.mark.parametrize("comes", [False, True], ids=["late", "in time"])
 def test_a_range_ends_before_its_profiler(monkeypatch, comes):
     """Or never: a profiler that has stopped has freed what the end of a range would write into."""
+    late = []
     if not comes:
-        monkeypatch.setattr(profiling, "ThreadedCall", lambda _end: SimpleNamespace(ended=lambda _seconds: False))
+        monkeypatch.setattr(profiling, "ThreadedCall", lambda end: late.append(end) or SimpleNamespace(ended=lambda _: False))
     with torch.autograd.profiler.profile() as profiler:
         span = profiling._Span("ucch:all_reduce", [torch.ones(1)])
         span.close()
-    late = threading.Thread(target=span.end)
-    late.start()
-    late.join()
+    for end in late:
+        thread = threading.Thread(target=end)
+        thread.start()
+        thread.join()
     assert (span._end.done(), span in profiling._given_up) == (comes, not comes)
     assert not comes or [each.is_async for each in profiler.function_events if each.name == "ucch:all_reduce"] == [True]

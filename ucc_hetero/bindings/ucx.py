@@ -59,7 +59,9 @@ def status_name(status: int) -> str:
 
 #: Hints for the user, by error.
 _HINTS: dict[int, str] = {
-    Status.SHMEM_SEGMENT: "is /dev/shm writable, and has it room (df /dev/shm)? Containers take --shm-size",
+    Status.SHMEM_SEGMENT: "is /dev/shm writable, and has it room (df /dev/shm; containers take --shm-size)? "
+    "Or has the other process ended?",
+    Status.NO_DEVICE: "do UCX_TLS and UCX_NET_DEVICES name transports and interfaces that this host has (ucx_info -d)?",
 }
 
 

@@ -44,7 +44,7 @@ def as_buffer(
     *,
     writable: bool,
     argument: str,
-    rank: int,
+    rank: int | None,
     blocks: int = 1,
     pointer_vendor: PointerVendor | None = None,
 ) -> Buffer:
@@ -57,7 +57,7 @@ def as_buffer(
             ``[buf, count, displ, dtype]``, as a list or tuple.
         writable: True if data will be received here.
         argument: The argument's name, for error messages.
-        rank: The caller's rank, for error messages.
+        rank: The caller's rank, for error messages; None if it has none.
         blocks: Number of equal parts of the buffer, such as the communicator's size for ``Allgather``'s receive buffer.
             As in MPI a given count is that of one part; ``Buffer.count`` is that of all parts.
         pointer_vendor: Function that tells whose memory a bare device pointer is.
@@ -196,8 +196,9 @@ def _segments(memory: Memory | None, element: Element, counts: Any, displs: Any,
     return VBuffer(buffer, tuple(sizes), tuple(starts))
 
 
-def _located(error: Exception, argument: str, rank: int, spec: object = None) -> Exception:
-    text = f"{argument} on rank {rank}: {_no_message(spec) or error}"
+def _located(error: Exception, argument: str, rank: int | None, spec: object = None) -> Exception:
+    where = "" if rank is None else f" on rank {rank}"
+    text = f"{argument}{where}: {_no_message(spec) or error}"
     if isinstance(error, BufferError):
         return BufferError(text)
     return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
@@ -294,7 +295,7 @@ def _memory(
     if is_in_place(buf):
         if buf is None and datatype is not None:
             return None
-        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer; pass one here")
+        raise TypeError(f"{'None (IN_PLACE)' if buf is None else 'MPI.IN_PLACE'} is not a buffer; pass an array here")
     address = mpi_datatypes.bare_address(buf) if vouched or mpi_datatypes.is_datatype(datatype) else 0
     if address:
         return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None)

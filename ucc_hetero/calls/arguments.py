@@ -354,11 +354,7 @@ def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
 
 
 def bind(call: CallSpec, size: int, rank: int) -> Bound:
-    """Bind the arguments of a call on ``rank`` of ``size``.
-
-    Raises:
-        TypeError, ValueError, BufferError: An argument is wrong; names the argument, the rank and what is expected.
-    """
+    """Bind the arguments of a call on ``rank`` of ``size``. Errors name the argument, the rank and what is expected."""
     args = _Args(call, size, rank)
     bound = _reduce_scatter(args, call.counts) if call.name == "reduce_scatter" else BINDERS[call.name](args)
     bound = _aliased(args, bound)

@@ -184,6 +184,8 @@ def _tune(args: argparse.Namespace) -> int:
     from .tune import tune
 
     with Communicator() as comm:
+        if comm.size < 2:
+            raise ValueError("tune needs ranks: run it under mpirun or ucch-run")
 
         def tell(line: str, file: Any = None) -> None:
             if comm.rank == 0:
@@ -217,10 +219,7 @@ def _trace(args: argparse.Namespace) -> int:
 def _store(args: argparse.Namespace) -> int:
     from ..bootstrap.store import StoreServer
 
-    try:
-        server = StoreServer(args.address, args.secret.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{args.secret}: {error}") from None
+    server = StoreServer(args.address, args.secret.read_bytes())
     print(server.address, flush=True)
     threading.Event().wait()
     return 0

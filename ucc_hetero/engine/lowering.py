@@ -219,7 +219,6 @@ class Lowering:
         return list(range(len(self.steps)))
 
     def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any]:
-        """One step of the plan."""
         if step.link == "local":
             return self._local_step(step)
         if step.kind == "message":

@@ -12,7 +12,7 @@ from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
-from ..native.libraries import ffi, lib, owned, piece
+from ..native.libraries import c_text, ffi, lib, owned, piece
 from ..native.waiting import progress_until
 from ..transport import wires
 from .region import Core, Region, Sided
@@ -183,7 +183,7 @@ class Endpoint(Sided):
             return "its owner's driver does not lend it, as none does memory of pools and torch's expandable segments"
         status = lib.ucch_target_borrow(native, ffi.from_buffer(found.key))
         if status == lib.UCCH_FAIL_DEVICE:
-            return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+            return c_text(lib.ucch_device_error())
         if status:
             raise failure("the question for a region", status)
         return ""
@@ -224,7 +224,8 @@ class Endpoint(Sided):
         Raises:
             ValueError: A piece does not fit, lists differ in length, a region belongs to another worker or peer, or
                 ``notify`` is too long.
-            TypeError: An offset or a length is not an integer.
+            TypeError: An offset or a length is not an integer, ``local`` no region, ``target`` no opened region of the
+                peer, or ``notify`` not bytes.
             PeerError: The endpoint is closed, or (from the request) the peer has ended.
             RefusedError: From the request, if the peer has closed the region.
             CollectiveTimeout: From the request, after the timeout.
@@ -336,12 +337,21 @@ class Endpoint(Sided):
     ) -> Request:
         if notify is None and counter is None and stream is None:  # short transfers complete here, without making lists
             seconds = self.worker.timeout if timeout is None else timeout
-            found = piece(self.engine, what, local.engine, target.engine, mine, theirs, lengths, seconds)
+            try:
+                found = piece(self.engine, what, local.engine, target.engine, mine, theirs, lengths, seconds)
+            except AttributeError:  # local is not a Region, or target not a Target: refused below
+                found = 0
             if found == 1:
                 return ENDED
             if found:
                 native = owned(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
                 return Request(native, lib.ucch_transfer_op(native), _NAMES[what], (local, target))
+        for name, side, kind, made_by in (
+            ("local", local, Region, "Worker.register"), ("target", target, Target, "Endpoint.open"),
+        ):  # fmt: skip
+            if not isinstance(side, kind):
+                got = type(side).__name__
+                raise TypeError(f"{name}: must be a {kind.__name__}, which {made_by} returns, not {got}")
         if target.peer is not self:
             raise ValueError("target: it is a region of another peer, not of this endpoint's")
         if local.worker is not self.worker:
@@ -390,11 +400,13 @@ class Endpoint(Sided):
         return begin(ffi.NULL, self.native, order, what, keep, stream, seconds)
 
 
-def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
+def _told(data: Any, counter: int | None) -> dict[str, Any]:
     """Fields of an ``ucch_order`` for a notification."""
     if counter is not None and not 0 <= counter < 1 << 31:
         raise ValueError(f"counter: {counter} is not the number of a counter")
     told: dict[str, Any] = {"tells": 1, "counter": 0 if counter is None else counter + 1}
+    if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"notify: must be bytes, not {type(data).__name__}")
     if not data:
         return told
     if len(data) > lib.UCCH_RMA_NOTICE:

@@ -15,21 +15,10 @@ from ..device import Block, DeviceRuntime, Place, bind, kernels, own_device, pla
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
 from ..machine.ucx_transports import tcp_connections, without_devices
-from ..machine.vendors import VENDORS
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..types import DTYPES
 from .wire_format import Descriptor
-
-
-class _Bytes:
-    """Allocated device memory that describes itself as arrays of its vendor do."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        interface = {"shape": (block.nbytes,), "typestr": "|u1", "data": (block.handle, False), "version": 2}
-        for name in VENDORS[block.runtime.vendor].interfaces:
-            setattr(self, name, interface)
 
 
 class Memory(Handle):
@@ -49,9 +38,9 @@ class Memory(Handle):
     """
 
     def __init__(self, array: Any) -> None:
-        found = as_buffer(array, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)
+        found = as_buffer(array, writable=True, argument="memory", rank=None, pointer_vendor=pointer_vendor)
         if not found.contiguous or not found.nbytes:
-            raise BufferError("memory: a region is contiguous and not empty")
+            raise BufferError("memory: the array must be contiguous and not empty")
         #: The array, for libraries that take arrays of its vendor.
         self.array, self._keep = array, found.owner
         #: Address, length and vendor (``host`` for host memory).
@@ -79,7 +68,7 @@ class Memory(Handle):
         if runtime is None:
             return cls(np.empty(nbytes, np.uint8))
         with own_device():
-            return cls(_Bytes(runtime.alloc(nbytes)))
+            return cls(runtime.alloc(nbytes))
 
     def copy(self, source: Any) -> None:
         """Copy ``source`` into this memory; complete on return.
@@ -103,8 +92,8 @@ class Memory(Handle):
 
     def close(self) -> None:
         """Free allocated memory, which must not be in use any more."""
-        if isinstance(self.array, _Bytes):
-            self.array.block.close()
+        if isinstance(self.array, Block):
+            self.array.close()
 
 
 def _runtime(place: Place) -> DeviceRuntime:

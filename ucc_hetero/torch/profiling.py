@@ -1,24 +1,20 @@
-"""Ranges of calls in ``torch.profiler`` traces: the host's part and, for asynchronous calls, the time to completion.
+"""Ranges of calls in ``torch.profiler`` traces.
 
-For a C++ backend torch's dispatcher records the first (``c10d::allreduce_``), and the backend the second
-(``gloo:all_reduce``). Here they are ``c10d::allreduce_`` and ``ucch:all_reduce``. Without an active profiler nothing
-is recorded.
+For a C++ backend torch's dispatcher records one (``c10d::allreduce_``), and the backend another (``nccl:all_reduce``).
+Here they are ``c10d::allreduce_`` and ``ucch:all_reduce``. Without an active profiler nothing is recorded.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 
 from ..native.threaded import ThreadedCall
-from .futures import complete_later
-from .not_compiled import not_compiled
-from .work import CombinedWork, Work
+from .work import Work
 
 #: The engine's names of collectives -> the dispatcher's. Calls with several forms pass their dispatcher name.
 _OPERATIONS = {
@@ -48,70 +44,34 @@ _given_up: list[Any] = []
 
 
 class _Span:
-    """The range of a call from start to completion. It ends in another thread: torch then treats it as asynchronous,
-    and only asynchronous ranges of a thread may overlap without nesting."""
+    """The range of a call. It ends in another thread: torch then shows it as asynchronous, as those of NCCL and Gloo."""
 
     def __init__(self, title: str, tensors: list[Any]) -> None:
-        self._home = threading.get_ident()
         self._end: Any = torch.futures.Future()
-        self._ended = False
+        self._over = False
         self._lock = threading.Lock()
         begun = torch._C._autograd._record_function_with_args_enter(title, *tensors)
         # Unlike the range's own exit, this works in whichever thread completes the future.
         torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._end)
 
-    def end(self) -> None:
-        """End the range, once, from another thread than the one that began it."""
-        if threading.get_ident() == self._home:
-            return
+    def _finish(self) -> None:
         with self._lock:
-            if not self._ended:
+            if not self._over:
+                self._over = True
                 self._end.set_result(None)
-                self._ended = True
 
     def close(self) -> None:
-        """End the range before this returns: the profiler may be about to stop. The thread that completes futures may
-        be waiting for the engine, which a library's set-up can hold for seconds."""
-        if self._ended:
-            return
-        ThreadedCall(self.end).ended(_PATIENCE)
-        with self._lock:
-            if not self._ended:
-                self._ended = True
-                _given_up.append(self)
+        """End the range before this returns: the profiler may be about to stop."""
+        if not ThreadedCall(self._finish).ended(_PATIENCE):
+            with self._lock:
+                self._over = True
+            _given_up.append(self)
 
 
-@not_compiled
-class _ProfiledWork(CombinedWork):
-    """A call with its range; the thread that completes futures ends the range."""
-
-    def __init__(self, group: Any, work: Work, span: _Span) -> None:
-        super().__init__(group, [work])
-        self._span = span
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the call, and until its range has ended."""
-        try:
-            return super().wait(timeout)
-        finally:
-            if self._parts[0].is_over():
-                self._span.close()
-
-    def publish(self, failure: Exception | None = None) -> None:
-        """Complete the future, and end the range."""
-        self._span.end()
-        super().publish(failure)
-
-    def source_rank(self) -> int:
-        """The group rank of a received message's sender."""
-        return self._parts[0].source_rank()
-
-
-def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+def profiled(name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges. ``name`` is the engine's or the dispatcher's; ``inputs`` are one or more tensors.
 
-    On device memory the range ends once the call is queued in its stream, as NCCL's does. The device's profiler shows
-    the rest.
+    The ranges end once the call has started, as NCCL's do: it may complete after the profiler has stopped.
     """
     operation = _OPERATIONS.get(name, name)
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
@@ -119,16 +79,9 @@ def profiled(group: Any, name: str, inputs: Any, start: Callable[[], Work]) -> W
     if torch._C._autograd._profiler_type() not in _SPANNING:
         with host:
             return start()
-    span, late = _Span(f"ucch:{_TITLES[operation]}", tensors), False
+    span = _Span(f"ucch:{_TITLES[operation]}", tensors)
     try:
         with host:
-            work = start()
-        late = not work.is_over() and all(tensor.is_cpu for tensor in tensors)
+            return start()
     finally:
-        if not late:  # it has failed, has ended, or is in a stream
-            span.close()
-    if not late:
-        return work
-    followed = _ProfiledWork(group, work, span)
-    complete_later(followed)
-    return followed
+        span.close()
