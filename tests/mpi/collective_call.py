@@ -11,7 +11,7 @@ from mpi4py import MPI
 from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
-#: Cases whose seeds differ by a multiple of this have the same gaps between blocks.
+#: Cases whose seeds differ by a multiple of this have the same gaps between blocks, and arguments of the same form.
 GAPS = 1000
 #: (elements, dtype) -> device memory; None if ranks have host memory only.
 device_memory = None
@@ -283,7 +283,7 @@ class Call:
 
     def _spec(self, buffer, places, *, many):
         """A random one of mpi4py's forms for this buffer."""
-        case, rng = self.case, np.random.default_rng([self.case.seed, self.rank, len(places)])
+        case, rng = self.case, np.random.default_rng([self.case.seed % GAPS, self.rank, len(places)])
         size = buffer.count
         by_rank = case.name in WITH_DISPLACEMENTS and len(places) == self.size and many
         words = [case.dtype, self.dtype]

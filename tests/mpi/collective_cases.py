@@ -105,18 +105,18 @@ def start(comm, call, stream=None):
 
 
 def otherwise(case, size):
-    """A call that differs from the case in its operation, its root, its datatype (of equal size) or its form: in some
-    of them."""
+    """A call that differs from the case in its operation, its root, its datatype (of equal size) or its form."""
     rng = np.random.default_rng([case.seed, 5])
+    what = rng.choice(["spec", "dtype", *["op"] * bool(case.op), *["root"] * (case.root >= 0)])
+    if what == "spec":
+        return replace(case, spec=str(rng.choice(SPECS)))
+    if what == "root":
+        return replace(case, root=int(rng.integers(size)))
     alike = [name for name, dtype in NUMPY_TYPES.items() if dtype.itemsize == NUMPY_TYPES[case.dtype].itemsize]
     alike = [name for name in alike if (name in OPS_OF or not case.op) and (name in FOREIGN) <= (case.dtype in FOREIGN)]
-    if rng.random() < 0.5:
-        case = replace(case, dtype=str(rng.choice(alike)))
-    if case.op and (case.op not in OPS_OF[case.dtype] or rng.random() < 0.5):
-        case = replace(case, op=str(rng.choice(OPS_OF[case.dtype])))
-    if case.root >= 0 and rng.random() < 0.5:
-        case = replace(case, root=int(rng.integers(size)))
-    return replace(case, spec=str(rng.choice(SPECS)))
+    dtype = str(rng.choice(alike)) if what == "dtype" else case.dtype
+    op = case.op if what == "dtype" and case.op in OPS_OF.get(dtype, [None]) else case.op and rng.choice(OPS_OF[dtype])
+    return replace(case, dtype=dtype, op=op and str(op))
 
 
 def repeated(case, size):
