@@ -62,7 +62,9 @@ class _Points:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as why:
+    except OSError as why:
+        raise UnknownFile(f"{path}: {why.strerror}") from why
+    except UnicodeDecodeError as why:
         raise UnknownFile(f"{path}: {why}") from why
 
 
