@@ -258,7 +258,7 @@ def draw_shares(table: list[list[str]], path: Path) -> None:
     for name, *row in table[1:]:
         cells = zip(table[0][1:], row, strict=True)
         bars[name] = {label: float(cell.split()[0]) for label, cell in cells if cell.endswith("%")}
-    draw_bars(bars, path, "% of NCCL's tokens/s on the same GPUs", " %", 100)
+    draw_bars(bars, path, "training throughput, % of NCCL's on the same GPUs", " %", 100)
 
 
 def draw_limits(table: list[list[str]], path: Path) -> None:
