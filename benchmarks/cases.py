@@ -142,7 +142,6 @@ def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Call:
 
 
 def roots(row: Collective, root: int | None, ranks: int) -> Sequence[int]:
-    """The roots to use in turn."""
     if not row.rooted:
         return (0,)
     return range(ranks) if root is None else (root,)

@@ -11,16 +11,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .cases import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
 from .session import Session
-from .stats import Overlap, overlap
+from .stats import Floats, Overlap, overlap
 from .validate import Checker
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 
 class Latency:
@@ -101,28 +98,20 @@ def _blocking(call: Callable[[], Any]) -> float:
 
 # --- non-blocking: how much of the communication does computation hide? -----------------------------------------------
 
+#: Elements of a computation of about a microsecond, as in OSU's benchmarks.
 _DIMENSION = 25
 
 
-class Compute:
-    """Computation for a given time, as in OSU's benchmarks: small matrix operations of about a microsecond each."""
+def _overlapped(seconds: float, tests: int) -> Callable[[Callable[[], Any]], Floats]:
+    """An iteration: start, compute for some seconds with calls of Test in between, wait."""
+    numbers, squares = np.random.default_rng(1).random(_DIMENSION), np.zeros(_DIMENSION)
 
-    def __init__(self) -> None:
-        rng = np.random.default_rng(1)
-        self._a = rng.random(_DIMENSION)
-        self._x = np.zeros(_DIMENSION)
-
-    def spend(self, seconds: float) -> None:
-        """Compute until this much time was spent computing."""
+    def compute(seconds: float) -> None:
         spent = 0.0
         while spent < seconds:
             start = perf_counter()
-            np.multiply(self._a, self._a, out=self._x)
+            np.multiply(numbers, numbers, out=squares)
             spent += perf_counter() - start
-
-
-def _overlapped(compute: Compute, seconds: float, tests: int) -> Callable[[Callable[[], Any]], Floats]:
-    """An iteration: start, compute with calls of Test in between, wait."""
 
     def once(call: Callable[[], Any]) -> Floats:
         begin = perf_counter()
@@ -130,12 +119,12 @@ def _overlapped(compute: Compute, seconds: float, tests: int) -> Callable[[Calla
         started = perf_counter()
         tested = 0.0
         for _ in range(tests):
-            compute.spend(seconds / tests)
+            compute(seconds / tests)
             before = perf_counter()
             request.Test()
             tested += perf_counter() - before
         if not tests:
-            compute.spend(seconds)
+            compute(seconds)
         computed = perf_counter()
         request.Wait()
         end = perf_counter()
@@ -157,7 +146,7 @@ class Overlapped(Latency):
         """Seconds of each iteration: alone; then overall, computing, starting, testing and waiting."""
         alone = self.timed(iterations, warmup, _pure)
         self.session.world.barrier()
-        once = _overlapped(Compute(), float(np.mean(alone)), self.session.options.test_calls)
+        once = _overlapped(float(np.mean(alone)), self.session.options.test_calls)
         return np.column_stack((alone, self.timed(iterations, warmup, once)))
 
     def row(self, samples: Floats) -> Row:

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import counted
 from ..machine.launchers import PREFIXES
@@ -27,7 +26,7 @@ from .memory import dtype_of, open_memory
 from .options import PEERS, BadUsage, ProgramParser, number, sizes_of, value
 from .peers import open_peer
 from .result_file import write_job
-from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
+from .stats import NOISY, Floats, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import proven_call
 from .world import Peer, World, open_world, prepare
@@ -111,7 +110,7 @@ def _calibrate(bound: Bound, world: World) -> None:
 
 def measure(
     series: Sequence[Series], case: Case, dtype: np.dtype[Any], pools: Sequence[Pool], rounds: int, world: World
-) -> list[npt.NDArray[np.float64]]:
+) -> list[Floats]:
     """For each series the µs of each round, as means over ranks; equal on every rank."""
     bounds = []
     for one, pool in zip(series, pools, strict=True):
@@ -242,7 +241,7 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
 def _row(
     size: int,
     series: Sequence[Series],
-    times: Sequence[npt.NDArray[np.float64]],
+    times: Sequence[Floats],
     pairs: Sequence[tuple[int, int]],
     ratios: Sequence[Interval],
 ) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,164 +41,121 @@ class Curve:
     dtype: str
     source: str
     points: tuple[Point, ...]
-    facts: Data = field(default_factory=dict, compare=False, hash=False)
 
 
-class _Points:
-    """Collects the points of a file into curves."""
-
-    def __init__(self, source: str, facts: Data | None = None) -> None:
-        self._source, self._facts = source, facts or {}
-        self._found: dict[tuple[str, str, str, str], list[Point]] = {}
-
-    def add(self, key: tuple[str, str, str, str], size: int, value: float) -> None:
-        """Add a point to the curve with this benchmark, label, unit and dtype."""
-        self._found.setdefault(key, []).append(Point(size, value))
-
-    def curves(self) -> list[Curve]:
-        """The curves, in the order of their first points."""
-        return [Curve(*key, self._source, tuple(points), self._facts) for key, points in self._found.items()]
+#: Benchmark, label, unit and datatype of a curve, and the size and value of one of its points.
+Sample = tuple[tuple[str, str, str, str], int, float]
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as why:
-        raise UnknownFile(f"{path}: {why.strerror}") from why
-    except UnicodeDecodeError as why:
-        raise UnknownFile(f"{path}: {why}") from why
-
-
-def _data(path: Path, text: str) -> Data | None:
-    """Contents of a JSON result file of any kind; None for other text."""
-    try:
-        return json.loads(text) if text.lstrip().startswith("{") else None
-    except ValueError as why:
-        raise UnknownFile(f"{path}: {why}") from why
-
-
-def _curves(path: Path, text: str, data: Data | None) -> list[Curve]:
-    if data is not None:
-        try:
-            curves = _read_json(path, data)
-        except (KeyError, TypeError, AttributeError, ValueError) as why:
-            if isinstance(why, UnknownFile):
-                raise
-            raise UnknownFile(f"{path}: not as its program writes it: {why!r}") from None
-    elif re.search(r"^# OSU MPI", text, re.M):
-        curves = _read_osu(path, text)
-    elif re.search(r"^#\s+size\s+count\s+type", text, re.M):
-        curves = _read_nccl(path, text)
-    else:
-        raise UnknownFile(f"{path}: neither a result file of ucch-bench (--json) nor the output of OSU or nccl-tests")
-    if not curves:
-        raise UnknownFile(f"{path}: no measurements over message sizes in it")
-    return curves
-
-
-def read(path: str | Path) -> list[Curve]:
-    """The curves of a file. ``UnknownFile`` names a file that cannot be read."""
-    path = Path(path)
-    text = _text(path)
-    return _curves(path, text, _data(path, text))
+def _curves(source: str, samples: Iterable[Sample]) -> list[Curve]:
+    """The curves of a file's samples, in the order of their first points."""
+    found: dict[tuple[str, str, str, str], list[Point]] = {}
+    for key, size, value in samples:
+        found.setdefault(key, []).append(Point(size, value))
+    return [Curve(*key, source, tuple(points)) for key, points in found.items()]
 
 
 def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, Data]]]:
-    """The curves of all files in order, and (name, contents) of the JSON files, which may have no curves."""
+    """The curves of all files in order, and (name, contents) of the JSON files, which may have no curves.
+
+    ``UnknownFile`` names a file that cannot be read.
+    """
     curves: list[Curve] = []
     files: list[tuple[str, Data]] = []
     for path in map(Path, paths):
-        text = _text(path)
-        data = _data(path, text)
-        if data is not None:
-            files.append((path.name, data))
         try:
-            curves += _curves(path, text, data)
-        except UnknownFile:
-            if data is None:
-                raise
+            text = path.read_text(encoding="utf-8")
+            data = json.loads(text) if text.lstrip().startswith("{") else None
+        except (OSError, ValueError) as why:
+            raise UnknownFile(f"{path}: {getattr(why, 'strerror', None) or why}") from why
+        if data is None:
+            found = _curves(path.name, _of_text(path, text))
+            if not found:
+                raise UnknownFile(f"{path}: no measurements over message sizes in it")
+            curves += found
+            continue
+        files.append((path.name, data))
+        with suppress(KeyError, TypeError, AttributeError, ValueError):  # another program's
+            curves += _curves(path.name, _of_json(data))
     return curves, files
+
+
+def _of_text(path: Path, text: str) -> Iterator[Sample]:
+    if re.search(r"^# OSU MPI", text, re.M):
+        return _of_osu(text)
+    if re.search(r"^#\s+size\s+count\s+type", text, re.M):
+        return _of_nccl(path, text)
+    raise UnknownFile(f"{path}: neither a result file of ucch-bench (--json) nor the output of OSU or nccl-tests")
 
 
 # --- our own ----------------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path, data: Data) -> list[Curve]:
+def _of_json(data: Data) -> Iterable[Sample]:
     if "about" in data and "rows" in data:
-        return _call_curves(path, data)
+        return _of_calls(data)
     if "gpu" in data and "rows" in data:
-        return _gpu_curves(path, data)
+        return _of_gpus(data)
     if data.get("format") != FORMAT:
-        raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
-    names = ("date", "machine", "versions", "source", "job", "command", "plans", "figures")
-    facts: Data = {name: data[name] for name in names if data.get(name)}
+        return ()
     if data["benchmark"] == "compare":
-        return _compare_curves(path, data, facts)
+        return _of_compare(data)
     if data["benchmark"] == "cluster":
-        return _cluster_curves(path, data, facts)
-    return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
+        return _of_cluster(data)
+    return _of_benchmark(data) if data["benchmark"] in BENCHES else ()
 
 
-def _compare_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
-    found = _Points(path.name, facts)
+def _of_compare(data: Data) -> Iterator[Sample]:
     for row in data["rows"]:
         for series in row["series"]:
             label = series["peer"] + ("*" if series["form"] == "persistent" else "")
-            key = data["collective"], label, "us", data["dtype"]
-            found.add(key, row["size"], series["us"])
-    return found.curves()
+            yield (data["collective"], label, "us", data["dtype"]), row["size"], series["us"]
 
 
-def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
-    found, name, unit = _Points(path.name, facts), data["benchmark"].removeprefix("osu_"), data["unit"]
+def _of_benchmark(data: Data) -> Iterator[Sample]:
+    name, unit = data["benchmark"].removeprefix("osu_"), data["unit"]
     for row in data["rows"]:
         if "size" not in row or "dtype" not in row:
             continue
         size, dtype = row["size"], row["dtype"]
         label = data["backend"] + (" in place" if row.get("in_place") else "")
         label += f" window {row['window']}" if "window" in row else ""
-        found.add((name, label, unit, dtype), size, row["value"])
+        yield (name, label, unit, dtype), size, row["value"]
         if "overlap" in row:
-            found.add((name, f"{label} overlap", "%", dtype), size, row["overlap"]["percent"])
+            yield (name, f"{label} overlap", "%", dtype), size, row["overlap"]["percent"]
         for peer, entry in row.get("peers", {}).items():
-            found.add((name, peer, unit, dtype), size, entry["value"])
+            yield (name, peer, unit, dtype), size, entry["value"]
         if row.get("limit"):
-            found.add((name, LIMIT, unit, dtype), size, row["limit"])
-    return found.curves()
+            yield (name, LIMIT, unit, dtype), size, row["limit"]
 
 
-def _cluster_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
+def _of_cluster(data: Data) -> Iterator[Sample]:
     """Of tools/bench_cluster.py: medians of each case, and the limit of its links."""
-    found = _Points(path.name, facts)
     for case in data["cases"]:
         for row in case["rows"]:
             for label, seconds in {**row["median"], LIMIT: row["limit"]}.items():
                 key = f"{row['collective']} on cluster {case['case']}", label, "us", "float32"
-                found.add(key, row["nbytes"], seconds * 1e6)
-    return found.curves()
+                yield key, row["nbytes"], seconds * 1e6
 
 
-def _call_curves(path: Path, data: Data) -> list[Curve]:
+def _of_calls(data: Data) -> Iterator[Sample]:
     """Of tools/call_cost.py: times of a call, of each side."""
-    found, about = _Points(path.name, {"date": data["about"].get("date", "")}), data["about"]
+    about = data["about"]
     for row in data["rows"]:
         benchmark = f"{row.get('call', 'messages')} on {about.get('ranks', '?')} {about.get('gpu', 'hosts')}"
         for label, cost in row.items():
             if isinstance(cost, dict) and "time" in cost:
-                found.add((benchmark, label, "us", "float32"), row["bytes"], cost["time"])
-    return found.curves()
+                yield (benchmark, label, "us", "float32"), row["bytes"], cost["time"]
 
 
-def _gpu_curves(path: Path, data: Data) -> list[Curve]:
+def _of_gpus(data: Data) -> Iterator[Sample]:
     """Collectives of archives: jobs of one size are drawn together, whatever their islands."""
-    found = _Points(path.name, {"date": data.get("date", "")})
     for row in data["rows"]:
         for name in ("blocking", "stream", "nccl", "gloo"):
             if name in row:
                 label = name if name in ("nccl", "gloo") else f"{data.get('topology', '')} {name}".strip()
                 benchmark = f"{row.get('collective', 'allreduce')} on {data.get('ranks', '?')} {data['gpu']}"
-                found.add((benchmark, label, "us", "float32"), row["bytes"], row[name])
-    return found.curves()
+                yield (benchmark, label, "us", "float32"), row["bytes"], row[name]
 
 
 # --- OSU's C programs -------------------------------------------------------------------------------------------------
@@ -212,8 +170,8 @@ def _osu_name(title: str) -> str:
     return _NAMES.get(plain, plain.removeprefix("OSU MPI ").removesuffix(" Test"))
 
 
-def _read_osu(path: Path, text: str) -> list[Curve]:
-    found, name, label, dtype, unit = _Points(path.name), "", "OSU", "int8", "us"
+def _of_osu(text: str) -> Iterator[Sample]:
+    name, label, dtype, unit = "", "OSU", "int8", "us"
     for line in text.splitlines():
         if title := re.match(r"# (OSU MPI.*?)(?: v([\d.]+))?\s*$", line):
             name, label = _osu_name(title[1]), f"OSU {title[2] or ''}".strip()
@@ -225,8 +183,7 @@ def _read_osu(path: Path, text: str) -> list[Curve]:
             unit = "MB/s" if "MB/s" in first else "us"
         elif re.match(r"\d+\s", line):
             size, value, *_ = line.split()
-            found.add((name, label, unit, dtype), int(size), float(value))
-    return found.curves()
+            yield (name, label, unit, dtype), int(size), float(value)
 
 
 # --- nccl-tests -------------------------------------------------------------------------------------------------------
@@ -243,8 +200,8 @@ def _nccl_name(text: str, path: Path) -> str:
     return f"{name} by total size" if name in ("allgather", "alltoall", "gather", "scatter") else name
 
 
-def _read_nccl(path: Path, text: str) -> list[Curve]:
-    found, name = _Points(path.name), _nccl_name(text, path)
+def _of_nccl(path: Path, text: str) -> Iterator[Sample]:
+    name = _nccl_name(text, path)
     for line in text.splitlines():
         words = line.split()
         if line.startswith("#") or len(words) < 13 or not words[0].isdigit():
@@ -252,6 +209,5 @@ def _read_nccl(path: Path, text: str) -> list[Curve]:
         dtype = _NCCL_TYPES.get(words[2], words[2])
         for label, at in (("nccl-tests", 5), ("nccl-tests in place", 9)):
             if words[at] != "N/A":
-                found.add((name, label, "us", dtype), int(words[0]), float(words[at]))
-                found.add((name, label, "GB/s", dtype), int(words[0]), float(words[at + 2]))
-    return found.curves()
+                yield (name, label, "us", dtype), int(words[0]), float(words[at])
+                yield (name, label, "GB/s", dtype), int(words[0]), float(words[at + 2])

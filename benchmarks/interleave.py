@@ -7,14 +7,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from .output import Row
 from .session import Session
-from .stats import ratio
+from .stats import Floats, ratio
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 
 class Series(Protocol):
@@ -42,17 +39,9 @@ def turns(count: int, rounds: int) -> Iterator[tuple[int, int]]:
 
 
 def measure(session: Session, opened: Open, dtype: np.dtype[Any], size: int) -> Row:
-    """Measure one line of a benchmark with all peers of the session. Collective.
+    """Measure one line of a benchmark with all peers of the session, whose calls ``opened`` binds. Collective.
 
-    Args:
-        session: the benchmark, its options and its peers.
-        opened: binds the calls of one peer.
-        dtype: type of the elements.
-        size: bytes of a message.
-
-    Returns:
-        The first peer's line; its ratios say how many times faster that is than each of the others.
-    """
+    Returns the first peer's line; its ratios say how many times faster that is than each of the others."""
     options, world, rates = session.options, session.world, session.bench.unit == "bandwidth"
     iterations, warmup = options.loops(session.bench, size)
     names = list(session.peers)

@@ -102,7 +102,6 @@ class Cache:
         return self.blocks[0].get().reshape(shape).transpose([self.axes.index(axis) for axis in "KBNHD"])
 
     def close(self) -> None:
-        """Deregister it."""
         (self.table or self.region).close()  # type: ignore[union-attr]
 
 

@@ -13,14 +13,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .memory import Memory
 from .output import Row
 from .session import Session
+from .stats import Floats
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)

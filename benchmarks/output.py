@@ -96,7 +96,6 @@ def _columns(bench: Bench, options: Options) -> list[str]:
 
 
 def osu_header(bench: Bench, options: Options) -> str:
-    """The header line of the table."""
     first, *rest = _columns(bench, options)
     text = f"{'# Size':<10}{_right(first)}" if bench.sized else f"# {first}"
     text += "".join(map(_right, rest))

@@ -15,10 +15,9 @@ from .interleave import Open
 from .memory import Block
 from .output import Row
 from .session import Session
+from .stats import Floats
 from .validate import complement, differences, draw
 from .world import Peer
-
-Floats = npt.NDArray[np.float64]
 
 # OSU's tags: ping-pong, the two directions of a window, the reply.
 _PING, _DATA, _BACK, _ANSWER = 1, 100, 10, 101

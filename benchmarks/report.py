@@ -66,17 +66,14 @@ class Figure(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Description of the contents."""
         return {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
 
     @property
     def name(self) -> str:
-        """A file name."""
         return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{self.benchmark}-{self.dtype}-{self.what}")
 
     @property
     def title(self) -> str:
-        """A heading."""
         return f"{self.benchmark}, {self.dtype}: {self.what}"
 
     @property

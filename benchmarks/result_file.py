@@ -15,7 +15,7 @@ from .output import Row
 from .stats import verdict
 from .world import World
 
-#: Version of the JSON layout; ``report`` rejects others.
+#: Version of the JSON layout; ``report`` draws no curves of others.
 FORMAT = "ucc_hetero.bench/1"
 _PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")
 

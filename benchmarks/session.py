@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from .memory import Memory
 from .options import Options
-from .stats import osu_percentile
+from .stats import Floats, osu_percentile
 from .table import Bench
 from .world import Peer, World
 
@@ -30,7 +27,6 @@ class Session:
 
     @property
     def peer(self) -> Peer:
-        """The peer of the standard columns."""
         return self.peers[self.options.backend]
 
     def plan(self) -> str | None:
@@ -44,10 +40,10 @@ class Session:
         # Nothing new: this row's calls used the plan of the row before.
         return new[-1] if new else next(reversed(self._plans.values()), None)
 
-    def percentiles(self, mine: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    def percentiles(self, mine: Floats) -> tuple[float, ...]:
         """OSU's percentiles of the per-iteration means over ranks."""
         return self.percentiles_of(self.world.gather(mine).mean(axis=0)) if self.options.percentiles else ()
 
-    def percentiles_of(self, values: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    def percentiles_of(self, values: Floats) -> tuple[float, ...]:
         """OSU's percentiles of values that every rank has."""
         return tuple(osu_percentile(values, p) for p in self.options.percentiles)

@@ -12,10 +12,6 @@ from typing import Any
 from .world import NotOffered, World
 
 
-class _InPlace:
-    """The send buffer of an in-place call."""
-
-
 @dataclass(slots=True)
 class _View:
     """An array as a torch tensor, and the memory that the backend uses: the array's, or a copy on the host."""
@@ -61,7 +57,7 @@ class TorchComm:
     For Gloo device memory is copied to pinned host memory and back, as its users do; the copies are timed too.
     """
 
-    IN_PLACE = _InPlace()
+    IN_PLACE = object()
 
     def __init__(self, torch: Any, dist: Any, group: Any, backend: str) -> None:
         self._torch, self._dist, self._group, self._backend = torch, dist, group, backend
@@ -198,7 +194,6 @@ def open_torch(backend: str, world: World) -> TorchComm:
 
 
 def _meet(world: World, dist: Any, backend: str) -> None:
-    """Make the default group."""
     address: tuple[str, int] | None = None
     if world.rank == 0:
         with socket.socket() as probe:

@@ -169,20 +169,7 @@ def proven_call(
 ) -> Call:
     """Bind a call, and compare its result with numpy's once, before it is timed. Collective.
 
-    Args:
-        peer: the library that is called.
-        case: the collective, its size, and this rank's place in it.
-        dtype: type of the elements.
-        pool: memory of the buffers.
-        world: the job.
-        family: ``blocking`` or ``persistent``.
-
-    Returns:
-        The call.
-
-    Raises:
-        WrongResult: on every rank, where an element is wrong on any.
-    """
+    ``WrongResult`` on every rank if an element is wrong on any."""
     buffers, checker = pool.take(case), Checker(case, dtype)
     call = bind(peer, case, buffers, family)
     checker.load(buffers, 0)

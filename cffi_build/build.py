@@ -72,6 +72,7 @@ struct ucch_transfer { char *link; ...; };
 SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
 FLAGS = [
     "-std=gnu11",
+    "-D_GNU_SOURCE",
     "-O3",
     "-ffp-contract=off",  # as for the kernels (ucc_hetero/machine/vendors.py)
     "-fno-trapping-math",  # lets gcc vectorize loops over floats

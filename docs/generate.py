@@ -54,7 +54,6 @@ def _cell(text: str) -> str:
 
 
 def environment() -> str:
-    """The table of all variables."""
     lines = ["| variable | meaning |", "|---|---|"]
     for variable in env.TABLE.values():
         value = variable.default
@@ -69,7 +68,6 @@ def environment() -> str:
 
 
 def exceptions() -> str:
-    """The table of all exceptions."""
     lines = ["| exception | is also | raised when |", "|---|---|---|"]
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -80,7 +78,6 @@ def exceptions() -> str:
 
 
 def helps() -> dict[str, str]:
-    """The help of each command."""
     environ = {**os.environ, "COLUMNS": "90", "NO_COLOR": "1"}
 
     def ask(words: Sequence[str]) -> str:
@@ -293,7 +290,6 @@ def draw_results(folder: Path) -> None:
 
 
 def write(folder: Path) -> None:
-    """Write everything."""
     folder.mkdir(exist_ok=True)
     pyplot.rcParams.update({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "ucc_hetero"})
     texts = {"environment": environment(), "errors": exceptions()}

@@ -275,15 +275,9 @@ def failed(options: argparse.Namespace, rank: int, status: int, text: str) -> in
 
 
 def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) -> Callable[[], None]:
-    """Make a ``preexec_fn`` with which the child gets a signal when its parent ends, in any way.
+    """Make a ``preexec_fn`` with which the child gets signal ``number`` when its parent ends, in any way.
 
-    Args:
-        number: number of the signal.
-        blocked: signals that the parent has blocked, and that the child must receive.
-
-    Returns:
-        the function for ``preexec_fn``.
-    """
+    ``blocked``: signals that the parent has blocked, and that the child must receive."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def before() -> None:
@@ -298,14 +292,11 @@ def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) ->
 def relay(
     ended: Collection[int], fd: int, take: Callable[[bytes], None], often: Callable[[], None] | None = None
 ) -> None:
-    """Pass on data of a stream until a process ends. The stream may stay open in processes that it left behind.
+    """Pass on data of a stream to ``take`` until a process ends; the stream may stay open in processes that it left
+    behind.
 
-    Args:
-        ended: pidfds; the function returns when one of the processes ends, and closes them.
-        fd: descriptor of the stream.
-        take: called with the data.
-        often: called ten times a second.
-    """
+    ``ended``: pidfds; the function returns when one of the processes ends, and closes them. ``often`` is called ten
+    times a second."""
     over, reads = False, True
     os.set_blocking(fd, False)
     with selectors.DefaultSelector() as waiting:

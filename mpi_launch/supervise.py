@@ -164,12 +164,8 @@ def supervise(
 ) -> int:
     """Run the launcher's command and return the job's exit status: the first failing rank's, else the launcher's.
 
-    Args:
-        words: the command.
-        hosts: names and slots, in rank order, to name those that did not come up.
-        start_timeout: seconds within which all ranks must have started; 0: no limit.
-        ssh: how the launcher reaches a host.
-    """
+    ``hosts``: names and slots, in rank order, to name those that did not come up within ``start_timeout`` seconds (0:
+    no limit). ``ssh``: how the launcher reaches a host."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         before_start = ending_with_parent(signal.SIGTERM, _SIGNALS)

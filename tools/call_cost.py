@@ -38,7 +38,6 @@ Row = tuple[str, dict[str, Callable[[], Any]], Data | None]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     found = parser(__doc__, 2, 300)
     found.add_argument("--sizes", default="8,1024,65536", help="bytes of the longer tensor (default: %(default)s)")
     found.add_argument("--calls", type=int, default=100, help="calls in a row, fewer of long ones (default: 100)")

@@ -49,7 +49,6 @@ class Data:
         self.y.fill_(-77)
 
     def wanted(self, seed: int, root: int = 0) -> Any:
-        """Return the expected data of y."""
         if self.kind in ("broadcast", "exchange"):
             return self.data(seed, root if self.kind == "broadcast" else (self.rank - 1) % self.n)
         every = [self.data(seed, rank) for rank in range(self.n)]
@@ -76,19 +75,10 @@ class Data:
 
 
 def call_of(dist: Any, kind: str, x: Any, y: Any, root: int = 0, **how: Any) -> Callable[..., Any]:
-    """The call of a collective from ``x`` to ``y``; all_reduce and broadcast work in ``y``.
+    """The call of a collective (of :data:`KINDS`) from ``x`` to ``y``; all_reduce and broadcast work in ``y``.
 
-    Args:
-        dist: ``torch.distributed``.
-        kind: a name of :data:`KINDS`.
-        x: the tensor that is sent.
-        y: the tensor that is received.
-        root: rank that broadcasts.
-        how: ``group`` and ``async_op``, as torch has them.
-
-    Returns:
-        What to call, without arguments; it returns torch's Work, or None.
-    """
+    ``how``: ``group`` and ``async_op``, as torch has them. The call takes no arguments, and returns torch's Work or
+    None."""
     tensors = {"all_reduce": (y,), "broadcast": (y, root)}.get(kind, (y, x))
     return partial(getattr(dist, kind), *tensors, **how)
 
@@ -130,17 +120,9 @@ def once(torch: Any, call: Callable[[], Any], many: int) -> tuple[float, float]:
 
 
 def turns(torch: Any, calls: Mapping[str, Callable[[], Any]], many: int, rounds: int) -> dict[str, Cost]:
-    """Costs of calls that take turns, so that what disturbs one disturbs all; of the slowest rank.
+    """Costs of calls, ``many`` in a row, that take turns, so that what disturbs one disturbs all; of the slowest rank.
 
-    Args:
-        torch: the module.
-        calls: the calls by name. A Work that a call returns is waited for after the last one.
-        many: calls in a row.
-        rounds: rounds that are counted.
-
-    Returns:
-        The cost of each call, the median of the rounds, by name, equal on every rank.
-    """
+    A Work that a call returns is waited for after the last one. Returns medians of rounds, equal on every rank."""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for turn in range(_WARM + rounds):
         for name in list(calls)[:: -1 if turn % 2 else 1]:

@@ -96,12 +96,7 @@ def parser(about: str | None, ranks: int, limit: int, backends: str = "") -> arg
 def one_job(script: str, options: argparse.Namespace, names: str, table: Callable[[list[dict[str, Any]]], str]) -> int:
     """Run a script as one job, print ``table`` of its rows, and write ``--json``; return 1 if it failed.
 
-    Args:
-        script: the file.
-        options: the command line.
-        names: options that the job gets beside the shared ones.
-        table: makes text of the rows that the job left.
-    """
+    ``names``: options that the job gets beside the shared ones."""
     words = words_of(options, f"ranks amd hip limit {names}")
     found = job(script, options.ranks, words, {}, options.limit)
     print(table(found.get("rows", [])), found.get("error", ""), sep="\n")

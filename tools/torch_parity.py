@@ -89,7 +89,6 @@ def holds(found: Distance, rule: Rule) -> bool:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     found = parser(__doc__, 4, 900)
     found.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
     usual = "single,homogeneous,mixed,control"
@@ -178,7 +177,6 @@ def jobs_of(options: argparse.Namespace) -> dict[str, tuple[int, list[str], dict
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all jobs; return their results."""
     common = words_of(options, "ranks model size dtype steps batch length rate limit")
 
     found = {}

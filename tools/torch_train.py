@@ -46,7 +46,6 @@ BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     found = parser(__doc__, 4, 120, ",".join(BACKENDS))
     found.add_argument(
         "--ways", default=",".join(USUAL), help=f"some of {','.join([*WAYS, *BUSY])} (default: %(default)s)"

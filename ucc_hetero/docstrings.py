@@ -1,7 +1,8 @@
 """Completes the docstrings of a class's methods, so that ``help`` shows all arguments and errors without repetition.
 
-A docstring such as "Start :meth:`Bcast`, with its arguments" gets the arguments and errors of ``Bcast`` by
-:func:`forms`. :func:`described` adds arguments and errors that many methods of a class share.
+By :func:`forms` methods such as ``Ibcast`` and ``Bcast_init`` need no docstrings, and one such as "Start :meth:`Bcast`,
+with its arguments" gets the arguments and errors of ``Bcast``. :func:`described` adds arguments and errors that many
+methods of a class share.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from typing import TypeVar
 
 _T = TypeVar("_T", bound=type)
 
+#: Name of a form -> its docstring, with a place for the name of the method that it is a form of.
+_NAMED = (
+    (re.compile(r"I(\w+)"), "Start :meth:`{}`, with its arguments; return its request."),
+    (
+        re.compile(r"(\w+)_init"),
+        "Set up :meth:`{}`, with its arguments; return a request that can be started many times.",
+    ),
+)
 #: Beginning of the docstring of a form, with the name of the method that it is a form of.
 _FORM = re.compile(r"[^:]*:meth:`(\w+)`, with its arguments")
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.M)
@@ -28,7 +37,11 @@ _ALSO = {"info": "info: A hint, ignored."}
 
 def forms(kind: _T) -> _T:
     """Class decorator: a method whose docstring names another one ("Start :meth:`Bcast`, with its arguments") gets that
-    method's arguments and errors."""
+    method's arguments and errors. Forms without docstrings get theirs by their names."""
+    for name, function in vars(kind).items():
+        for pattern, text in _NAMED:
+            if isinstance(function, FunctionType) and not function.__doc__ and (found := pattern.fullmatch(name)):
+                function.__doc__ = text.format(found[1][0].upper() + found[1][1:])
     for function in _documented(kind):
         if found := _FORM.match(function.__doc__ or ""):
             other = getattr(kind, found[1])

@@ -264,11 +264,7 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Read every variable that is set, to find invalid ones.
-
-    Raises:
-        ValueError: Names all removed variables, and all with invalid values and what the values may be.
-    """
+    """Read every variable that is set. ``ValueError`` names all that are gone, and all with invalid values."""
     mistakes = [
         f"{PREFIX}{name} no longer exists: {do}"
         for name, do in GONE.items()

@@ -30,8 +30,10 @@ class DType:
         return self.name
 
 
-def _rows() -> dict[str, DType]:
-    table = (
+#: Every datatype by its name (numpy's, or ml_dtypes' for those that numpy lacks).
+DTYPES: dict[str, DType] = {
+    name: DType(name, size, -1 if code is None else code << 3, kind)
+    for name, size, code, kind in (
         ("int8", 1, 0, "int"),
         ("int16", 2, 1, "int"),
         ("int32", 4, 2, "int"),
@@ -52,11 +54,7 @@ def _rows() -> dict[str, DType]:
         ("float8_e5m2", 1, None, "fp8"),
         ("float8_e5m2fnuz", 1, None, "fp8"),
     )
-    return {n: DType(n, size, -1 if code is None else code << 3, kind) for n, size, code, kind in table}
-
-
-#: Every datatype by its name (numpy's, or ml_dtypes' for those that numpy lacks).
-DTYPES: dict[str, DType] = _rows()
+}
 
 #: The bytes of elements that nothing here knows, such as structures: they are moved, and never reduced.
 BYTES = DType("bytes", 1, -1, "opaque")

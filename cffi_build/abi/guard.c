@@ -1,7 +1,6 @@
 /* A workaround for libucc's TL/UCP (UCC 1.4.0): after an endpoint error it passes the error code that a send or receive
  * returned to ucp_request_cancel and ucp_request_free, and libucp would use it as an address. The plugin's relocated
  * addresses of these two functions are replaced by those of wrappers that check for error codes. */
-#define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
 #include <string.h>
@@ -68,7 +67,7 @@ static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) 
 }
 
 /* Value of an entry of the library's dynamic section; 0: none. */
-static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
+static ElfW(Addr) dynamic_value(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     const ElfW(Phdr) *dynamic = header_of(info, PT_DYNAMIC);
     const ElfW(Dyn) *d = dynamic ? (const ElfW(Dyn) *)(info->dlpi_addr + dynamic->p_vaddr) : NULL;
     while (d && d->d_tag != DT_NULL && d->d_tag != tag)
@@ -76,26 +75,28 @@ static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     return d && d->d_tag == tag ? d->d_un.d_val : 0;
 }
 
-/* Write into a relocated address; its page may be read-only since relocation (RELRO). */
+/* Write into a relocated address; its page may be read-only since relocation (RELRO). The dynamic linker leaves the
+ * last page writable if the range ends within it, as variables may follow: so in a library for smaller pages than the
+ * system's. */
 static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     const ElfW(Phdr) *closed = header_of(info, PT_GNU_RELRO);
-    ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at;
-    ElfW(Addr) page = where & ~((ElfW(Addr))getpagesize() - 1);
-    int is_closed = closed && where >= from && where < from + closed->p_memsz;
-    if (is_closed && mprotect((void *)page, (size_t)getpagesize(), PROT_READ | PROT_WRITE)) return -1;
+    size_t bytes = (size_t)getpagesize();
+    ElfW(Addr) from = closed ? info->dlpi_addr + closed->p_vaddr : 0, where = (ElfW(Addr))at, page = where & -bytes;
+    int is_closed = closed && where >= from && page < ((from + closed->p_memsz) & -bytes);
+    if (is_closed && mprotect((void *)page, bytes, PROT_READ | PROT_WRITE)) return -1;
     __atomic_store_n(at, what, __ATOMIC_RELEASE);
-    if (is_closed) mprotect((void *)page, (size_t)getpagesize(), PROT_READ);
+    if (is_closed) mprotect((void *)page, bytes, PROT_READ);
     return 0;
 }
 
 /* Redirect the calls of one library. Returns 0, or -1 if one cannot be redirected. */
 static int redirect(const struct dl_phdr_info *info) {
     static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
-    const ElfW(Sym) *symbols = address(info, said(info, DT_SYMTAB));
-    const char *strings = address(info, said(info, DT_STRTAB));
+    const ElfW(Sym) *symbols = address(info, dynamic_value(info, DT_SYMTAB));
+    const char *strings = address(info, dynamic_value(info, DT_STRTAB));
     for (int k = 0; k < 2; k++) {
-        const ElfW(Rela) *each = address(info, said(info, tables[k][0]));
-        for (size_t left = said(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
+        const ElfW(Rela) *each = address(info, dynamic_value(info, tables[k][0]));
+        for (size_t left = dynamic_value(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
                 what = wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);

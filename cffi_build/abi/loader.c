@@ -1,5 +1,4 @@
 /* dlopen of libucc and libucp, and the tables of their functions. Python decides which file to load. */
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>

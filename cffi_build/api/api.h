@@ -97,7 +97,10 @@ typedef struct ucch_part {
 typedef struct ucch_spec {
     const char *label; /* as shown by the board and in records */
     uint64_t signature;
-    uint64_t bytes;  /* size of the caller's buffers */
+    uint64_t bytes; /* size of the caller's buffers */
+    /* Bytes of the send and the receive buffer, which must not overlap unless the receive buffer begins `own` bytes
+     * behind the send buffer; 0: they may, or not known. */
+    int64_t sent, received, own;
     uint32_t salt;   /* for tags of its messages between hosts */
     uint32_t number; /* in the timeline */
     int on_device;   /* works on memory of the bound device, whose UCC and UCX type is `memory_type` */
@@ -230,7 +233,7 @@ void ucch_peer_free(ucch_peer *peer);
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh);
 int ucch_region_lend(const ucch_region *region, void *lent);
 void ucch_region_revoke(ucch_region *region);
-int ucch_region_users(const ucch_region *region);
+int ucch_region_users(const ucch_region *region, double patience);
 void ucch_region_free(ucch_region *region);
 ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t bytes, int on_device);
 int ucch_target_borrow(ucch_target *target, const void *lent);

@@ -58,7 +58,7 @@ void ucch_board_dump_if_idle(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
-void ucch_board_broke(ucch_board *board, int peer);
+void ucch_board_lost_connection(ucch_board *board, int peer);
 int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
 int ucch_board_check_message(ucch_board *board, int peer, double started, double now, double *left);
 
@@ -128,9 +128,28 @@ extern _Atomic int ucch_crowded;
 
 /* Locks in the order in which one thread may take them (docs/native.md). Any other lock is held for a moment, and no
  * lock is taken under it. Builds with sanitizers abort when a thread takes a lock out of order. */
-enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIRE, UCCH_AT_FLOW, UCCH_LOCK_ORDER };
+enum {
+    UCCH_AT_OPENED,
+    UCCH_AT_QUEUE,
+    UCCH_AT_MAKING,
+    UCCH_AT_TURN,
+    UCCH_AT_PINNING,
+    UCCH_AT_ENGINE,
+    UCCH_AT_LINKS,
+    UCCH_AT_WIRE,
+    UCCH_AT_FLOW,
+    UCCH_LOCK_ORDER
+};
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
+
+/* When the process forks no thread holds this lock, which is taken last: the child may free what it inherits. */
+#define UCCH_FREE_IN_FORKS(lock)                                                                                       \
+    static void take_for_fork(void) { pthread_mutex_lock(&(lock)); }                                                   \
+    static void give_after_fork(void) { pthread_mutex_unlock(&(lock)); }                                               \
+    __attribute__((constructor)) static void free_in_forks(void) {                                                     \
+        pthread_atfork(take_for_fork, give_after_fork, give_after_fork);                                               \
+    }
 
 void ucch_cond_init(pthread_cond_t *wake);
 int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *lock, double seconds);
@@ -254,7 +273,7 @@ int ucch_far_fate(const ucch_far *far, int rank);
 int ucch_far_best_fate(const ucch_far *far);
 int ucch_far_cut(ucch_far *far, double waited, int rank);
 int ucch_far_is_cut_off(ucch_far *far, double waited);
-void ucch_far_broke(ucch_far *far, int rank);
+void ucch_far_lost_connection(ucch_far *far, int rank);
 const char *ucch_far_link(const ucch_far *far, int rank);
 
 /* For the link thread alone, which writes what is known of other hosts. */
@@ -267,7 +286,7 @@ int ucch_far_note_gone(ucch_far *far, int rank, int fate, uint64_t last, uint64_
 void ucch_far_set_timeout(ucch_far *far, double seconds);
 int ucch_far_wants_probe(const ucch_far *far);
 void ucch_far_note_cut(ucch_far *far, int rank, const char *link);
-int ucch_far_is_broken(ucch_far *far, int rank, double seconds);
+int ucch_far_has_lost_connection(ucch_far *far, int rank, double seconds);
 
 ucch_far *ucch_board_far(const ucch_board *board);
 void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);

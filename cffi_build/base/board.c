@@ -4,7 +4,6 @@
  * UCC returns OK with wrong data, or never, when ranks make different calls, and notices no dead peer. So each rank
  * writes the signature of the call it enters into its own slot (one cache line, no lock). A rank that reads the slots
  * sees which peer made another call, has not arrived, or is dead. */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -183,7 +182,9 @@ ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
  * none. */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
+/* Count a call that has succeeded. */
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
+    UCCH_LOCKED;
     b->calls++;
     b->seconds += seconds;
     b->bytes += bytes;
@@ -550,8 +551,8 @@ int ucch_board_cut(ucch_board *b, double waited, int *peer) {
 }
 
 /* libucp has given up a connection with `peer` (see ucch_board_gone). */
-void ucch_board_broke(ucch_board *b, int peer) {
-    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_broke(b->far, -2 - peer);
+void ucch_board_lost_connection(ucch_board *b, int peer) {
+    if (b->far && peer < UCCH_ALL_PEERS) ucch_far_lost_connection(b->far, -2 - peer);
 }
 
 /* Why call `seq`, which has waited for `waited` seconds, can never end, with the peer that causes it; 0: it may. */

@@ -14,12 +14,12 @@
 enum { NOT_CUT, LINK_CUT, BROKEN };
 
 typedef struct rank_state {
-    int fate;              /* UCCH_THERE, or why no call after `last` can succeed */
-    uint64_t last, failed; /* failed: the first call that failed on the rank, or 0 */
-    double since;          /* when this was heard */
-    int cut;               /* NOT_CUT, LINK_CUT or BROKEN */
-    uint64_t broke;        /* when libucp gave up a connection with the rank, in ns; 0: it has not */
-    int is_near;           /* on this host */
+    int fate;                 /* UCCH_THERE, or why no call after `last` can succeed */
+    uint64_t last, failed;    /* failed: the first call that failed on the rank, or 0 */
+    double since;             /* when this was heard */
+    int cut;                  /* NOT_CUT, LINK_CUT or BROKEN */
+    uint64_t lost_connection; /* when libucp gave up a connection with the rank, in ns; 0: it has not */
+    int is_near;              /* on this host */
 } rank_state;
 
 struct ucch_far {
@@ -162,15 +162,16 @@ void ucch_far_note_cut(ucch_far *far, int rank, const char *link) {
 }
 
 /* libucp has given up a connection with a rank. Called by any thread. */
-void ucch_far_broke(ucch_far *far, int rank) {
-    if (rank >= 0 && rank < far->size) __atomic_store_n(&far->ranks[rank].broke, ucch_now_ns(), __ATOMIC_RELAXED);
+void ucch_far_lost_connection(ucch_far *far, int rank) {
+    if (rank >= 0 && rank < far->size)
+        __atomic_store_n(&far->ranks[rank].lost_connection, ucch_now_ns(), __ATOMIC_RELAXED);
 }
 
 /* True once, `seconds` after that, if the rank is still alive. */
-int ucch_far_is_broken(ucch_far *far, int rank, double seconds) {
-    uint64_t since = __atomic_load_n(&far->ranks[rank].broke, __ATOMIC_RELAXED);
+int ucch_far_has_lost_connection(ucch_far *far, int rank, double seconds) {
+    uint64_t since = __atomic_load_n(&far->ranks[rank].lost_connection, __ATOMIC_RELAXED);
     if (!since || 1e-9 * (double)(ucch_now_ns() - since) < seconds) return 0;
-    __atomic_store_n(&far->ranks[rank].broke, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&far->ranks[rank].lost_connection, 0, __ATOMIC_RELAXED);
     return !ucch_far_fate(far, rank);
 }
 

@@ -5,7 +5,6 @@
  * written to disk when an operation fails, on request, and by a signal, with functions that are safe in signal
  * handlers, as the interrupted thread may hold any lock. The file has the ring, then the meaning of its numbers (lines
  * from Python), then the stacks that Python's faulthandler wrote before our handler ran. */
-#define _GNU_SOURCE
 #include "base/base.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* The clock, the engine's lock, and how threads that contend for it and for cores spin, yield and nap. */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,10 +229,11 @@ double ucch_yield(double now) {
     sched_yield();
     double end = ucch_now();
     ucch_note_yield(now, end);
+    int left = ucch_crowded; /* read once: of two threads that count down at a time neither may go below 0 */
     if (end - now > CROWDED_S)
         ucch_crowded = CROWDED_YIELDS;
-    else if (ucch_crowded > 0)
-        ucch_crowded--;
+    else if (left > 0)
+        ucch_crowded = left - 1;
     return end;
 }
 
@@ -250,6 +250,7 @@ double ucch_nap(double quiet) {
 /* Note a nap that began at `now` and was to last `asked` seconds. Returns the time. */
 double ucch_napped(double now, double asked) {
     double end = ucch_now();
-    if (end - now - asked < LATE_S) ucch_crowded = ucch_crowded > NAP_YIELDS ? ucch_crowded - NAP_YIELDS : 0;
+    int left = ucch_crowded;
+    if (end - now - asked < LATE_S) ucch_crowded = left > NAP_YIELDS ? left - NAP_YIELDS : 0;
     return end;
 }

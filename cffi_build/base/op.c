@@ -1,5 +1,4 @@
 /* Operations in flight: begin and end, deadlines, and wake-ups of threads that listen for an end. */
-#define _GNU_SOURCE
 
 #include "base/base.h"
 

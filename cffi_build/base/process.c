@@ -1,6 +1,5 @@
 /* Processes of this host by pid: whether they have ended, mapping of their files, and signals to them; the end of this
  * process. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

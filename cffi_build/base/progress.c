@@ -1,6 +1,5 @@
 /* Progress: one round of it, the progress thread, which makes progress while no caller waits, and the waits of callers,
  * which spin, then yield, then nap. */
-#define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/prctl.h>

@@ -2,7 +2,6 @@
  * program or step begins and completed when it ends: an event without an end was under way.
  *
  * Events take their places in the ring by an atomic counter, so network threads need no lock. */
-#define _GNU_SOURCE
 #include "base/base.h"
 
 #include <fcntl.h>

@@ -104,6 +104,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
 void ucch_request_drop_locked(ucc_coll_req_h request, int on_device);
 
+int ucch_program_aliased(const ucch_program *p, uintptr_t send, uintptr_t recv);
 int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer);
 
 /* Calls in streams: a launch from begin to end (stream_executor.c), and the code that queues its work (schedule.c). */

@@ -142,8 +142,8 @@ static int is_ready(const ucch_program *p, const ucch_step *s) {
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
-    ucch_op_end_locked(&p->op, status, step, peer);
     ucch_board_open(p->board, -1);
+    ucch_op_end_locked(&p->op, status, step, peer); /* last: its waiter may free the program */
 }
 
 /* Give a program up. Posted operations cannot be cancelled: requests in progress are left to libucc, with the buffers,
@@ -257,7 +257,7 @@ static int init_all_locked(ucch_program *p) {
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int force) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    if (send && send == recv) return UCCH_ALIASED;
+    if (ucch_program_aliased(p, (uintptr_t)send, (uintptr_t)recv)) return UCCH_ALIASED;
     if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
     int status = take_scratch(p, owner, force);
     if (status < 0) return status;
@@ -356,7 +356,7 @@ int ucch_program_again(ucch_program *p) {
 /* Bind a persistent program to its buffers. Its requests are made here, in the same order on every rank: libucc numbers
  * collectives when their requests are made. */
 int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
-    if (send && send == recv) return UCCH_ALIASED;
+    if (ucch_program_aliased(p, (uintptr_t)send, (uintptr_t)recv)) return UCCH_ALIASED;
     int status = 0;
     UCCH_LOCKED;
     UCCH_ON_DEVICE;

@@ -180,6 +180,14 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
 
 /* ---- calls ---- */
 
+/* True if the buffers overlap: Python runs such a call in place, or refuses it. */
+int ucch_program_aliased(const ucch_program *p, uintptr_t send, uintptr_t recv) {
+    if (!send || !recv) return 0;
+    int64_t ahead = (int64_t)(recv - send);
+    if (!ahead) return 1;
+    return ahead > -p->is.received && ahead < p->is.sent && ahead != p->is.own;
+}
+
 /* Enter a call: begin its op, publish it to the other ranks, and compare it with what they have published. Returns 0,
  * or a status with the rank in `peer` if another rank called something else.
  *

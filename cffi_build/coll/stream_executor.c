@@ -126,7 +126,7 @@ static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locke
 
 /* 0 if the call can be launched now, UCCH_LATER, or a failure. Called before the call is published. */
 static int check_launch_locked(ucch_program *p, void *send, void *recv) {
-    if (send && send == recv) return UCCH_ALIASED;
+    if (ucch_program_aliased(p, (uintptr_t)send, (uintptr_t)recv)) return UCCH_ALIASED;
     if (ucch_board_broken(p->board) || (p->channels && p->channels->failed)) return UCCH_FAIL_BROKEN;
     return p->channels && !ucch_channels_room(p->channels) ? UCCH_LATER : 0;
 }
@@ -352,7 +352,7 @@ static int begin_capture(ucch_program *p, int is_call, double timeout) {
 int ucch_program_capture(ucch_program *p, int is_call, uintptr_t send, uintptr_t recv, double timeout,
                          uintptr_t stream) {
     if (!p->fused) return UCCH_FAIL_COLD;
-    if (send && send == recv) return UCCH_ALIASED;
+    if (ucch_program_aliased(p, send, recv)) return UCCH_ALIASED;
     UCCH_ON_DEVICE;
     int mode = ucch_capture_mode(UCCH_RELAXED);
     ucch_take(&queueing, UCCH_AT_QUEUE);

@@ -51,6 +51,7 @@ typedef struct idle {
 } idle;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+UCCH_FREE_IN_FORKS(lock)
 static idle *flags;
 
 /* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */

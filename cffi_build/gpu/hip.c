@@ -22,25 +22,25 @@
     X(host_register, "hipHostRegister", (void *, size_t, unsigned), 1)                                                 \
     X(host_unregister, "hipHostUnregister", (void *), 1)                                                               \
     X(device_pointer, "hipHostGetDevicePointer", (void **, void *, unsigned), 1)                                       \
-    X(hipExtMallocWithFlags, "hipExtMallocWithFlags", (void **, size_t, unsigned), 0)                                  \
+    X(hipExtMallocWithFlags, "hipExtMallocWithFlags", (void **, size_t, unsigned), 1)                                  \
     X(hipMemcpyAsync, "hipMemcpyAsync", (void *, const void *, size_t, int, void *), 1)                                \
     X(hipMemcpy2DAsync, "hipMemcpy2DAsync", (void *, size_t, const void *, size_t, size_t, size_t, int, void *), 1)    \
     X(stream_create, "hipStreamCreateWithPriority", (void **, unsigned, int), 1)                                       \
     X(stream_destroy, "hipStreamDestroy", (void *), 1)                                                                 \
     X(stream_wait_event, "hipStreamWaitEvent", (void *, void *, unsigned), 1)                                          \
     X(stream_synchronize, "hipStreamSynchronize", (void *), 1)                                                         \
-    X(hipStreamWaitValue32, "hipStreamWaitValue32", (void *, void *, uint32_t, unsigned, uint32_t), 0)                 \
-    X(hipStreamWriteValue32, "hipStreamWriteValue32", (void *, void *, uint32_t, unsigned), 0)                         \
-    X(hipStreamGetCaptureInfo, "hipStreamGetCaptureInfo", (void *, int *, uint64_t *), 0)                              \
+    X(hipStreamWaitValue32, "hipStreamWaitValue32", (void *, void *, uint32_t, unsigned, uint32_t), 1)                 \
+    X(hipStreamWriteValue32, "hipStreamWriteValue32", (void *, void *, uint32_t, unsigned), 1)                         \
+    X(hipStreamGetCaptureInfo, "hipStreamGetCaptureInfo", (void *, int *, uint64_t *), 1)                              \
     X(hipThreadExchangeStreamCaptureMode, "hipThreadExchangeStreamCaptureMode", (int *), 0)                            \
     X(event_create, "hipEventCreateWithFlags", (void **, unsigned), 1)                                                 \
     X(event_destroy, "hipEventDestroy", (void *), 1)                                                                   \
     X(event_record, "hipEventRecord", (void *, void *), 1)                                                             \
     X(event_query, "hipEventQuery", (void *), 1)                                                                       \
-    X(hipModuleLoadData, "hipModuleLoadData", (void **, const void *), 0)                                              \
-    X(hipModuleGetFunction, "hipModuleGetFunction", (void **, void *, const char *), 0)                                \
+    X(hipModuleLoadData, "hipModuleLoadData", (void **, const void *), 1)                                              \
+    X(hipModuleGetFunction, "hipModuleGetFunction", (void **, void *, const char *), 1)                                \
     X(launch_kernel, "hipModuleLaunchKernel",                                                                          \
-      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 1)
 
 #include "gpu/plain.h"
 
@@ -59,18 +59,19 @@ typedef struct attributes {
 static int eager;   /* HIP_ENABLE_DEFERRED_LOADING=0 at the start; HIP has no query for it */
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 
-/* Operations whose entry points not every release exports. */
 /* clang-format off */
-#define OPTIONAL(name, params, symbol, args) static int op_##name params { return api.symbol ? api.symbol args : NOT_SUPPORTED; }
-
 PLAIN(current, (int *device), hipGetDevice(device))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
 PLAIN(copy_rows, (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows, void *stream), hipMemcpy2DAsync(dst, dst_pitch, src, src_pitch, bytes, rows, COPY_DEFAULT, stream))
-OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), hipStreamGetCaptureInfo, (stream, does, which))
-OPTIONAL(capture_mode, (int *mode), hipThreadExchangeStreamCaptureMode, (mode))
-OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32, (stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
-OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
+PLAIN(stream_captures, (void *stream, int *does, uint64_t *which), hipStreamGetCaptureInfo(stream, does, which))
+PLAIN(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32(stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
+PLAIN(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32(stream, word, value, 0))
 /* clang-format on */
+
+/* HIP has it since 5.2. */
+static int op_capture_mode(int *mode) {
+    return api.hipThreadExchangeStreamCaptureMode ? api.hipThreadExchangeStreamCaptureMode(mode) : NOT_SUPPORTED;
+}
 
 /* hipMalloc's memory is coarse-grained: devices of other processes may read stale data from their caches. And HIP 7
  * looks the owner's device up by its number in the borrowing process. */
@@ -125,7 +126,6 @@ static int op_pointer(const void *where, int *kind, int *device) {
 
 /* hipStreamWaitValue32 waits only on signal memory. */
 static int op_flag(void **word) {
-    if (!api.hipExtMallocWithFlags) return NOT_SUPPORTED;
     int status = api.hipExtMallocWithFlags(word, sizeof(uint64_t), MALLOC_SIGNAL_MEMORY);
     if (!status) memset(*word, 0, sizeof(uint64_t));
     return status;
@@ -145,7 +145,6 @@ static int op_target(int device, char *text, int room) {
 /* Modules stay loaded, as unloading one waits for the device. */
 static int op_kernel(const void *image, void **function) {
     void *module = NULL;
-    if (!api.hipModuleLoadData || !api.hipModuleGetFunction || !api.launch_kernel) return NOT_SUPPORTED;
     return api.hipModuleLoadData(&module, image) ?: api.hipModuleGetFunction(function, module, "ucch");
 }
 

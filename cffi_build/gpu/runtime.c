@@ -246,6 +246,7 @@ typedef struct block {
 /* A lock of its own: programs give memory back at any time and in any thread. Progress takes it while holding the
  * engine's lock, so the runtime is not called under it: allocations take milliseconds, or wait for streams. */
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+UCCH_FREE_IN_FORKS(pool_lock)
 static block *blocks;
 
 /* Remove an idle block, for the caller to free; NULL if there is none. */

@@ -10,7 +10,6 @@
  * Each slot's data has a header, by which the receiver checks that both ranks made the same call. A piece is published
  * only when the receiver has made its own call, which states the expected size and call of each piece, and only if they
  * match. */
-#define _GNU_SOURCE
 #include "net/net.h"
 
 #include <stdlib.h>

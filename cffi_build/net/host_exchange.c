@@ -403,7 +403,7 @@ static void probe_links(ucch_host_exchange *c) {
 /* Tell each peer with which libucp has given up a connection: it may wait for data that cannot arrive. */
 static void report_broken(ucch_host_exchange *c) {
     for (int r = 0; r < c->size; r++)
-        if (ucch_far_is_broken(c->far, r, LONG_WAIT_S)) note_cut(c, &(cut){c->rank, r, ""});
+        if (ucch_far_has_lost_connection(c->far, r, LONG_WAIT_S)) note_cut(c, &(cut){c->rank, r, ""});
 }
 
 static void run_turn(ucch_host_exchange *c) {

@@ -9,7 +9,6 @@
  *
  * While calls wait for a host, all TCP connections of this process to its addresses are probed in the same way, whoever
  * made them: libucp does not tell which ones are its own. */
-#define _GNU_SOURCE
 #include "net/net.h"
 
 #include <arpa/inet.h>

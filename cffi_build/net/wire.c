@@ -3,7 +3,6 @@
  *
  * Wires access host memory only. Their UCX contexts have no device transports, every request states its memory type,
  * and nothing in this folder can call a driver. So a device's streams can wait for wires under any allocator. */
-#define _GNU_SOURCE
 #include "net/net.h"
 
 #include <sched.h>
@@ -280,7 +279,7 @@ int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores
     return start(&wires[nwires], context) ?: __atomic_fetch_add(&nwires, 1, __ATOMIC_RELEASE);
 }
 
-/* The address for peers that connect to this wire; to be released with ucch_wire_forget. Returns 0 or a failure. */
+/* The address for peers that connect to this wire, for ucch_wire_release_address. Returns 0 or a failure. */
 int ucch_wire_address(int wire, void **address, size_t *bytes) {
     ucch_wire_lock(wire);
     int status = ucp_worker_get_address(wires[wire].worker, address, bytes);

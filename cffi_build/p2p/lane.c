@@ -328,11 +328,19 @@ void ucch_lane_message_free(ucch_lane_message *m) {
 
 ucch_op *ucch_lane_message_op(ucch_lane_message *m) { return &m->op; }
 
+/* True if another thread is giving the lane's streams work, perhaps that of a message that has been given up since. */
+static int has_turn(ucch_lane *l) {
+    int busy = pthread_mutex_trylock(&l->turn) != 0;
+    if (!busy) pthread_mutex_unlock(&l->turn);
+    return busy;
+}
+
 /* True if a stream may still use the message's memory, even if it has ended. */
 int ucch_lane_message_held(const ucch_lane_message *m) {
-    const ucch_lane *l = m->of;
+    ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
-    if (!l || l->closed || !(m->queued || m->headed)) return 0;
+    if (!l || l->closed) return 0;
+    if (!(m->queued || m->headed)) return has_turn(l);
     if (l->is_matched && (m->by_host || !m->done)) return 0;
     uint32_t done = UCCH_LOAD(&line_of(l, m->number)->done);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
@@ -462,9 +470,9 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
                              .sync = how & UCCH_LANE_MESSAGE_SYNC,
                              .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
     describe(m, peer, is_recv);
-    pthread_mutex_lock(&l->turn);
+    ucch_take(&l->turn, UCCH_AT_TURN);
     status = post(l, m, (void *)stream);
-    pthread_mutex_unlock(&l->turn);
+    ucch_give(&l->turn, UCCH_AT_TURN);
     if (status) return status;
     ucch_lock();
     l->users++;

@@ -92,10 +92,10 @@ static ucch_lane **place_of(ucch_lanes *all, int peer, int is_recv, int is_match
 ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int is_recv, int is_matched, int *status) {
     ucch_lane **at = place_of(all, peer, is_recv, is_matched), *l = UCCH_LOAD(at);
     if (l) return l;
-    pthread_mutex_lock(&all->making);
+    ucch_take(&all->making, UCCH_AT_MAKING);
     l = *at ? *at : make(all, peer, is_recv, is_matched, status);
     UCCH_STORE(at, l);
-    pthread_mutex_unlock(&all->making);
+    ucch_give(&all->making, UCCH_AT_MAKING);
     return l;
 }
 

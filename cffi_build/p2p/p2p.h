@@ -71,7 +71,7 @@ int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_s
 /* Lanes. */
 
 typedef struct ucch_lane {
-    pthread_mutex_t turn; /* held while its streams are given work; not waited for with the engine's lock */
+    pthread_mutex_t turn; /* held while its streams are given work; progress only tries it */
     ucch_channels *channels;
     ucch_channel *shorts, *longs;
     int is_recv, peer, is_matched;
@@ -124,7 +124,7 @@ struct ucch_lanes {
     ucch_board *board;
     int rank, size;
     ucch_lane **each;       /* behind `peers`: by rank, out and in, each plain and matched; NULL: closed */
-    pthread_mutex_t making; /* not waited for with the engine's lock */
+    pthread_mutex_t making; /* held while a lane is made */
     int is_stopped;
     unsigned refs; /* the communicator, and threads that make lanes */
     ucch_lane_peer peers[];

@@ -16,7 +16,7 @@ static int is_broken(const ucch_message *m, int status) {
 void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE) return;
     if (is_broken(m, status)) {
-        ucch_board_broke(m->board, m->peer);
+        ucch_board_lost_connection(m->board, m->peer);
         status = UCCH_FAIL_CONNECTION;
     }
     if (status == UCS_ERR_MESSAGE_TRUNCATED)

@@ -312,7 +312,8 @@ static PyObject *untrack(PyObject *module, PyObject *object) {
 
 static PyMethodDef functions[] = {
     METHOD(arrays, METH_FASTCALL), METHOD(piece, METH_FASTCALL), METHOD(untrack, METH_O), {0}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "ucc_hetero._repeat", NULL, -1, functions};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "ucc_hetero._repeat", .m_size = -1,
+                                    .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__repeat(void);
 PyMODINIT_FUNC PyInit__repeat(void) {

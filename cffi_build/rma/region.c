@@ -55,11 +55,22 @@ void ucch_region_revoke(ucch_region *region) {
         owed *o = p->status ? NULL : malloc(sizeof(*o));
         if (!o) continue;
         *o = (owed){p, region->owed};
-        if (ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0))
+        if (ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0)) {
             free(o);
-        else
-            region->owed = o;
+            continue;
+        }
+        region->owed = o;
+        if (!p->owes++) p->owes_since = ucch_now();
     }
+}
+
+/* Remove an entry of a list of what peers owe. */
+static void paid_locked(owed **at) {
+    owed *o = *at;
+    o->by->owes--;
+    o->by->owes_since = ucch_now();
+    *at = o->next;
+    free(o);
 }
 
 /* A peer has acknowledged that it no longer uses a region. */
@@ -69,26 +80,28 @@ void ucch_revoked_locked(ucch_peer *peer, const ucch_header *h, const void *data
         r = r->next;
     for (owed **at = r ? &r->owed : NULL, *o; at && (o = *at); at = &o->next)
         if (o->by == peer) {
-            *at = o->next;
-            free(o);
+            paid_locked(at);
             return;
         }
 }
 
-/* Number of peers and transfers that still use a region. */
-int ucch_region_users(const ucch_region *region) {
+/* Number of peers and transfers that still use a region. With a `patience` of 0 or more, without peers that have
+ * released no region for so many seconds although they should. */
+int ucch_region_users(const ucch_region *region, double patience) {
     UCCH_LOCKED;
     int users = region->users;
-    for (const owed *o = region->owed; o; o = o->next)
-        users += !ucch_peer_status(o->by); /* dead peers use nothing */
+    for (const owed *o = region->owed; o; o = o->next) {
+        int silent = patience >= 0 && ucch_now() - o->by->owes_since >= patience;
+        users += !silent && !ucch_peer_status(o->by); /* dead peers use nothing */
+    }
     return users;
 }
 
 void ucch_region_free(ucch_region *region) {
     UCCH_LOCKED;
     UCCH_UNLINK(region->at->regions, region, next);
-    for (owed *o; (o = region->owed); free(o))
-        region->owed = o->next;
+    while (region->owed)
+        paid_locked(&region->owed);
     free(region);
 }
 

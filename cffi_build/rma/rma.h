@@ -123,6 +123,9 @@ struct ucch_peer {
     uint32_t number;
     int lack;
     void *closing; /* request of ucp_ep_close_nbx */
+    /* Closed regions that it has not released, and since when it has released none of them. */
+    int owes;
+    double owes_since;
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
     ucch_peer *next;

@@ -7,7 +7,6 @@
  * A direction between hosts is set up by its first transfer. The sender sends MEET with the addresses of its wires, and
  * the receiver, once its slots exist, answers MET with those of its own. Slots are sent in order; each is announced by
  * HERE, so that the receiver expects it and polls. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

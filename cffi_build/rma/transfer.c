@@ -4,7 +4,6 @@
  * the kernel copies a single short piece. Device data goes through slots (staged.c), as libucp's own protocols for it
  * are slow; a get then asks the owner to put. A notification is sent after the data has arrived: a libucp fence would
  * wait for everything that the worker has under way. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>

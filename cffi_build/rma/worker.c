@@ -2,7 +2,6 @@
  *
  * The progress thread handles what peers send. While nothing comes it sleeps; the worker's own thread then waits on
  * libucp's event descriptor. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -29,7 +28,7 @@ static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *dat
     ucch_rma *at = peer->at;
     if (h->other > MOST_COUNTER) return;
     uint64_t *counter = h->other ? ucch_rma_counter_of(at, h->other - 1) : NULL;
-    if (counter) ++*counter;
+    if (counter) UCCH_STORE(counter, *counter + 1); /* read without the lock */
     if (h->other && !bytes) return;
     ucch_notification *n = malloc(sizeof(*n) + bytes);
     if (!n) return;
@@ -109,8 +108,8 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     return UCS_INPROGRESS;
 }
 
-static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
-                         const ucp_am_recv_param_t *param) {
+static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
     ucch_rma *at = arg;
     ucch_header h;
     if (header_bytes != sizeof(h)) return UCS_OK;
@@ -276,7 +275,10 @@ static int start_thread(ucch_rma *at) {
     ucch_lock();                 /* has_thread is read with the lock */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
-    return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+    if (started) return ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+    close(at->calls[0]);
+    close(at->calls[1]);
+    return UCCH_FAIL_MEMORY;
 }
 
 static int listen(ucch_rma *at, void *handler) {
@@ -298,7 +300,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     at->last_transfer = &at->transfers;
     at->attention.kind = &attention;
     ucch_cond_init(&at->calm);
-    *status = listen(at, come);
+    *status = listen(at, on_active_message);
     if (!*status) *status = start_thread(at);
     if (*status) {
         if (at->has_thread) ucch_rma_stop(at);

@@ -31,6 +31,7 @@
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
 #define FROM_BIT 30
 #define SERIAL_BIT 45
+#define MOST_SERIALS ((uint64_t)1 << (63 - SERIAL_BIT)) /* then they repeat: UCCH_WIRE_EXPECTED is the next bit */
 
 /* Counters on the device: how many blocks have done a move, in calls and in graphs, or a message and slot; and what
  * graphs count from one replay to the next, per channel too. */
@@ -233,7 +234,8 @@ static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
                         .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(is_recv ? peer : c->rank), to = (uint64_t)(is_recv ? c->rank : peer);
-    uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
+    uint64_t serial = c->serial % MOST_SERIALS;
+    uint64_t tag = serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
     ucch_flow *flow = ucch_flow_new(&slots, !is_recv, wires_of(c, ring), c->peers[peer].key, tag);
     UCCH_LOCKED; /* other threads check it for failures */
     way->flow = flow;
@@ -315,14 +317,13 @@ ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, un
     return counter_at(c->peers[c->rank].part, line_of(LANES, c->room) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
-/* Taken before the engine's lock. */
 static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 
 /* Pin a ring at its first use. Returns 0 or a failure. No peer takes part. */
 int ucch_channels_ring(ucch_channels *c, int peer, int is_recv, int ring) {
-    pthread_mutex_lock(&one_by_one);
+    ucch_take(&one_by_one, UCCH_AT_PINNING);
     int status = pin_ring(c, peer, is_recv, ring);
-    pthread_mutex_unlock(&one_by_one);
+    ucch_give(&one_by_one, UCCH_AT_PINNING);
     return status;
 }
 

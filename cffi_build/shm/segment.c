@@ -4,7 +4,6 @@
  * slower than the devices. So each process has anonymous files that its peers map, and all of them pin them: the
  * sender's device copies pieces into one, the receiver's device copies them out. A communicator has one such file per
  * rank for its channels (channels.c). A file takes no memory before it is pinned or written. */
-#define _GNU_SOURCE
 #include "shm/shm.h"
 
 #include <fcntl.h>
@@ -31,9 +30,9 @@ static int pin(void *memory, size_t bytes, char **seen) {
 
 static ucch_mapping *add_mapping(uint64_t key, int file, size_t bytes, int here) {
     ucch_mapping *m = calloc(1, sizeof(*m));
-    char *memory = m ? ucch_shared_map(here, bytes) : NULL;
     struct stat about;
-    if (!memory || fstat(here, &about)) {
+    char *memory = m && !fstat(here, &about) ? ucch_shared_map(here, bytes) : NULL;
+    if (!memory) {
         free(m);
         return NULL;
     }
@@ -85,10 +84,13 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
         r = r->next;
     if (!r) {
         UCCH_ON_DEVICE;
-        int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
+        r = malloc(sizeof(*r));
+        int status = !r || (m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes)) ? UCCH_FAIL_MEMORY : 0;
         if (!status) status = pin(m->memory + at, bytes, seen);
-        r = status ? NULL : malloc(sizeof(*r));
-        if (!r) return status ?: UCCH_FAIL_MEMORY;
+        if (status) {
+            free(r);
+            return status;
+        }
         *r = (ucch_range){at, bytes, *seen, m->ranges};
         m->ranges = r;
         m->pinned += bytes;

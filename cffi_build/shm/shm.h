@@ -95,7 +95,7 @@ struct ucch_channels {
     size_t slot;          /* data bytes of the longest slot between hosts */
     int nwires;
     uint64_t serial;   /* the same on all ranks */
-    uint32_t *arrived; /* counters on the device for the blocks of one kernel (fused.h) */
+    uint32_t *arrived; /* counters on the device for the blocks of one kernel (fused.cuh) */
     /* By rank: its host; its process if on another host, else the file with its counters and rings. */
     struct {
         int host;

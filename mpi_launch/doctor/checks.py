@@ -251,7 +251,6 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
 
 
 def plain(facts: Facts) -> Iterator[Finding]:
-    """The findings of the table."""
     for code, wrong in _PLAIN:
         if text := wrong(facts):
             yield finding(code, str(text))

@@ -375,7 +375,6 @@ def _label(record: Any) -> str:
 
 
 def _what(dump: Dump, record: Any) -> str:
-    """Describe an operation."""
     comm = dump.comms.get(int(record["comm"]))
     of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
     if record["kind"] < lib.UCCH_RECORD_SEND:

@@ -139,6 +139,40 @@ with Communicator() as comm:
     on_crew(script, *MIXED, **OWN_QUEUES)
 
 
+#: The timeline shows when rank 0's data has left. Its wire then sends that of a call on another communicator, so the
+#: other rank has met the first data when this call ends.
+EARLY = """
+from ucc_hetero.native.libraries import ffi
+from ucc_hetero.transport import channels
+def has_left():
+    events = ffi.cast("ucch_event *", ffi.cast("char *", lib.ucch_trace_memory(ffi.new("uint64_t *"))) + HEADER)
+    return any(events[i].end and events[i].bytes > 60_000 and not events[i].step % 2 for i in range(64))
+
+HEADER = lib.UCCH_TRACE_HEADER
+with Communicator() as world, world.Split(world.rank % 2, world.rank) as beside:
+    for k, made_before in enumerate([0, 2**18, 2**18]):
+        channels._last_serial[0] += made_before
+        with world.Split(world.rank % 2, world.rank) as comm:
+            x, y = Array(300_000).set(numbers(k, comm.rank, 300_000)), Array(300_000).set(-7)
+            assert lib.ucch_trace_open(ffi.NULL, 64) == 0
+            if comm.rank == 0:
+                request = comm.Iallreduce(x, y)
+                while not has_left():
+                    time.sleep(1e-3)
+            beside.Allreduce(Array(100).set(1), Array(100))
+            if comm.rank == 1:
+                request = comm.Iallreduce(x, y)
+            request.Wait()
+            lib.ucch_trace_stop()
+            assert (y.peek == numbers(k, 0, 300_000) + numbers(k, 1, 300_000)).all()
+"""
+
+
+def test_data_that_comes_before_its_ring_is_kept(on_crew):
+    """However many communicators there were."""
+    on_crew(channel_scripts.COMMON + EARLY, *MIXED, **OWN_QUEUES, UCCH_TIMEOUT="20")
+
+
 def test_wires_share_the_ports_of_their_hosts(alone, tmp_path):
     """Wires are rows of the timeline. The next communicator reuses the rings of the previous one."""
     script = """

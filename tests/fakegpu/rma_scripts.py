@@ -409,6 +409,16 @@ if r == 0:
         for region in ours:
             with pytest.raises(CollectiveTimeout):
                 region.close(0)
+        while lib.ucch_region_users(ours[0].native, 0.05):
+            pass
+        late, limit, worker.timeout = memory(10)[0], worker.timeout, 0.05
+        late.revoke()
+        assert lib.ucch_region_users(late.native, -1) == 1
+        assert not lib.ucch_region_users(late.native, 0.05), "a silent peer is waited for once for each region"
+        with pytest.raises(CollectiveTimeout, match="after 0.05 s"):
+            late.close()
+        worker.timeout = limit
+        ours.append(late)
     [region.close() for region in ours]
 mpi.Barrier()
 assert r != 2 or (spot[1000:] == had[1000:]).all()

@@ -21,8 +21,8 @@ JOB = HERE / "job.py"
 #: Seconds after which an operation is late: its deadline, and time for busy cores; recovery has several deadlines.
 PATIENCE = 2 * TIMEOUT
 RECOVERY = 5 * TIMEOUT
-#: Seconds that the two regions of a put wait for a peer that does not answer (`Region.close`), one after the other.
-REGIONS = 2 * 10
+#: Seconds that the two regions of a put together wait for a peer that does not answer (`Region.close`).
+REGIONS = min(10, TIMEOUT)
 #: Seconds for the whole trial, after which the ranks' stacks are printed and the ranks are ended.
 WHOLE = 75.0
 #: Seconds for mpirun to end after its ranks.

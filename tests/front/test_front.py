@@ -145,7 +145,8 @@ def test_the_first_page(clone, environ):
         if "@1" not in said or unavailable() is None:
             assert set(said.splitlines()) <= set(shown.splitlines())
     (clone / "example.py").write_text(blocks("README.md", "python")[0])
-    install, start = blocks("README.md", "sh")[-2:]
+    install = blocks("README.md", "sh")[-1]
+    start = re.search(r"`example\.py` and run `(.+?)`", (ROOT / "README.md").read_text())[1]
     assert "pip install -e" in install and "flat" in shell(active + install + start, clone, environ)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from collective_reference import NUMPY_TYPES, differing, operands, reduced
+from collective_reference import FOREIGN, NUMPY_TYPES, differing, operands, reduced
 from mpi4py import MPI
 
 from ucc_hetero.planner.collectives import ROWS
@@ -20,8 +20,13 @@ if "FAKEGPU_LAYOUT" in os.environ:
 VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
 #: Calls in place whose send buffer may be the receive buffer itself, and not MPI.IN_PLACE.
 ALIASED = ("allreduce", "reduce", "scan", "exscan", "alltoall")
+#: Calls in place in which a rank may pass the address of its own block in the other buffer, and not MPI.IN_PLACE.
+OWN_BLOCK = ("gather", "gatherv", "allgather", "allgatherv", "scatter", "scatterv")
 UNEVEN = ("gatherv", "scatterv", "allgatherv", "reduce_scatter", "alltoallv")
 WITH_DISPLACEMENTS = ("gatherv", "scatterv", "allgatherv", "alltoallv")
+#: Distance of elements with gaps between them, in elements; (dtype, distance) -> the MPI datatype.
+STEP = 3
+_datatypes = {}
 SENDS_BLOCKS = ("scatter", "scatterv", "alltoall", "alltoallv", "reduce_scatter_block")
 RECEIVES_BLOCKS = ("gather", "gatherv", "allgather", "allgatherv", "alltoall", "alltoallv")
 
@@ -42,26 +47,74 @@ class Case:
     seed: int
 
 
+@dataclass
+class Exported:
+    """An array of which only DLPack is known."""
+
+    array: np.ndarray
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def held(rng, array):
+    """Contiguous elements in an object of some kind and shape."""
+    n = array.size
+    kinds = [array, array.reshape(1, n, 1), array.reshape(n, 1).T]
+    kinds += [array.reshape(2, n // 2).T] if n % 2 == 0 else [array.reshape(())] if n == 1 else []
+    if array.dtype.name not in FOREIGN:
+        kinds += [memoryview(array), *[Exported(array)] * array.flags.writeable]
+    return kinds[rng.integers(len(kinds))]
+
+
 class Guarded:
-    """Poisoned elements between guard bands of random bytes, in host or device memory (fakegpu/, gpu/)."""
+    """Poisoned elements between guard bands of random bytes, in host or device memory (fakegpu/, gpu/).
+
+    On the host they begin at any byte, and may have gaps between them if MPI has a datatype for that.
+    """
 
     def __init__(self, rng, dtype, count):
-        nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
+        self.dtype, self.rng, self.count, self.lead, self.step = dtype, rng, count, GUARD, 1
+        nbytes = 2 * GUARD + 16 + count * dtype.itemsize * (STEP if device_memory is None else 1)
         self.memory = device_memory(nbytes, np.uint8) if device_memory else np.empty(nbytes, np.uint8)
+        self.on_device = hasattr(self.memory, "block")
+        if device_memory is None:
+            self.lead += int(rng.integers(1, 16)) * (rng.random() < 0.3)
+            self.step = STEP if dtype.name not in FOREIGN and rng.random() < 0.2 else 1
         self.poison()
         self.before = self.whole.copy()
 
     @property
     def view(self):
-        return self.whole[GUARD : len(self.whole) - GUARD].view(self.dtype)
+        return self.seen_in(self.whole)
+
+    def seen_in(self, whole):
+        """The elements in the memory, or in a copy of it."""
+        length = self.count * self.step * self.dtype.itemsize
+        return whole[self.lead : self.lead + length].view(self.dtype)[:: self.step]
 
     @property
-    def argument(self):
-        if not hasattr(self.memory, "block"):
-            return self.view
-        from arrays import ndarray
+    def datatype(self):
+        """The MPI datatype of an element with the gap behind it."""
+        key = self.dtype, self.step
+        if key not in _datatypes:
+            size = self.step * self.dtype.itemsize
+            _datatypes[key] = MPI.Datatype.fromcode(self.dtype.char).Create_resized(0, size).Commit()
+        return _datatypes[key]
 
-        return ndarray(self.memory, GUARD, self.view.size, self.dtype)
+    def part(self, at, count):
+        """``count`` elements from number ``at`` on, as an argument."""
+        if self.on_device:
+            from arrays import ndarray
+
+            return ndarray(self.memory, self.lead + at * self.dtype.itemsize, count, self.dtype)
+        if self.step == 1:
+            return self.view[at : at + count]
+        size = self.step * self.dtype.itemsize
+        return [self.whole[self.lead + at * size :][: count * size], count, self.datatype]
 
     def poison(self):
         """Fill everything with random bytes; ``remember`` stores the contents later."""
@@ -85,12 +138,16 @@ class Guarded:
         """Read the contents in the stream from now on."""
         self.whole = self.memory.copied(stream)
 
-    def expected(self):
-        """A copy of the contents before the call, into which the caller writes the expected values."""
-        return self.before[GUARD : len(self.before) - GUARD].copy().view(self.view.dtype)
+    def same_but(self, places):
+        """True if nothing has changed but the elements at these places."""
+        due = self.before.copy()
+        for at, n in places:
+            self.seen_in(due)[at : at + n] = self.view[at : at + n]
+        return np.array_equal(due, self.whole)
 
     def bands_intact(self):
-        one, two = (w[:GUARD].tobytes() + w[len(w) - GUARD :].tobytes() for w in (self.whole, self.before))
+        end = self.lead + self.count * self.step * self.dtype.itemsize
+        one, two = (w[: self.lead].tobytes() + w[end:].tobytes() for w in (self.whole, self.before))
         return one == two
 
 
@@ -195,8 +252,8 @@ class Call:
             recv = self._spec(self.recv, self.recv_at, many=case.name in RECEIVES_BLOCKS)
         if case.name == "bcast":
             return [recv, root]
-        if send is in_place and case.name in ALIASED and case.seed % 2:
-            send = recv
+        if case.in_place and case.seed % 2:
+            send, recv = self._same_memory(send, recv)
         out = [send, recv]
         if case.name == "reduce_scatter" and (case.in_place or len(set(case.counts)) > 1):
             out.append(list(case.counts))
@@ -207,21 +264,61 @@ class Call:
             out.append(names[case.seed % len(names)])
         return [*out, root] if case.root >= 0 else out
 
+    def _same_memory(self, send, recv):
+        """The arguments with the address of the input, or of a rank's own block, in place of MPI.IN_PLACE."""
+        name = self.case.name
+        if send is MPI.IN_PLACE and name in ALIASED:
+            return recv, recv
+        if send is MPI.IN_PLACE and name in OWN_BLOCK:
+            return self.recv.part(*self.recv_at[self.rank]), recv
+        if recv is MPI.IN_PLACE and name in OWN_BLOCK:
+            return send, self.send.part(*self.send_at[self.rank])
+        return send, recv
+
     def _spec(self, buffer, places, *, many):
         """A random one of mpi4py's forms for this buffer."""
-        case, view = self.case, buffer.argument
-        dtype = case.dtype
-        if case.name in WITH_DISPLACEMENTS and len(places) == self.size and many:
-            counts, displs = [n for _, n in places], [at for at, _ in places]
-            if case.gaps or case.spec == "both":
-                return [view, (counts, displs), dtype] if case.spec != "count" else [view, (counts, displs)]
-            return [view, counts] if case.spec == "count" else [view, counts, dtype]
-        size = buffer.view.size
+        case, rng = self.case, np.random.default_rng([self.case.seed, self.rank, len(places)])
+        size = buffer.count
+        by_rank = case.name in WITH_DISPLACEMENTS and len(places) == self.size and many
+        words = [case.dtype, self.dtype]
+        words += [] if case.dtype in FOREIGN else [MPI.Datatype.fromcode(self.dtype.char)]
+        dtype, memory = words[rng.integers(len(words))], buffer.part(0, size)
+        form = case.spec
+        if buffer.step > 1:
+            memory, _, dtype = memory
+            form = "both"
+        elif not buffer.on_device:
+            only_read = buffer is self.send or (case.name == "bcast" and self.at_root)
+            if only_read and rng.random() < 0.2:
+                memory = memory[:]
+                memory.flags.writeable = False
+            memory = held(rng, memory)
+        if by_rank:
+            return self._spec_by_rank(rng, memory, places, dtype, form)
         count = size // self.size if many or (case.in_place and case.name == "reduce_scatter_block") else size
-        forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
-        if case.spec == "at" and not (many or device_memory):  # in memory that begins before the data
-            forms["at"] = [buffer.whole.view(self.dtype), (count, GUARD // self.dtype.itemsize), dtype]
-        return forms.get(case.spec, view)
+        forms = {"plain": [memory], "dtype": [[memory, dtype], [memory, None, dtype]]}
+        forms["count"] = [[memory, count], (memory, (count, 0)), [memory, [count, 0]]]
+        forms["both"] = [[memory, count, dtype], (memory, count, 0, dtype), [memory, (count, None), dtype]]
+        if (
+            case.spec == "at" and not (many or buffer.on_device) and buffer.step == 1
+        ):  # memory that begins before the data
+            earlier = buffer.whole[buffer.lead - GUARD :][: GUARD + buffer.view.nbytes].view(self.dtype)
+            forms["at"] = [[earlier, (count, GUARD // self.dtype.itemsize), dtype]]
+        some = forms.get(form, forms["plain"])
+        return some[rng.integers(len(some))]
+
+    def _spec_by_rank(self, rng, memory, places, dtype, form):
+        """A random form of a buffer with a count per rank."""
+        counts, displs = [n for _, n in places], [at for at, _ in places]
+        as_kind = [list, np.array, tuple][rng.integers(3)]
+        forms = [[memory, (as_kind(counts), as_kind(displs))], [memory, as_kind(counts), displs, dtype]]
+        step = displs[1] if self.size > 1 else 0
+        if len(set(counts)) == 1 and displs == [step * rank for rank in range(self.size)]:
+            forms.append([memory, (counts[0], step)])
+        if not self.case.gaps:
+            forms += [[memory, [*counts]], [memory, np.array(counts)]]
+        some = forms[rng.integers(len(forms))]
+        return some if len(some) == 4 or form not in ("both", "dtype") else [*some, dtype]
 
     def verify(self):
         """Describe errors in the buffers; empty if there are none. Every rank knows the inputs of the others."""
@@ -238,10 +335,9 @@ class Call:
         return self._compare(want, bound)
 
     def _compare(self, want, bound):
-        got, before = self.recv.view, self.recv.expected()
         if want is None:
-            return "" if got.tobytes() == before.tobytes() else "recvbuf was changed"
-        case = self.case
+            return "" if np.array_equal(self.recv.whole, self.recv.before) else "recvbuf was changed"
+        case, got = self.case, self.recv.view
         sharing = case.in_place and case.name in ("reduce_scatter", "reduce_scatter_block")
         places = [(0, want.size)] if sharing else self.recv_at
         values = np.concatenate([got[at : at + n] for at, n in places]) if places else got
@@ -249,12 +345,9 @@ class Call:
         if bad.size:
             i = int(bad[0])
             return f"{bad.size} of {want.size} wrong, first at {i}: got {values[i]!r}, due {want[i]!r}"
-        rest = np.ones(got.size, bool)
-        for at, n in places:
-            rest[at : at + n] = False
         # On GPUs the rest of an in-place reduce_scatter's buffer is scratch.
-        if not (sharing and "CASES_HIP" in os.environ) and got[rest].tobytes() != before[rest].tobytes():
-            return "recvbuf was changed between its blocks"
+        if not (sharing and "CASES_HIP" in os.environ) and not self.recv.same_but(places):
+            return "recvbuf was changed between its blocks or elements"
         return ""
 
     def _due(self, inputs):

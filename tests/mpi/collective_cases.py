@@ -39,6 +39,7 @@ PARCEL = 496
 #: Distance of the seeds of similar cases: they have the same form on each rank, and the same gaps.
 AGAIN = collective_call.GAPS
 METHODS = {name: name.capitalize() for name in ROWS if name != "barrier"}
+SPECS = ("plain", "count", "dtype", "both", "at")
 FORMS = ("blocking", "request", "persistent")
 #: Forms of calls on devices, a random one per rank. If a rank does not know all counts, all ranks exchange them or
 #: none.
@@ -82,7 +83,7 @@ def fill_in(rng, size, seed, kind):
         counts = tuple(map(int, table.ravel()))
     root = int(rng.integers(size)) if ROWS[name].rooted else -1
     gaps = name in WITH_DISPLACEMENTS and bool(rng.random() < 0.6)
-    spec = str(rng.choice(["plain", "count", "dtype", "both", "at"]))
+    spec = str(rng.choice(SPECS))
     return Case(name, dtype, op, form, in_place, root, counts, gaps, spec, seed)
 
 
@@ -103,12 +104,28 @@ def start(comm, call, stream=None):
     return getattr(comm, f"{method}_init")(*call.args())
 
 
-def repeated(case):
-    """A case and similar calls: in other memory, in two buffers if it is in place, with another length on the last
-    rank, and the first again."""
+def otherwise(case, size):
+    """A call that differs from the case in its operation, its root, its datatype (of equal size) or its form: in some
+    of them."""
+    rng = np.random.default_rng([case.seed, 5])
+    alike = [name for name, dtype in NUMPY_TYPES.items() if dtype.itemsize == NUMPY_TYPES[case.dtype].itemsize]
+    alike = [name for name in alike if (name in OPS_OF or not case.op) and (name in FOREIGN) <= (case.dtype in FOREIGN)]
+    if rng.random() < 0.5:
+        case = replace(case, dtype=str(rng.choice(alike)))
+    if case.op and (case.op not in OPS_OF[case.dtype] or rng.random() < 0.5):
+        case = replace(case, op=str(rng.choice(OPS_OF[case.dtype])))
+    if case.root >= 0 and rng.random() < 0.5:
+        case = replace(case, root=int(rng.integers(size)))
+    return replace(case, spec=str(rng.choice(SPECS)))
+
+
+def repeated(case, size):
+    """A case and similar calls: in other memory, in two buffers if it is in place, in another form, with another length
+    on the last rank, and the first again."""
     longer = (*case.counts[:-1], case.counts[-1] + 1)
     for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
-        yield replace(case, seed=case.seed + AGAIN * turn, counts=counts, in_place=case.in_place and turn != 1)
+        like = otherwise(case, size) if turn == 2 else case
+        yield replace(like, seed=case.seed + AGAIN * turn, counts=counts, in_place=case.in_place and turn != 1)
 
 
 class Tester:
@@ -246,10 +263,13 @@ def on_devices():
         rng = np.random.default_rng(seed)
         for index in range(int(os.environ.get("CASES", "20"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
-            tester.stream = streams[index % 2]
-            if case.dtype not in FOREIGN:  # the array interfaces lack names for these types
-                for each in repeated(case):
-                    tester.one(each)
+            if case.dtype in FOREIGN:  # the array interfaces lack names for these types
+                continue
+            hosts = int(rng.integers(10))  # the turn that is on host memory, if any
+            for turn, each in enumerate(repeated(case, world.size)):
+                tester.stream = None if turn == hosts else streams[(index + turn // 2) % 2]
+                collective_call.device_memory = None if turn == hosts else arrays.Array
+                tester.one(each)
         comm.Barrier()
         queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._runner.used.items()}
         sure = re.compile(rf"(?!{'|'.join(UNCOUNTED)}|scan|exscan)\w+ float32\[[\d,]*\]( SUM)?( root=\d+)?$")
@@ -276,7 +296,7 @@ def main(seed, *words):
             for _, together in group:
                 if len(together) > 1:
                     tester.together(together)
-                for case in repeated(together[0]) if len(together) == 1 else ():
+                for case in repeated(together[0], world.size) if len(together) == 1 else ():
                     tester.one(case)
             comm.Barrier()
             total += tester.done

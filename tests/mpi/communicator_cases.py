@@ -437,7 +437,7 @@ def threads_with_communicators(comm):
                     tester.mpi = parent
                     for _ in range(2):
                         case = draw(rng, mine.size, int(rng.integers(1 << 30)), tuple(METHODS))
-                        for again in repeated(case):
+                        for again in repeated(case, mine.size):
                             tester.one(again)
                             check(mine, everyone(comm))
         except BaseException as failure:

@@ -26,6 +26,8 @@ if ON_DEVICES:
 
 #: Numbers of float32: the most for one slot, and several pieces.
 SLOT, LONG = 16384, 300_000
+#: An element and a gap of its length.
+WITH_GAP = MPI.FLOAT.Create_resized(0, 8).Commit()
 #: Lengths around the limits of UCX's protocols (nothing, inline, eager, rendezvous) and of slots.
 LENGTHS = [0, 1, 3, 24, 26, 2047, 2050, SLOT - 1, SLOT, SLOT + 1, 70_000, LONG, 3 * LONG] * 2
 LENGTHS += [6_000_000 if ON_DEVICES else 2_000_000]
@@ -93,11 +95,13 @@ class Dice:
         return self.pool[message.first :][: message.count]
 
     def memory(self, count, device=False):
-        """Memory on the device or the host, also with gaps, or at the start of a longer array."""
+        """Memory on the device or the host, also with gaps, at any address, or at the start of a longer array."""
         if ON_DEVICES and (device or not self.rarely()):
             return Array(count)
         if device or not self.rarely():
             return np.empty(count + 3, np.float32)[:count]
+        if self.rarely():
+            return np.empty(4 * count + 1, np.uint8)[1:].view(np.float32)
         return np.empty((count, 2), np.float32)[:, 0]
 
     def filled(self, message, device=False):
@@ -118,9 +122,9 @@ class Dice:
         forms = [memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]]
         if isinstance(memory, np.ndarray):
             if n > 1 and not memory.flags.c_contiguous:
-                return memory
+                return self.pick([memory, [memory.base, n, WITH_GAP]])
             forms += [memoryview(memory), memory.view(np.int32), [memory.view("u1"), 4 * n, MPI.BYTE]]
-            forms += [[memory.base, n], [memory.base, n, MPI.FLOAT]]
+            forms += [[memory.base, n], [memory.base, n, MPI.FLOAT]] if memory.flags.aligned else []
             forms += [memory.view("c8") for _ in range(n % 2 == 0)]
         return self.pick(forms)
 

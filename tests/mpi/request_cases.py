@@ -291,6 +291,52 @@ def case_one_array_then_two(comm):
             assert (got == want).all(), (name, n, form, one, got, want)
 
 
+def case_alike_but_for(comm):
+    """Calls that differ from an earlier one in the kind of a list, in an object's value or in the addresses alone."""
+    with comm.Split(comm.rank // 2) as two:
+        p, r = two.size, two.rank
+        room, counts = np.empty(9), [3, 4][:p]
+        for _ in range(3):  # a list has counts, a tuple the count and the distance of all blocks
+            for told, starts, n in ((counts, (0, 3), counts[r]), ((3, 4), (0, 4), 3)):
+                room[:], mine = -1, np.full(n, r + 1.0)
+                two.Allgatherv(mine, [room, told])
+                lengths = told if told is counts else [3] * p
+                want = np.full(9, -1.0)
+                for rank, (at, length) in enumerate(zip(starts, lengths, strict=False)):
+                    want[at : at + length] = rank + 1
+                assert (room == want).all(), (told, room)
+        root, mine = np.array(0), np.empty(5)
+        for turn in range(8):
+            root[...] = turn // 2 % p
+            mine[:] = 10 * turn + r
+            two.Bcast(mine, root)
+            assert (mine == 10 * turn + root).all(), (turn, mine)
+        for n, form in product((4, 4000), ("", "I")):
+            memory = np.zeros(4 * n)
+            every = memory[: p * n]
+
+            def run(name, send, recv, form=form):
+                request = getattr(two, form + (name.lower() if form else name))(send, recv)
+                if form:
+                    request.Wait()
+
+            run("Allreduce", np.ones(n), memory[:n])
+            run("Allreduce", memory[:n], memory[n : 2 * n])
+            assert (memory[n : 2 * n] == p * p).all()
+            for send, recv in ((memory[:n], memory[1 : n + 1]), (memory[n - 1 : 2 * n - 1], memory[:n])):
+                with pytest.raises(ValueError, match="overlap"):
+                    run("Allreduce", send, recv)
+            both = np.full(p * n + n, float(r))  # what is sent lies behind the blocks
+            two.Allgatherv(both[p * n :], [both, [n] * p])
+            assert (both[: p * n] == np.repeat(np.arange(p), n)).all()
+            for own in (True, False, True):
+                every[:] = -1
+                mine = every[r * n : (r + 1) * n] if own else np.empty(n)
+                mine[:] = r
+                run("Allgather", mine, every)
+                assert (every == np.repeat(np.arange(p), n)).all(), own
+
+
 def case_again_and_again(comm):
     """Calls that look like earlier ones take the fast path: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank

@@ -14,7 +14,7 @@ def cases(*scripts):
 
 
 #: These make torch load its compiler, which takes seconds on every rank.
-COMPILED = ["functional", "compiled", "compiled_ddp"]
+COMPILED = ["functional", "results_of_functional_collectives", "compiled", "compiled_ddp"]
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])

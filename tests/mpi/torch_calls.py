@@ -171,6 +171,39 @@ def functional():
 
 
 @case
+def results_of_functional_collectives():
+    """Such tensors have no memory of their own: a call waits for them. DTensors have none either, and are refused."""
+    import torch.distributed._functional_collectives as fc
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+
+    added = sum(data(r, (N,)) for r in range(N))
+    every = added.repeat(N)
+    calls = (
+        (lambda got, x: got.copy_(dist.all_reduce(x) or x), added * N),
+        (lambda got, x: got.copy_(dist.all_reduce_coalesced([x]) or x), added * N),
+        (lambda got, x: got.copy_(dist.broadcast(x, 1) or x), added),
+        (lambda got, x: got.copy_(dist.reduce(x, 0) or dist.broadcast(x, 0) or x), added * N),
+        (lambda got, x: dist.all_gather_into_tensor(got, x), every),
+        (lambda got, x: dist.all_gather(list(got.split(N)), x), every),
+        (lambda got, x: dist.gather(x, list(got.split(N)) if R == 0 else None) or dist.broadcast(got, 0), every),
+        (lambda got, x: dist.scatter(got, [x] * N if R == 0 else None), added),
+        (lambda got, x: dist.reduce_scatter_tensor(got, x), added[R : R + 1] * N),
+        (lambda got, x: dist.reduce_scatter(got, [x] * N), added * N),
+        (lambda got, x: dist.all_to_all_single(got, x), added[R].repeat(N)),
+        (lambda got, x: dist.all_to_all(list(got.split(1)), list(x.split(1))), added[R].repeat(N)),
+        (lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got, (R - 1) % N))[0].wait(), added),
+    )
+    for call, want in 2 * calls:  # the second time on the short path
+        waits = fc.all_reduce(data(R, (N,)), "sum", dist.group.WORLD)
+        assert not waits.data_ptr()
+        call(got := torch.full_like(want, float("nan")), waits)
+        same(got, want)
+    replicated = DTensor.from_local(torch.ones(2), DeviceMesh(DEVICE, range(N)), [Replicate()])
+    with pytest.raises(TypeError, match="DTensor has no memory"):
+        dist.all_reduce(replicated)
+
+
+@case
 def compiled():
     import torch.distributed._functional_collectives as fc
 

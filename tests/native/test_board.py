@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -272,3 +273,17 @@ def test_reasons_are_whole_and_the_first_one_stays(boards):
     lib.ucch_board_refuse(boards[1], text)
     lib.ucch_board_refuse(boards[2], b"later")
     assert refusal_of(boards[0]) == (RANKS[1], 1, text.decode())
+
+
+def test_calls_are_counted_by_one_thread_at_a_time(boards):
+    """By callers, and by the thread that makes progress, under the engine's lock."""
+    counting = threading.Thread(target=lib.ucch_board_add, args=(boards[0], 1.0, 8))
+    lib.ucch_lock()
+    counting.start()
+    counting.join(0.1)
+    waits = counting.is_alive()
+    lib.ucch_unlock()
+    counting.join()
+    calls, seconds, nbytes = ffi.new("uint64_t *"), ffi.new("double *"), ffi.new("uint64_t *")
+    lib.ucch_board_stats(boards[0], calls, seconds, nbytes)
+    assert waits and (calls[0], seconds[0], nbytes[0]) == (1, 1.0, 8)

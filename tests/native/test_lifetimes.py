@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +44,26 @@ holder.join()
 lib.ucch_progress_thread(0)
 assert status == 0, status
 """)
+
+
+FORKS = """
+import ctypes, os, signal, sys
+from ucc_hetero.native.libraries import ffi, lib
+give = int(ffi.cast("uintptr_t", ffi.addressof(lib, "ucch_pool_give")))
+assert ctypes.CDLL(sys.argv[1]).begin(ctypes.c_void_p(give)) == 0
+for _ in range(30):
+    if not (child := os.fork()):
+        signal.alarm(int(sys.argv[2]))
+        lib.ucch_pool_give(ffi.NULL)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_can_give_memory_back_while_a_thread_of_its_parent_does(compiled, tmp_path):
+    options = "-Wall", "-Werror", "-shared", "-fPIC"
+    busy = compiled(tmp_path / "busy.so", *options, Path(__file__).with_name("busy.c"), "-lpthread")
+    python(FORKS, busy, int(LONG / 2))
 
 
 def test_what_is_collected_under_the_lock_may_take_it():

@@ -306,7 +306,8 @@ def test_a_range_ends_before_its_profiler(monkeypatch, comes):
     """Or never: a profiler that has stopped has freed what the end of a range would write into."""
     late = []
     if not comes:
-        monkeypatch.setattr(profiling, "ThreadedCall", lambda end: late.append(end) or SimpleNamespace(ended=lambda _: False))
+        never = SimpleNamespace(ended=lambda _seconds: False)
+        monkeypatch.setattr(profiling, "ThreadedCall", lambda end: late.append(end) or never)
     with torch.autograd.profiler.profile() as profiler:
         span = profiling._Span("ucch:all_reduce", [torch.ones(1)])
         span.close()

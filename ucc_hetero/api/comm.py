@@ -26,13 +26,9 @@ from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSuppor
 from ..native.libraries import load
 from ..p2p.messages import Messages
 from ..planner.topology import Topology
-from ..types import OPS
 from .comm_faults import FaultMethods, FaultWatch
 from .comm_groups import GroupMethods
-from .comm_objects import ObjectMethods
-
-SUM = OPS["SUM"]
-
+from .comm_objects import RAISES, SUM, ObjectMethods
 
 #: Methods of mpi4py without buffers that are forwarded to MPI's communicator: by prefix, and by name.
 _PASSED_ON_PREFIXES = ("Get_", "Is_", "Set_")
@@ -54,8 +50,7 @@ _first_call = RLock()
 
 @forms
 @described(
-    raises="TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
-    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses.",
+    raises=RAISES,
     op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like; its name in any case "
     "(``'sum'``); or ``MPI.SUM`` and the like.",
     stream="GPU stream that the call becomes part of: torch's, CuPy's, a handle. None: the data is ready now.",
@@ -160,7 +155,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         if "_runner" in vars(self):
             self._runner.orphan()
         else:
-            self._runner = cast(Runner, process.Unusable(CollectiveError, process.forked_text(self.rank)))
+            self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {process.FORKED}"))
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
@@ -489,149 +484,115 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 
     def Ibarrier(self, *, stream: Any = None) -> Request:
-        """Start :meth:`Barrier`, with its arguments; return its request."""
         return self._runner.start(CallSpec("barrier", None, None), stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Bcast`, with its arguments; return its request."""
         return self._runner.start(CallSpec("bcast", None, buf, None, root), stream)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Reduce`, with its arguments; return its request."""
         return self._runner.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start :meth:`Allreduce`, with its arguments; return its request."""
         return self._runner.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start :meth:`Reduce_scatter_block`, with its arguments; return its request."""
         return self._runner.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> Request:
-        """Start :meth:`Reduce_scatter`, with its arguments; return its request."""
         return self._runner.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Gather`, with its arguments; return its request."""
         return self._runner.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Gatherv`, with its arguments; return its request."""
         return self._runner.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Scatter`, with its arguments; return its request."""
         return self._runner.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Scatterv`, with its arguments; return its request."""
         return self._runner.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start :meth:`Allgather`, with its arguments; return its request."""
         return self._runner.start(CallSpec("allgather", sendbuf, recvbuf), stream)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start :meth:`Allgatherv`, with its arguments; return its request."""
         return self._runner.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start :meth:`Alltoall`, with its arguments; return its request."""
         return self._runner.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start :meth:`Alltoallv`, with its arguments; return its request."""
         return self._runner.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Alltoallw`, with its arguments; return its request."""
         return self._runner.start(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start :meth:`Scan`, with its arguments; return its request."""
         return self._runner.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start :meth:`Exscan`, with its arguments; return its request."""
         return self._runner.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 
     def Barrier_init(self, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Barrier`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("barrier", None, None))
 
     def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Bcast`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("bcast", None, buf, None, root))
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, info: Any = None
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("reduce", sendbuf, recvbuf, op, root))
 
     def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Allreduce`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("allreduce", sendbuf, recvbuf, op))
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter_block`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op))
 
     def Reduce_scatter_init(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
-        """Set up :meth:`Reduce_scatter`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts))
 
     def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Gather`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("gather", sendbuf, recvbuf, None, root))
 
     def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Gatherv`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("gatherv", sendbuf, recvbuf, None, root))
 
     def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Scatter`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("scatter", sendbuf, recvbuf, None, root))
 
     def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Scatterv`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("scatterv", sendbuf, recvbuf, None, root))
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Allgather`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("allgather", sendbuf, recvbuf))
 
     def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Allgatherv`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("allgatherv", sendbuf, recvbuf))
 
     def Alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Alltoall`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("alltoall", sendbuf, recvbuf))
 
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Alltoallv`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("alltoallv", sendbuf, recvbuf))
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Alltoallw`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Scan`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("scan", sendbuf, recvbuf, op))
 
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Exscan`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
 
 

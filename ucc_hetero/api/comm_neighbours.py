@@ -213,41 +213,31 @@ class NeighbourMethods(MessageMethods):
         self._neighbourhood.run("neighbor_alltoallw", sendbuf, recvbuf)
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_allgather`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_allgather", sendbuf, recvbuf)
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_allgatherv`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoall`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_alltoall", sendbuf, recvbuf)
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoallv`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start :meth:`Neighbor_alltoallw`, with its arguments; return its request."""
         return self._neighbourhood.start("neighbor_alltoallw", sendbuf, recvbuf)
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Neighbor_allgather`, with its arguments; return a request that can be started many times."""
         return self._neighbourhood.persistent("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Neighbor_allgatherv`, with its arguments; return a request that can be started many times."""
         return self._neighbourhood.persistent("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoall`, with its arguments; return a request that can be started many times."""
         return self._neighbourhood.persistent("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoallv`, with its arguments; return a request that can be started many times."""
         return self._neighbourhood.persistent("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up :meth:`Neighbor_alltoallw`, with its arguments; return a request that can be started many times."""
         return self._neighbourhood.persistent("neighbor_alltoallw", sendbuf, recvbuf)

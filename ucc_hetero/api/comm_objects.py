@@ -120,11 +120,15 @@ class Objects:
 
 
 SUM = OPS["SUM"]
+#: What all collectives raise.
+RAISES = (
+    "TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
+    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses."
+)
 
 
 @described(
-    raises="TypeError, ValueError, BufferError, NotSupported: This rank's arguments are wrong. Nothing was sent.\n"
-    "    CollectiveError: The call failed on this rank or another; :class:`Communicator` lists the subclasses.",
+    raises=RAISES,
     op="``SUM`` and the like, its name, ``MPI.SUM`` and the like, or an ``MPI.Op`` of a function of two objects.",
     root="Rank that has the object, or gets the result.",
     sendobj="A picklable object.",

@@ -177,11 +177,9 @@ class MessageMethods:
         return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Ssend`, with its arguments; return its request."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Irsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start :meth:`Rsend`, with its arguments; return its request."""
         return self.Isend(buf, dest, tag, stream=stream)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -233,15 +231,12 @@ class MessageMethods:
     # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up :meth:`Send`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up :meth:`Ssend`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, sync=True))
 
     def Rsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up :meth:`Rsend`, with its arguments; return a request that can be started many times."""
         return self.Send_init(buf, dest, tag)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
@@ -252,7 +247,6 @@ class MessageMethods:
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
-        """Set up :meth:`Recv`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
 
     # --- partitioned --------------------------------------------------------------------------------------------------

@@ -63,11 +63,9 @@ class Present(Generic[T]):
         self._found: WeakValueDictionary[int, T] = WeakValueDictionary()
 
     def add(self, one: T) -> None:
-        """Add an object."""
         self._found[id(one)] = one
 
     def all(self) -> list[T]:
-        """The objects that are still alive."""
         return [one for ref in self._found.valuerefs() if (one := ref()) is not None]
 
 
@@ -83,7 +81,6 @@ class Kept(dict[int, T], Generic[T]):
         self._looked_at: dict[int, object] = {}
 
     def add(self, one: T) -> None:
-        """Add an object."""
         self[id(one)] = one
 
     def take(self, one: T) -> bool:
@@ -91,7 +88,6 @@ class Kept(dict[int, T], Generic[T]):
         return self.pop(id(one), None) is not None
 
     def all(self) -> list[T]:
-        """The objects that are kept now."""
         return list(self.values())
 
     def sweep(self, busy: Callable[[T], object]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..bindings.handle import Present, locked
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, ffi, lib
 from ..planner.topology import numbered
 from .known import Known
 
@@ -143,14 +143,14 @@ class Board:
         if rank not in self.ranks:
             return self.difference(seq)[2]
         text = _room()
-        return "" if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text) else _said(text)
+        return "" if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text) else c_text(text)
 
     def difference(self, seq: int) -> tuple[int, int, str]:
         """(first call up to ``seq`` that a rank of another host made differently, the rank, its label); (0, -1, "") if
         none."""
         rank, text = ffi.new("int *"), _room()
         first = int(lib.ucch_board_differs(self.native, rank, text))
-        return (first, rank[0], _said(text)) if first <= seq else (0, -1, "")
+        return (first, rank[0], c_text(text)) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
         """(first of the last 64 calls before ``seq`` that a rank of this host made differently, the rank); (0, -1) if
@@ -194,7 +194,7 @@ class Board:
             return seq, self.label(rank, seq), float(lib.ucch_board_waits(self.native, slot))
         text, seconds = _room(), ffi.new("double *", -1.0)
         seq = int(lib.ucch_board_waiter(self.native, rank, text, seconds))
-        return seq, _said(text), float(seconds[0])
+        return seq, c_text(text), float(seconds[0])
 
     def fate(self, rank: int) -> int:
         """State of a rank: ``UCCH_THERE``, ``UCCH_LEFT``, or why it is gone."""
@@ -221,7 +221,7 @@ class Board:
 
     def link_to(self, rank: int) -> str:
         """The cut link to a rank's host, as the addresses of its ends; empty if none is cut."""
-        return ffi.string(lib.ucch_board_link(self.native, rank)).decode(errors="replace")
+        return c_text(lib.ucch_board_link(self.native, rank))
 
     def dead_ranks(self) -> list[int]:
         """Ranks known to be gone without having left: dead, stopped, or on an unreachable host."""
@@ -253,7 +253,7 @@ class Board:
         found = ffi.new("ucch_refusal *")
         if self.native is None or not lib.ucch_board_refusal(self.native, found):
             return None
-        return int(found.call), int(found.rank), _said(found.text)
+        return int(found.call), int(found.rank), c_text(found.text)
 
     @property
     def next(self) -> int:
@@ -289,12 +289,8 @@ class Board:
     def close(self, *, clear: bool = False) -> Page | None:
         """Free the board, which no program may use any more.
 
-        Args:
-            clear: All ranks have left it, and its page is to be reused.
-
-        Returns:
-            The page, if it is shared and this rank has cleared its part; else None.
-        """
+        ``clear``: all ranks have left it, and its page is to be reused. Returns the page if it is shared and this rank
+        has cleared its part; else None."""
         native, self.native, page = self.native, None, self._page if clear and self.shared else None
         if native:
             if page is not None:
@@ -306,10 +302,6 @@ class Board:
 
 def _room() -> Any:
     return ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
-
-
-def _said(text: Any) -> str:
-    return str(ffi.string(text).decode(errors="replace"))
 
 
 def _mapped(pid: int, file: int, size: int) -> Any:

@@ -30,7 +30,10 @@ from .timely import MAKING, Timely, note_abandoned, timely
 #: Longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
 
-_creating = threading.RLock()
+#: Held while this process creates something together with other ranks, and while it destroys a team: libucc returns the
+#: team's number to the table that creations exchange. If that changed during an exchange, ranks would choose different
+#: numbers for one team.
+creating = threading.RLock()
 
 
 class Turn:
@@ -48,28 +51,19 @@ class Turn:
 
     def __enter__(self) -> None:
         while True:
-            ready = _creating.acquire(blocking=False)
+            ready = creating.acquire(blocking=False)
             together = False
             try:
                 together = self._everyone(ready)
             finally:
                 if ready and not together:
-                    _creating.release()
+                    creating.release()
             if together:
                 return
             time.sleep(random.uniform(0, _PAUSE))
 
     def __exit__(self, *error: object) -> None:
-        _creating.release()
-
-
-def destruction_lock() -> threading.RLock:
-    """The lock to hold while this process destroys a team: libucc returns the team's number to the table that creations
-    exchange.
-
-    If the table changed during an exchange, ranks would choose different numbers for one team.
-    """
-    return _creating
+        creating.release()
 
 
 #: Most communicators that a process can have.

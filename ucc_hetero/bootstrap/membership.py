@@ -38,15 +38,9 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    Args:
-        mpi: The exchange of its ranks.
-        timeout: Seconds to wait for the other ranks while teams are made.
-        seat: What the ranks have agreed on, if they know each other.
-        queues: Make channels if calls on devices need them.
-
-    Raises:
-        AgreementError: On every rank, if their facts do not fit together.
-    """
+    ``timeout``: seconds to wait for the other ranks while teams are made. ``seat``: what the ranks have agreed on, if
+    they know each other. ``queues``: make channels if calls on devices need them. ``AgreementError`` on every rank if
+    their facts do not fit together."""
 
     def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None, queues: bool = True) -> None:
         self.mpi = timely(mpi, timeout, MAKING)
@@ -227,12 +221,8 @@ class Membership:
             self._graphs = found[0], apart, found[1]
         return self._graphs
 
-    def discard(self) -> None:
-        """Discard messages with this communicator's number that were not received."""
-        self.job.process.discard(self.id)
-
     def discard_users(self) -> None:
-        """The same for messages of users only, as a collective may be active, whose tags have another bit."""
+        """Discard messages of users that were not received; not those of collectives, whose tags have another bit."""
         here = self.job.process
         # Offers are discarded as such: their senders are told.
         users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
@@ -248,7 +238,7 @@ class Membership:
         """Free teams and board; collective. ``together``: all ranks are known to do so."""
         with self._discarding:
             self._is_closed = True
-        self.discard()
+        self.job.process.discard(self.id)
         for channels in (self.channels, self._graphs and self._graphs[0]):
             if channels is not None:
                 channels.close(self.teams.timeout)

@@ -496,7 +496,6 @@ def abandon_job(job: Job) -> None:
 
 
 def has_abandoned_jobs() -> bool:
-    """True if there are abandoned jobs."""
     return quarantine.release(has_abandoned_jobs) > 0
 
 
@@ -532,16 +531,9 @@ def refuse_children() -> None:
 
 #: Error of calls in a forked child.
 FORKED = (
-    "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
-    "(multiprocessing.set_start_method), or fork before MPI is imported"
+    "this process was made by fork of one with MPI or communicators, and has no part in these: start it by spawn "
+    "(multiprocessing.set_start_method), or fork before they are there"
 )
-
-
-def forked_text(rank: int) -> str:
-    return (
-        f"rank {rank}: a process that was made by fork has no part in its parent's communicators; start it by spawn "
-        "(multiprocessing.set_start_method), or before there are any"
-    )
 
 
 class Unusable:

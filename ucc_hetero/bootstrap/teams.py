@@ -28,7 +28,7 @@ from ..types import DTYPES, OPS
 from . import agreement
 from .faults import EXCHANGE_ERRORS
 from .known import MOST_NUMBERS
-from .meeting import Seat, Turn, destruction_lock
+from .meeting import Seat, Turn, creating
 from .process import TEAM_IDS, Spare
 
 #: Seconds for which libucc may finish creating a team after a rank has refused the call that the team is for. Its
@@ -288,6 +288,6 @@ class Teams:
             # Without the lock: a thread that holds its turn may wait for other ranks, and these for this thread.
             self.job.spare[self._seat.left_by] = Spare(self.members, left, page)
         if left is not teams:
-            with destruction_lock():
+            with creating:
                 while teams:
                     teams.popitem()[1].close(self.timeout)

@@ -39,7 +39,7 @@ class Layout:
         return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(slots=True)  # not frozen: every call makes Buffers, and frozen ones take three times as long to make
 class Buffer:
     """Elements in memory, of the host or of a device.
 
@@ -61,28 +61,7 @@ class Buffer:
     device: int
     owner: object = field(repr=False, compare=False)
     readonly: bool
-    layout: Layout | None
-
-    def __init__(
-        self,
-        ptr: int,
-        count: int,
-        dtype: DType,
-        vendor: str,
-        device: int,
-        owner: object,
-        readonly: bool,
-        layout: Layout | None = None,
-    ) -> None:
-        # Every call makes Buffers, and a frozen dataclass's own __init__ takes twice as long.
-        _ptr(self, ptr)
-        _count(self, count)
-        _dtype(self, dtype)
-        _vendor(self, vendor)
-        _device(self, device)
-        _owner(self, owner)
-        _readonly(self, readonly)
-        _layout(self, layout)
+    layout: Layout | None = None
 
     @property
     def nbytes(self) -> int:
@@ -92,16 +71,6 @@ class Buffer:
     @property
     def contiguous(self) -> bool:
         return self.layout is None
-
-
-def _slot(name: str) -> Callable[[Buffer, Any], None]:
-    setter: Callable[[Buffer, Any], None] = Buffer.__dict__[name].__set__
-    return setter
-
-
-_ptr, _count, _dtype, _vendor, _device, _owner, _readonly, _layout = map(
-    _slot, ("ptr", "count", "dtype", "vendor", "device", "owner", "readonly", "layout")
-)
 
 
 @dataclass(frozen=True, slots=True)

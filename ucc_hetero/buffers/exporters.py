@@ -90,6 +90,8 @@ def _of_torch(tensor: Any, torch: Any) -> Memory:
     itemsize = tensor.element_size()
     strides = None if tensor.is_contiguous() else tuple(step * itemsize for step in tensor.stride())
     where = tensor.data_ptr(), vendor, device
+    if not where[0] and tensor.numel():
+        raise TypeError(f"a {type(tensor).__name__} has no memory of its own; pass the tensor inside it")
     return _described(where, tuple(tensor.shape), strides, itemsize, tensor.dtype, tensor, readonly=False)
 
 

@@ -30,7 +30,6 @@ class Element:
 
     @property
     def per_entry(self) -> int:
-        """Number of elements of an entry."""
         return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
 
     def starts(self) -> Array:

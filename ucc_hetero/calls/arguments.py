@@ -21,7 +21,7 @@ from ..buffers.exporters import describe_fast
 from ..device import pointer_vendor
 from ..errors import NotSupported
 from ..native.libraries import ffi
-from ..planner.collectives import ROWS, Call, Shape
+from ..planner.collectives import ROWS, Call, Shape, extents
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 
 
@@ -196,8 +196,13 @@ def _aliased(args: _Args, bound: Bound) -> Bound:
         if not empty:
             _check_apart(args, bound, send, recv)
         return bound
-    own_first = Shape(bound.call).own(args.rank).offset == 0 if args.name in _OWN_BLOCK else args.name in _ALIKE
-    if not own_first or bound.send_displs or bound.recv_displs:
+    displs = bound.send_displs or bound.recv_displs
+    if args.name in _ALIKE:
+        same = send.layout == recv.layout
+    else:
+        own = Shape(bound.call).own(args.rank).offset if displs is None else displs[args.rank]
+        same = args.name in _OWN_BLOCK and own == 0
+    if not same:
         if empty:
             return bound
         raise ValueError(
@@ -211,12 +216,13 @@ def _aliased(args: _Args, bound: Bound) -> Bound:
 
 def _check_apart(args: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
     """Raise ``ValueError`` if the buffers overlap, except a rank's own block that stays in place."""
-    first, second = sorted((send, recv), key=lambda buffer: buffer.ptr)
-    gaps = bound.send_displs or bound.recv_displs or first.layout or second.layout
-    if gaps or first.ptr + first.count * first.dtype.itemsize <= second.ptr:
+    if bound.send_displs or bound.recv_displs or send.layout or recv.layout:
         return
-    at = Shape(bound.call).own(args.rank).offset * first.dtype.itemsize if args.name in _OWN_BLOCK else 0
-    if args.name not in _OWN_BLOCK or second.ptr - first.ptr != at or first.count < second.count:
+    sent, received, own = extents(bound.call, args.rank)
+    if args.name == "reduce_scatter":
+        sent = send.count  # the counts of other ranks may not be known yet
+    ahead, size = recv.ptr - send.ptr, send.dtype.itemsize
+    if -received * size < ahead < sent * size and (ahead != own * size or not own):
         raise ValueError(
             f"{args.name} on rank {args.rank}: sendbuf and recvbuf overlap; pass memory of its own for each"
         )
@@ -348,11 +354,7 @@ def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
 
 
 def bind(call: CallSpec, size: int, rank: int) -> Bound:
-    """Bind the arguments of a call on ``rank`` of ``size``.
-
-    Raises:
-        TypeError, ValueError, BufferError: An argument is wrong; names the argument, the rank and what is expected.
-    """
+    """Bind the arguments of a call on ``rank`` of ``size``. Errors name the argument, the rank and what is expected."""
     args = _Args(call, size, rank)
     bound = _reduce_scatter(args, call.counts) if call.name == "reduce_scatter" else BINDERS[call.name](args)
     bound = _aliased(args, bound)
@@ -485,7 +487,9 @@ def _word(word: Any) -> Any:
     """One element of a buffer specification in hashable form."""
     if word is None or type(word) in (int, str):
         return word
-    if type(word) in (list, tuple, _ndarray):
+    if type(word) is tuple:
+        return tuple, _numbers(word)  # (counts, displs), where a list is counts alone
+    if type(word) in (list, _ndarray):
         return _numbers(word)
     if isinstance(word, np.dtype):
         return word

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -67,16 +67,15 @@ class CountExchange(NamedTuple):
     prepared: Prepared
 
 
+@dataclass(slots=True, eq=False)
 class ProgramPool:
     """Idle programs of calls that differ only in addresses. ``exchange`` runs before each of them; its ``counts`` must
     be these."""
 
-    __slots__ = ("counts", "exchange", "idle", "label")
-
-    def __init__(
-        self, label: str, idle: list[Program], exchange: CountExchange | None = None, counts: bytes = b""
-    ) -> None:
-        self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
+    label: str
+    idle: list[Program]
+    exchange: CountExchange | None = None
+    counts: bytes = b""
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""
@@ -228,7 +227,6 @@ class Prepared:
         return failure
 
     def give_back(self) -> None:
-        """Return the program to its pool."""
         if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
             self.mpi_reduction.release()
             self.reusable_in.append(self)
@@ -315,17 +313,10 @@ class Preparation:
     ) -> Prepared:
         """Bind, choose, plan and lower a call.
 
-        Args:
-            call: The call.
-            exchange: Exchange counts that only some ranks know before the call, as blocking and persistent calls do.
-            sets_up: The call is persistent: it is started later.
-            rows: Counts that were exchanged already.
-            stream: The data is ready when this stream reaches this point.
-            label: What ranks compare instead of the call's own label.
-
-        Returns:
-            The prepared call.
-        """
+        ``exchange``: exchange counts that only some ranks know before the call, as blocking and persistent calls do;
+        ``rows``: counts that were exchanged already. ``sets_up``: the call is persistent, and started later.
+        ``stream``: the data is ready when this stream reaches this point. ``label``: what ranks compare instead of the
+        call's own."""
         if reduced_by_mpi(call, self.rank):
             return self._prepare_mpi_reduction(call, sets_up)
         bound = self._bound_call(call, exchange, rows)
@@ -375,9 +366,7 @@ class Preparation:
     def captured(self, call: CallSpec, rows: Any) -> Prepared:
         """As :meth:`prepare`, for a stream that is being captured in a graph: the ranks' kernels do the whole call.
 
-        Raises:
-            NotSupported: Kernels cannot do it, or are not loaded; raised on all ranks alike.
-        """
+        ``NotSupported`` on all ranks alike if kernels cannot do it, or are not loaded."""
         found, lacks = self._bound_call(call, True, rows), "its data lies in host memory"
         bound, label = found.bound, f"{found.label} in a graph"
         channels, topology = None, self.members.topology
@@ -661,6 +650,5 @@ def _tuning_on_host(tuning: Tuning) -> Tuning:
 
 
 def _fingerprint(counts: Sequence[int]) -> int:
-    """A hash of counts."""
     data = np.array(counts, np.int64).tobytes()
     return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32

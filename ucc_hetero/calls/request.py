@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,20 +20,15 @@ _peek = lib.ucch_peek
 _release = lib.ucch_launch_release
 
 
+@dataclass(slots=True, eq=False)
 class _Operation:
     """A native operation with the objects that it needs until its end, and the functions that complete or cancel it."""
 
-    __slots__ = ("finish", "keep", "op", "owner", "withdraw")
-
-    def __init__(
-        self,
-        op: Any,
-        keep: object,
-        finish: Callable[[int, Any], None],
-        withdraw: Callable[[], None] | None,
-        owner: object,
-    ) -> None:
-        self.op, self.keep, self.finish, self.withdraw, self.owner = op, keep, finish, withdraw, owner
+    op: Any
+    keep: object
+    finish: Callable[[int, Any], None]
+    withdraw: Callable[[], None] | None
+    owner: object
 
 
 #: Active operations. This set keeps them, not their requests: objects of a reference cycle are finalized in any order,

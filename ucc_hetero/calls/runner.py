@@ -12,7 +12,7 @@ from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Seat
-from ..bootstrap.process import forked_text
+from ..bootstrap.process import FORKED
 from ..bootstrap.timely import note_abandoned
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -125,7 +125,7 @@ class Runner(State):
         """Raise if the communicator cannot be used. If a later call was refused, operations that make no ``calls`` may
         go on until this rank reaches that call."""
         if self.orphaned:
-            raise CollectiveError(forked_text(self.rank))
+            raise CollectiveError(f"rank {self.rank}: {FORKED}")
         if lib.ucch_board_broken(self.board.native):
             if lib.ucch_board_revoked(self.board.native):
                 self.broken = self.broken or "it was revoked"
@@ -177,7 +177,8 @@ class Runner(State):
             pool, rows = pool or self._prepared.inherited(key), None
             if pool is not None and not self.broken:
                 if pool.exchange is None:
-                    same = (name, send, recv, op, root) if counts is None else ()
+                    # C tells roots apart by their addresses, and an object that is no int may change.
+                    same = (name, send, recv, op, root) if counts is None and type(root) is int else ()
                     if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
                         return
                 elif self.exchanges:
@@ -579,14 +580,9 @@ class Runner(State):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Free teams and board; collective.
+        """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
 
-        Returns:
-            True if all ranks do so: the MPI communicator is no longer needed then.
-
-        Raises:
-            ValueError: There are active requests; nothing was changed.
-        """
+        ``ValueError`` if there are active requests; nothing was changed."""
         self.ended_by_refusal()
         together = self._drain()
         if self._verification is not None:
@@ -643,13 +639,9 @@ class Runner(State):
 
     def meet(self, seconds: float) -> bool:
         """Wait until all ranks of the communicator close it, at most ``seconds`` (0: no limit), or until one on this
-        host has died.
+        host has died. True if all ranks have arrived.
 
-        A call can fail on one rank alone, which then has nothing to wait for; the other ranks do not know that.
-
-        Returns:
-            True if all ranks have arrived.
-        """
+        A call can fail on one rank alone, which then has nothing to wait for; the other ranks do not know that."""
         from mpi4py import MPI
 
         if lib.ucch_board_revoked(self.board.native):

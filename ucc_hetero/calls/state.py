@@ -31,7 +31,7 @@ from ..errors import (
     TruncationError,
     UCCHError,
 )
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, ffi, lib
 from ..native.waiting import progress_until
 from ..trace import flight
 from ..transport import wires
@@ -131,16 +131,15 @@ class State:
             return RevokedError(f"{where}: {_TEXTS[lib.UCCH_FAIL_REVOKED][1]}")
         if status == lib.UCCH_FAIL_PINNED:  # the communicator has not failed: this rank refuses the call
             return DeviceError(
-                f"{where} needs rings, and no pinned memory is left "
-                f"({ffi.string(lib.ucch_device_error()).decode(errors='replace')}; {lib.ucch_channels_pinned() >> 20} "
-                "MiB are pinned for rings): free communicators that are not needed, or set UCCH_WIRE_SLOT lower, or "
-                "UCCH_CHANNELS=n, so that hosts take part in calls"
+                f"{where} needs rings, and no pinned memory is left ({c_text(lib.ucch_device_error())}; "
+                f"{lib.ucch_channels_pinned() >> 20} MiB are pinned for rings): free communicators that are not "
+                "needed, or set UCCH_WIRE_SLOT lower, or UCCH_CHANNELS=n, so that hosts take part in calls"
             )
         if status == lib.UCCH_FAIL_COLD:
             return NotSupported(f"{where}: make such a call once before capturing, so that its kernel is there")
         why = status_name(status)
         if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
-            why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
+            why = c_text(lib.ucch_device_error()) or "out of memory"
         return CollectiveError(f"{where} could not be started ({why})")
 
     def earlier_failed(self, label: str) -> NoReturn:
@@ -281,7 +280,6 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
 
 
 def gone_text(board: Board, peer: int, rank: int) -> str:
-    """Error text for a peer that is gone."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import DeviceError
 from ..machine.launchers import number
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, lib
 from .registry import available, runtime_of
 from .runtime import DeviceRuntime
 
@@ -65,7 +65,7 @@ def bind(place: Place) -> DeviceRuntime | None:
     if _bound == place:
         return runtime
     if lib.ucch_device_bind(runtime.code, place.device, runtime.holds) or lib.ucch_device_reserve():
-        raise DeviceError(f"{place.vendor} device {place.device}: {ffi.string(lib.ucch_device_error()).decode()}")
+        raise DeviceError(f"{place.vendor} device {place.device}: {c_text(lib.ucch_device_error())}")
     _bound = place
     return runtime
 

@@ -9,7 +9,7 @@ from functools import cache
 from .. import env
 from ..machine import vendors
 from ..machine.vendors import VENDORS, Vendor
-from ..native.libraries import candidates, ffi, lib, mapped
+from ..native.libraries import c_text, candidates, lib, mapped
 from .runtime import DeviceRuntime
 
 _loaded: dict[str, DeviceRuntime | None] = {}
@@ -53,7 +53,7 @@ def _load(row: Vendor) -> DeviceRuntime | None:
                 return runtime
             tried.append(f"{path}: it sees no device")
             return None
-        tried.append(f"{path}: {ffi.string(lib.ucch_device_error()).decode(errors='replace')}")
+        tried.append(f"{path}: {c_text(lib.ucch_device_error())}")
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from .. import env
 from ..errors import DeviceError, NotSupported
 from ..machine import vendors
 from ..machine.vendors import STREAMS, VENDORS
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, ffi, lib
 
 #: Kinds of memory: unknown to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
@@ -54,7 +54,7 @@ class DeviceRuntime:
 
     def failure(self, call: str = "") -> DeviceError:
         """The error for the reason that the engine recorded last in this thread."""
-        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        reason = c_text(lib.ucch_device_error())
         return DeviceError(f"{self.vendor} runtime ({self.path}): {call}{reason}")
 
     def _int(self, call: str, function: Any) -> int:
@@ -99,7 +99,7 @@ class DeviceRuntime:
         self.check(f"target of device {device}", self.ops.target(device, text, 64))
         compiler = vendors.VENDORS[self.vendor].compiler
         if text[0] != b"\0" or compiler is None or any(name.startswith(compiler.override) for name in os.environ):
-            return str(ffi.string(text).decode())
+            return c_text(text)
         bus = self.bus(device).partition(".")[0]  # without a partition number
         return next((found.arch for found in vendors.devices() if found.pci.partition(".")[0] == bus), "")
 
@@ -129,7 +129,7 @@ class DeviceRuntime:
         self._known(device)
         text = ffi.new("char[32]")
         self.check(f"PCI address of device {device}", self.ops.bus(device, text, 32))
-        return str(ffi.string(text).decode()).lower()
+        return c_text(text).lower()
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,8 @@ class DeviceRuntime:
     def alloc(self, nbytes: int, *, pinned: bool = False) -> Block:
         """Allocate memory on the current device, or pinned host memory. Only ``close`` frees it, no finalizer does."""
         what = f"{nbytes} bytes of {'pinned' if pinned else 'device'} memory"
-        return Block(self, self._handle(what, self.ops.pinned if pinned else self.ops.alloc, nbytes), nbytes, pinned)
+        new, free = (self.ops.pinned, self.ops.unpin) if pinned else (self.ops.alloc, self.ops.release)
+        return Block(self, self._handle(what, new, nbytes), free, nbytes)
 
     def flag(self) -> int:
         """Address of a word, initially 0, for host and streams. It is never freed. HIP's streams wait for no other
@@ -168,10 +169,10 @@ class DeviceRuntime:
 
     def stream(self) -> Stream:
         """Make a stream on the current device, without ordering against the default stream."""
-        return Stream(self, self._handle("stream", self.ops.stream_new))
+        return Stream(self, self._handle("stream", self.ops.stream_new), self.ops.stream_free)
 
     def event(self) -> Event:
-        return Event(self, self._handle("event", self.ops.event_new))
+        return Event(self, self._handle("event", self.ops.event_new), self.ops.event_free)
 
     def wait_event(self, stream: int, event: Event) -> None:
         """Make later work in ``stream`` wait for the event."""
@@ -189,9 +190,9 @@ class DeviceRuntime:
         self.check("write a value", self.ops.stream_write(at, what, value))
 
 
-class _Handle(ABC):
-    def __init__(self, runtime: DeviceRuntime, handle: int) -> None:
-        self.runtime, self.handle = runtime, handle
+class _Handle:
+    def __init__(self, runtime: DeviceRuntime, handle: int, free: Callable[[Any], int]) -> None:
+        self.runtime, self.handle, self._free = runtime, handle, free
 
     def __enter__(self) -> Any:
         return self
@@ -203,11 +204,7 @@ class _Handle(ABC):
         """Release the handle. May be called again."""
         handle, self.handle = self.handle, 0
         if handle:
-            self._release(ffi.cast("void *", handle))
-
-    @abstractmethod
-    def _release(self, handle: Any) -> None:
-        """Release the handle in the runtime."""
+            self.runtime.check("release", self._free(ffi.cast("void *", handle)))
 
 
 class Stream(_Handle):
@@ -217,9 +214,6 @@ class Stream(_Handle):
         """Block the host until the stream's work is complete."""
         handle = ffi.cast("void *", self.handle)
         self.runtime.check("synchronize", self.runtime.ops.stream_sync(handle))
-
-    def _release(self, handle: Any) -> None:
-        self.runtime.check("stream", self.runtime.ops.stream_free(handle))
 
 
 class Event(_Handle):
@@ -234,20 +228,20 @@ class Event(_Handle):
         """True once the stream has passed the event."""
         return bool(self.runtime._int("event", partial(self.runtime.ops.event_done, ffi.cast("void *", self.handle))))
 
-    def _release(self, handle: Any) -> None:
-        self.runtime.check("event", self.runtime.ops.event_free(handle))
-
 
 class Block(_Handle):
-    """Allocated memory. ``handle`` is its address."""
+    """Allocated memory, which describes itself as its vendor's arrays of bytes do. ``handle`` is its address."""
 
-    def __init__(self, runtime: DeviceRuntime, address: int, nbytes: int, pinned: bool) -> None:
-        super().__init__(runtime, address)
-        self.nbytes, self.pinned = nbytes, pinned
+    def __init__(self, runtime: DeviceRuntime, address: int, free: Callable[[Any], int], nbytes: int) -> None:
+        super().__init__(runtime, address, free)
+        self.nbytes = nbytes
+        _describe(self, self, (nbytes,), "|u1")
 
-    def _release(self, handle: Any) -> None:
-        ops = self.runtime.ops
-        self.runtime.check("free", (ops.unpin if self.pinned else ops.release)(handle))
+
+def _describe(array: object, block: Block, shape: tuple[int, ...], typestr: str) -> None:
+    """Let ``array`` tell where its elements are, as arrays of the vendor do."""
+    for name in VENDORS[block.runtime.vendor].interfaces:
+        setattr(array, name, {"shape": shape, "typestr": typestr, "data": (block.handle, False), "version": 2})
 
 
 # --- streams of PyTorch, CuPy and other libraries -> the runtime's handle ---------------------------------------------
@@ -303,14 +297,7 @@ class Vector:
         self.block = runtime.alloc(max(self.host.nbytes, 1)) if runtime else None
         if self.runtime and self.block:
             self._copy(self.runtime, self.block.handle, self.host.ctypes.data)
-            interface = {
-                "shape": self.host.shape,
-                "typestr": self.host.dtype.str,
-                "data": (self.block.handle, False),
-                "version": 2,
-            }
-            for name in VENDORS[runtime.vendor].interfaces if runtime else ():
-                setattr(self, name, interface)
+            _describe(self, self.block, self.host.shape, self.host.dtype.str)
 
     @property
     def buffer(self) -> Any:

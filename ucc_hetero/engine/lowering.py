@@ -17,7 +17,7 @@ from ..device import kernels, runtime_of
 from ..errors import LibraryError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
-from ..planner.collectives import ROWS
+from ..planner.collectives import ROWS, extents
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace import timeline
 from ..trace.timeline import Note
@@ -180,6 +180,10 @@ class Lowering:
 
     def _spec(self, label: str) -> dict[str, Any]:
         spec: dict[str, Any] = {"tmp_bytes": self.placement.tmp_bytes}
+        if not (self.spec.send_displs or self.spec.recv_displs):
+            size = self.spec.dtype.itemsize
+            names = "sent", "received", "own"
+            spec |= {name: n * size for name, n in zip(names, extents(self.spec.call, self.rank), strict=True)}
         if self.teams.far:
             spec["salt"] = salt(label)
         if self.spec.memory is not None:
@@ -215,7 +219,6 @@ class Lowering:
         return list(range(len(self.steps)))
 
     def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any]:
-        """One step of the plan."""
         if step.link == "local":
             return self._local_step(step)
         if step.kind == "message":

@@ -29,7 +29,7 @@ from ..machine.launchers import have_home
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
-    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "owned", "piece",
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "mapped", "owned", "piece",
     "preload_ucx", "repeater",
 ]  # fmt: skip
 
@@ -103,7 +103,8 @@ _loaded: Libraries | None = None
 _ucx: tuple[str, list[str]] | None = None
 
 
-def _text(pointer: Any) -> str:
+def c_text(pointer: Any) -> str:
+    """The text at a C pointer."""
     return ffi.string(pointer).decode(errors="replace")
 
 
@@ -165,10 +166,10 @@ def _try_ucx(folder: Path | None) -> str | None:
             return f"{folder} lacks {missing[0]}"
         for name in UCX_FILES[:-1]:
             if lib.ucch_preload(str(folder / name).encode()):
-                return _text(lib.ucch_load_error())
+                return c_text(lib.ucch_load_error())
     target = str(folder / UCX_FILES[-1]) if folder is not None else UCX_FILES[-1]
     if lib.ucch_load_ucp(target.encode()):
-        return _text(lib.ucch_load_error())
+        return c_text(lib.ucch_load_error())
     return None
 
 
@@ -290,29 +291,22 @@ def _try_ucc(path: str) -> str | None:
     if "/" in path and not os.path.exists(path):
         return f"{path} does not exist"
     if lib.ucch_load_ucc(path.encode()):
-        return _text(lib.ucch_load_error())
-    version = _text(lib.ucc_get_version_string())
+        return c_text(lib.ucch_load_error())
+    version = c_text(lib.ucc_get_version_string())
     if _version(version)[:2] < OLDEST_UCC:
         return f"{path} is UCC {version}; {'.'.join(map(str, OLDEST_UCC))} or newer is needed"
     return None
 
 
 def load() -> Libraries:
-    """Load libucp and libucc once.
-
-    Returns:
-        The libraries; later calls return the same.
-
-    Raises:
-        LibraryNotFound: Lists every candidate and why it was rejected.
-    """
+    """Load libucp and libucc once. ``LibraryNotFound`` lists every candidate and why it was rejected."""
     global _loaded
     if _loaded is not None:
         return _loaded
     ucx_path = preload_ucx()
     assert _ucx is not None
     notes = list(_ucx[1])
-    ucx_version = _text(lib.ucp_get_version_string())
+    ucx_version = c_text(lib.ucp_get_version_string())
     if _version(ucx_version)[:2] < OLDEST_UCX:
         raise LibraryNotFound(_failure("libucp", [f"{ucx_path} is UCX {ucx_version}; 1.13 or newer is needed"]))
     _preload()
@@ -330,12 +324,7 @@ def load() -> Libraries:
         ucx_path=ucx_path,
         ucx_version=ucx_version,
         ucc_path=mapped("libucc.so") or path,
-        ucc_version=_text(lib.ucc_get_version_string()),
+        ucc_version=c_text(lib.ucc_get_version_string()),
         notes=(*notes, *tried),
     )
-    return _loaded
-
-
-def loaded() -> Libraries | None:
-    """The libraries that :func:`load` found, or None before it."""
     return _loaded

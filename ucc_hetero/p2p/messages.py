@@ -34,7 +34,7 @@ from ..errors import (
     TruncationError,
     UCCHError,
 )
-from ..native.libraries import ffi, lib
+from ..native.libraries import c_text, ffi, lib
 from ..native.waiting import SLICE, progress_mpi, progress_until
 from ..transport import wires
 from ..transport.bounce import Bounce
@@ -469,7 +469,7 @@ class Messages:
             raise self._not_begun(transfer)
 
     def _not_begun(self, transfer: AnyTransfer) -> DeviceError:
-        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        reason = c_text(lib.ucch_device_error())
         where = "" if transfer.stream is None else f", in stream {transfer.stream}"
         return DeviceError(f"rank {self.rank}: {self._described(transfer)}{where}: {reason}")
 
@@ -615,7 +615,7 @@ class Messages:
             late += unheard_text(self.state.board) if transfer.peer == self.any_source else ""
             return CollectiveTimeout(late + self._of_other_kind(transfer) + self.state.freed_text())
         if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
-            return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
+            return DeviceError(f"{where}: {c_text(lib.ucch_device_last_error())}")
         peer, broken = transfer.peer, error.status == lib.UCCH_FAIL_CONNECTION
         known = error.status == lib.UCCH_FAIL_PEER
         # A rank that exits now loses its memory, which libucp reads, and its connections before the process is gone.

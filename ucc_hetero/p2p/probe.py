@@ -207,10 +207,8 @@ def _awaited(messages: Messages, source: int, tag: int, attempt: Callable[[], _T
 def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: Any = None) -> Any:
     """Wait for a Python object over ``mpi``, and take its message out. Fills ``status`` as a probe does.
 
-    Raises:
-        CollectiveTimeout: No object arrived within the communicator's time limit.
-        PeerError: The source has exited, and no object arrived.
-    """
+    ``CollectiveTimeout`` if no object came within the communicator's time limit, ``PeerError`` if the source has
+    exited."""
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"

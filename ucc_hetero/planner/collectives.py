@@ -313,6 +313,16 @@ def alias(call: Call, rank: int) -> Alias | None:
     return ROWS[call.collective].in_place(Shape(call), rank)
 
 
+def extents(call: Call, rank: int) -> tuple[int, int, int]:
+    """(elements of ``rank``'s dense send buffer, elements of its dense receive buffer, own). If ``own`` is not 0 the
+    receive buffer may begin that many elements behind the send buffer although they overlap: the rank's own block then
+    stays where it is.
+    """
+    row, own = ROWS[call.collective], alias(call, rank)
+    at = 0 if own is None or row.reduces else own.offset * (1 if own.inner == "recv" else -1)
+    return send_length(call, rank), recv_length(call, rank), at
+
+
 def check(call: Call) -> None:
     """Refuse a call that cannot be planned: ``ValueError`` names the argument and what it should be."""
     row = ROWS.get(call.collective)

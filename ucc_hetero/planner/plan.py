@@ -70,14 +70,7 @@ Operand = Region | EqualRegions | tuple[Region, ...] | None
 
 
 def regions(operand: Operand) -> tuple[Region, ...]:
-    """List the regions of an operand.
-
-    Args:
-        operand: Source or destination of a member of a step.
-
-    Returns:
-        Its regions, in the order of the team; empty for None.
-    """
+    """The regions of an operand, in the order of the team; none for None."""
     if operand is None:
         return ()
     if isinstance(operand, Region):

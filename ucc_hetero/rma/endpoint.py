@@ -12,7 +12,7 @@ from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
-from ..native.libraries import ffi, lib, owned, piece
+from ..native.libraries import c_text, ffi, lib, owned, piece
 from ..native.waiting import progress_until
 from ..transport import wires
 from .region import Core, Region, Sided
@@ -183,7 +183,7 @@ class Endpoint(Sided):
             return "its owner's driver does not lend it, as none does memory of pools and torch's expandable segments"
         status = lib.ucch_target_borrow(native, ffi.from_buffer(found.key))
         if status == lib.UCCH_FAIL_DEVICE:
-            return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+            return c_text(lib.ucch_device_error())
         if status:
             raise failure("the question for a region", status)
         return ""

@@ -58,7 +58,6 @@ def strides(form: Form) -> dict[str, int]:
 
 
 def array_bytes(form: Form) -> int:
-    """Bytes of each array of the form."""
     parts = form.parts // form.arrays
     return parts * form.blocks * form.size * form.heads * form.dim * DTYPES[form.dtype].itemsize
 
@@ -90,7 +89,6 @@ class Conversion(NamedTuple):
     target_bytes: int
 
     def native(self) -> Any:
-        """The conversion as the engine takes it."""
         return ffi.new("ucch_rows *", list(self))
 
 

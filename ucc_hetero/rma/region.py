@@ -15,21 +15,10 @@ from ..device import Block, DeviceRuntime, Place, bind, kernels, own_device, pla
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
 from ..machine.ucx_transports import tcp_connections, without_devices
-from ..machine.vendors import VENDORS
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..types import DTYPES
 from .wire_format import Descriptor
-
-
-class _Bytes:
-    """Allocated device memory that describes itself as arrays of its vendor do."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        interface = {"shape": (block.nbytes,), "typestr": "|u1", "data": (block.handle, False), "version": 2}
-        for name in VENDORS[block.runtime.vendor].interfaces:
-            setattr(self, name, interface)
 
 
 class Memory(Handle):
@@ -79,7 +68,7 @@ class Memory(Handle):
         if runtime is None:
             return cls(np.empty(nbytes, np.uint8))
         with own_device():
-            return cls(_Bytes(runtime.alloc(nbytes)))
+            return cls(runtime.alloc(nbytes))
 
     def copy(self, source: Any) -> None:
         """Copy ``source`` into this memory; complete on return.
@@ -103,8 +92,8 @@ class Memory(Handle):
 
     def close(self) -> None:
         """Free allocated memory, which must not be in use any more."""
-        if isinstance(self.array, _Bytes):
-            self.array.block.close()
+        if isinstance(self.array, Block):
+            self.array.close()
 
 
 def _runtime(place: Place) -> DeviceRuntime:
@@ -118,6 +107,8 @@ def _runtime(place: Place) -> DeviceRuntime:
     return runtime
 
 
+#: Most seconds to wait for peers to release a region.
+_PATIENCE_S = 10.0
 #: Prefixes of the transports between hosts whose puts the hardware executes.
 _HARDWARE = ("rc_", "dc_")
 _BYTE = DTYPES["uint8"].code
@@ -219,23 +210,26 @@ class Region(Sided, Handle):
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Withdraw the region from all peers and deregister it. Afterwards no peer reads or writes it.
 
         Waits for transfers under way.
 
         Args:
-            timeout: Seconds to wait.
+            timeout: Seconds to wait. By default 10, or the worker's timeout if that is shorter, since a peer was asked
+                to release a region and has released none: all regions together wait so long for a silent peer.
 
         Raises:
             CollectiveTimeout: A peer that is alive did not release it in time; the region stays registered.
         """
         if not self.engine:
             return
-        native = self.native
+        native, patience = self.native, -1.0
+        if timeout is None:
+            timeout = patience = min(_PATIENCE_S, self.worker.timeout or _PATIENCE_S)
         self.revoke()
-        left = timeout or -1.0  # 0 would mean no limit
-        if not progress_until(lambda: not lib.ucch_region_users(native), left):
+        progress_until(lambda: not lib.ucch_region_users(native, patience), timeout or -1.0)  # 0 would mean no limit
+        if lib.ucch_region_users(native, -1.0):
             raise CollectiveTimeout(f"{self!r} is still in use after {timeout:g} s, and stays registered")
         self.release()
 

@@ -14,7 +14,7 @@ from ..device import uncaptured
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
 from ..native.completion import CompletionThread
-from ..native.libraries import ffi, lib, owned
+from ..native.libraries import c_text, ffi, lib, owned
 from ..native.waiting import wait_in_slices
 from ..transport import wires
 
@@ -33,7 +33,7 @@ _REASONS = {
 def failure(what: str, status: int, seconds: float = 0.0, link: str = "") -> UCCHError:
     """The exception for a failed transfer; ``link`` describes a link that was cut."""
     if status == lib.UCCH_FAIL_DEVICE:
-        return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
+        return DeviceError(f"{what} failed: {c_text(lib.ucch_device_last_error())}")
     # The other statuses are libucp's own, of broken connections.
     unreachable = PeerError, f"failed: the peer has ended or cannot be reached ({status_name(status)})"
     kind, text = _REASONS.get(status, unreachable)
@@ -99,7 +99,7 @@ class Request:
     def _done(self, state: int) -> bool:
         if state == 2:
             error, cut = self._op.error, self._native.link
-            link = ffi.string(cut).decode() if cut else ""
+            link = c_text(cut) if cut else ""
             raise failure(self._what, error.status, error.elapsed, link)
         return state == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..types import DTYPES
 
@@ -23,8 +23,6 @@ _TABLE = struct.Struct("<QQ8I5s16s")
 _LENGTH = struct.Struct("<I")
 _TICKET = struct.Struct("<QII")
 
-T = TypeVar("T")
-
 
 class FormatError(ValueError):
     """The bytes are not an address, descriptor, table or ticket, or have another version."""
@@ -40,7 +38,6 @@ class Address(NamedTuple):
     worker: bytes
 
     def pack(self) -> bytes:
-        """Encode the address."""
         head = _ADDRESS.pack(self.uid, self.host, self.process, len(self.interfaces))
         return _seal(b"UCHW", head + struct.pack(f"<{len(self.interfaces)}I", *self.interfaces) + self.worker)
 
@@ -66,7 +63,6 @@ class Descriptor(NamedTuple):
     key: bytes
 
     def pack(self) -> bytes:
-        """Encode the descriptor."""
         memory = self.memory.encode().ljust(16, b"\0")
         return _seal(b"UCHR", _DESCRIPTOR.pack(self.uid, self.region, self.base, self.nbytes, memory) + self.key)
 
@@ -122,7 +118,6 @@ class Table(NamedTuple):
     regions: tuple[bytes, ...]
 
     def pack(self) -> bytes:
-        """Encode the table."""
         form = self.form
         names = form.axes.encode().ljust(5, b"\0"), form.dtype.encode().ljust(16, b"\0")
         numbers = form.layers, form.parts, form.blocks, form.size, form.heads, form.dim, form.first, form.total
@@ -156,7 +151,6 @@ class Ticket(NamedTuple):
     pages: bytes
 
     def pack(self) -> bytes:
-        """Encode the ticket."""
         return _seal(b"UCHP", _TICKET.pack(self.table, self.counter, len(self.pages) // 4) + self.pages)
 
     @classmethod

@@ -103,7 +103,7 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     try:
         if comm is None:
             comm = _agreed(opts)
-        apart = creation.is_by_device(opts.group_id) and runner_of(comm).members.device.everywhere
+        apart = opts.group_id in creation.by_device and runner_of(comm).members.device.everywhere
         # A rank without a device cannot know whether the call is on host or device tensors: one limit for both.
         seconds = runner_of(comm).timeout
         hosts = adopted(timely(comm.mpi, seconds, "a new group").Dup(), queues=False) if apart else None

@@ -22,6 +22,7 @@ from .layout import (
     to_send,
     to_send_all,
     torch_reduction,
+    waited,
     without_overlap,
 )
 from .not_compiled import not_compiled
@@ -37,16 +38,17 @@ _SUM = torch.distributed.ReduceOp.RedOpType.SUM
 
 def _one(tensors: Any, method: str) -> Any:
     """The single tensor of a list: old versions of torch allowed several devices per process."""
-    if isinstance(tensors, torch.Tensor):
-        return tensors
-    if len(tensors) != 1:
-        raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
-    return tensors[0]
+    if not isinstance(tensors, torch.Tensor):
+        if len(tensors) != 1:
+            raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
+        tensors = tensors[0]
+    return waited(tensors)
 
 
 def _list(tensors: Any) -> Any:
     """The first of a list of lists: old versions of torch had one list for each device of the process."""
-    return tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
+    one = tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
+    return [waited(each) for each in one]
 
 
 def _reduction(opts: Any) -> TorchReduction:
@@ -198,6 +200,7 @@ class Collectives(Dispatch):
 
     @_refusing
     def _gather_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
+        output, input = waited(output), waited(input)
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
@@ -300,6 +303,7 @@ class Collectives(Dispatch):
 
     @_refusing
     def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
+        output, input = waited(output), waited(input)
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
@@ -357,6 +361,7 @@ class Collectives(Dispatch):
         self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
     ) -> Work:
         """Send rows of the first dimension to every rank; split sizes count rows."""
+        output, input = waited(output), waited(input)
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
         target, finish = to_receive(output)
@@ -377,6 +382,7 @@ class Collectives(Dispatch):
     @_refusing
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send one tensor to every rank; sizes may differ."""
+        outputs, inputs = _list(outputs), _list(inputs)
         into = self._per_rank(outputs, "alltoall", "output")
         outof = self._per_rank(inputs, "alltoall", "input")
         flat, finish = to_receive_all(outputs)

@@ -56,53 +56,47 @@ class RankFacts(NamedTuple):
 _known: dict[int, RankFacts] = {}
 #: Names of groups that the script made without a backend for host tensors: barriers and objects use the device.
 _device_only: set[str] = set()
-#: Names of groups that the script made with one backend per device type.
-_by_device: set[str] = set()
+#: Names of groups that the script made with one backend per device type: collectives on host and on device tensors have
+#: separate orders.
+by_device: set[str] = set()
 
 
 def install() -> None:
     """Wrap the function in which torch makes groups. May be called again. ``ValueError``: bad UCCH_TORCH_VENDOR."""
     env.get("TORCH_VENDOR")  # read it now: later the other ranks would wait for this one
-    stock = c10d._new_process_group_helper
-    if getattr(stock, "ucch", False):
-        return
-    stock = getattr(stock, "stock", stock)  # unwrap what the entry point has installed
-    signature = inspect.signature(stock)
-
-    @functools.wraps(stock)
-    def helper(*args: Any, **more: Any) -> Any:
-        given = signature.bind(*args, **more)
-        values = given.arguments
-        if not values["global_ranks_in_group"]:
-            _known.clear()
-            _device_only.clear()
-            _by_device.clear()
-        asked = values["backend"]
-        wanted = c10d.BackendConfig(asked).get_device_backend_map()
-        note = _by_device.add if asked in ("undefined", None) or ":" in asked else _by_device.discard
-        note(values["group_name"])
-        renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
-        ranks = values["global_ranks_in_group"]
-        absent = bool(ranks) and c10d._get_default_group().rank() not in ranks
-        if absent or NAME not in renamed.values():
-            if not absent:  # what serves other ranks' group is not known here
-                _say_what_serves(wanted, wanted)
-            log.warn_unknown()  # no communicator is made that would warn of a misspelt UCCH_TORCH_REPLACE
-            _warn_of_vendors(wanted, values)
-            return stock_group(stock, *args, **more)
-        backends = _vendors_own(renamed, values) or renamed
-        _say_what_serves(wanted, backends)
-        if backends != wanted:
-            values["backend"] = c10d.Backend(",".join(f"{device}:{name}" for device, name in backends.items()))
-        group, store = stock(*given.args, **given.kwargs)
-        c10d._world.pg_map[group] = asked, store  # get_backend() returns the name that the script asked for
-        note = _device_only.add if "cpu" in backends and "cpu" not in wanted else _device_only.discard
-        note(values["group_name"])
-        return group, store
-
-    helper.ucch = True  # type: ignore[attr-defined]
-    c10d._new_process_group_helper = helper
+    wrap(c10d, "_new_process_group_helper", _new_group)
     wrap(c10d, "_get_object_coll_device", _object_device)
+
+
+def _new_group(stock: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    given = inspect.signature(stock).bind(*args, **more)
+    values = given.arguments
+    if not values["global_ranks_in_group"]:
+        _known.clear()
+        _device_only.clear()
+        by_device.clear()
+    asked = values["backend"]
+    wanted = c10d.BackendConfig(asked).get_device_backend_map()
+    note = by_device.add if asked in ("undefined", None) or ":" in asked else by_device.discard
+    note(values["group_name"])
+    renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
+    ranks = values["global_ranks_in_group"]
+    absent = bool(ranks) and c10d._get_default_group().rank() not in ranks
+    if absent or NAME not in renamed.values():
+        if not absent:  # what serves other ranks' group is not known here
+            _say_what_serves(wanted, wanted)
+        log.warn_unknown()  # no communicator is made that would warn of a misspelt UCCH_TORCH_REPLACE
+        _warn_of_vendors(wanted, values)
+        return stock_group(stock, *args, **more)
+    backends = _vendors_own(renamed, values) or renamed
+    _say_what_serves(wanted, backends)
+    if backends != wanted:
+        values["backend"] = c10d.Backend(",".join(f"{device}:{name}" for device, name in backends.items()))
+    group, store = stock(*given.args, **given.kwargs)
+    c10d._world.pg_map[group] = asked, store  # get_backend() returns the name that the script asked for
+    note = _device_only.add if "cpu" in backends and "cpu" not in wanted else _device_only.discard
+    note(values["group_name"])
+    return group, store
 
 
 def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -110,6 +104,7 @@ def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
     stock = getattr(owner, name)
     if getattr(stock, "ucch", False):
         return
+    stock = getattr(stock, "stock", stock)  # unwrap what the entry point has installed
 
     @functools.wraps(stock)
     def wrapper(*args: Any, **more: Any) -> Any:
@@ -117,12 +112,6 @@ def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
     wrapper.ucch = True  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(wrapper) if isinstance(owner, type) else wrapper)
-
-
-def is_by_device(name: str) -> bool:
-    """True if the group has one torch backend per device type: collectives on host and on device tensors then have
-    separate orders."""
-    return name in _by_device
 
 
 def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> None:
@@ -193,20 +182,15 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
         _known.update(enumerate(members))
     if not share_fabric(members) or not any(wanted.get(kind) == NAME for kind in row.torch):
         return {}
-    backends = {kind: _own_backend(row, kind) if name == NAME else name for kind, name in wanted.items()}
+    own = dict.fromkeys(row.torch, row.torch_backend)
     if dist.is_gloo_available():
-        backends.setdefault("cpu", "gloo")
+        own.setdefault("cpu", "gloo")
+    backends = {kind: own.get(kind, "") if name == NAME else name for kind, name in wanted.items()}
+    backends.setdefault("cpu", own.get("cpu", ""))
     _note(row, len(members), values["group_name"])
     if not ranks:  # undo settings that only our calls need: they cost memory and start-up time
         leave_alone(row.name, os.environ)
     return {kind: name for kind, name in backends.items() if name}
-
-
-def _own_backend(row: Vendor, kind: str) -> str:
-    """torch's backend for a device type in a group of a vendor; empty if there is none."""
-    if kind in row.torch:
-        return row.torch_backend
-    return "gloo" if kind == "cpu" and dist.is_gloo_available() else ""
 
 
 def share_fabric(members: Sequence[RankFacts]) -> bool:

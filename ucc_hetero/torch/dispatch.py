@@ -23,9 +23,8 @@ from ..native.libraries import lib
 from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
-from . import futures
 from .fabric_messages import FabricMessages
-from .futures import CallbackThread
+from .futures import CallbackThread, this_thread
 from .layout import Finish, is_plain
 from .not_compiled import not_compiled
 from .profiling import profiled
@@ -281,7 +280,7 @@ class Dispatch:
             if finish is not None:
                 finish()
             work = Work(self, outputs)
-        if key is not None and not futures.level():
+        if key is not None and not this_thread.level:
             comm.runner.make_repeatable(key, call, mean=mean)
         return work
 
@@ -297,12 +296,14 @@ class Dispatch:
         repeatable = comm.runner.repeatable.get(key)
         if repeatable is None or not _plain_at(send, recv):
             return None
-        if profiler._is_profiler_enabled or self._batch.works is not None or futures.this_thread.level:
+        if profiler._is_profiler_enabled or self._batch.works is not None or this_thread.level:
             return None
         device = None if recv.is_cpu else recv.device
         own = 0.0 if opts is None else opts.timeout.total_seconds()
         seconds = own if own > 0 else self.seconds
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
+        if not both[1] or (send is not None and not both[0]):
+            return None  # a tensor without memory of its own, such as a DTensor
         try:
             if getattr(opts, "asyncOp", True):
                 return (
@@ -384,7 +385,7 @@ class Dispatch:
 
     def _comm(self, *, on_host: bool) -> GroupComm:
         """The communicator of a collective. Calls from callbacks have their own (:mod:`.futures`)."""
-        at = futures.level()
+        at = this_thread.level
         if not at:
             return self._hosts if on_host else self._comms[0]
         comm = self._comms.get(at)
@@ -467,7 +468,7 @@ class Dispatch:
         full."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
-        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
+        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.data_ptr()):
             return None
         if profiler._is_profiler_enabled or self._lane_captured():
             return None
@@ -553,7 +554,7 @@ class Dispatch:
     def _check_usable(self) -> None:
         if self._aborted:
             self.check_aborted()
-        if self._ended or (self._closed and not futures.level()):
+        if self._ended or (self._closed and not this_thread.level):
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
         if self.streams_wait and (lib.ucch_failures() != self._failures or self._unfit is not None):
             self.check_data()

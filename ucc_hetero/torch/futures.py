@@ -25,17 +25,13 @@ from .streams import in_idle_stream
 
 
 class _ThreadState(threading.local):
-    """The callback level of this thread: 0 in ordinary code. ``ordinary`` is False in this package's own threads."""
-
-    level, ordinary = 0, True
+    #: 0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ...
+    level = 0
+    #: False in this package's own threads.
+    ordinary = True
 
 
 this_thread = _ThreadState()
-
-
-def level() -> int:
-    """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
-    return this_thread.level
 
 
 class CallbackThread:
@@ -90,13 +86,12 @@ class _Failed:
             return str, ()
         raise self.failure
 
-    def __str__(self) -> str:
-        """Raise the failure: DDP's C++ code formats the value of a hook's future into its error if it is no tensor."""
+    def reveal(self) -> Any:
+        """Raise the failure."""
         raise self.failure
 
-
-def _raise_failure(result: _Failed) -> None:
-    raise result.failure
+    #: DDP's C++ code formats the value of a hook's future into its error if it is no tensor.
+    __str__ = reveal
 
 
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
@@ -133,7 +128,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def set_exception(self, result: Exception) -> None:
         """Like torch's, but wraps the exception: C++ code would look for tensors in the bare one, and crash."""
-        self._set_unwrap_func(_raise_failure)
+        self._set_unwrap_func(_Failed.reveal)
         self.set_result(_Failed(result, looks=int(bool(self._devices))))
 
     def settled(self) -> None:
@@ -161,7 +156,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
             out.waited = True
             job()
         else:
-            self._callbacks(level() + 1).add(job)
+            self._callbacks(this_thread.level + 1).add(job)
         return out
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:

@@ -15,7 +15,15 @@ from ..types import DTYPES, OPS, Op
 Finish: TypeAlias = Callable[[], object] | None
 
 #: Element types that the engine knows; tensors of other types are moved as bytes.
-_KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
+_KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
+
+
+def waited(tensor: Any) -> Any:
+    """The result that an ``AsyncCollectiveTensor`` waits for; any other tensor as it is.
+
+    Functional collectives and ``DTensor.to_local()`` return such tensors, which have no memory of their own.
+    """
+    return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def is_plain(tensor: Any) -> bool:
@@ -129,13 +137,12 @@ _OPS: dict[Any, Op] = {
 
 #: Narrow types that no library reduces -> the type in which they are reduced; the result is rounded once.
 _WIDER = {
-    getattr(torch, name): wide
-    for names, wide in (
-        (("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), torch.float32),
-        (("complex32",), torch.complex64),
-    )
-    for name in names
-    if hasattr(torch, name)
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+    torch.float8_e8m0fnu: torch.float32,
+    torch.complex32: torch.complex64,
 }
 
 
@@ -183,7 +190,5 @@ def torch_reduction(op: Any) -> TorchReduction:
     if known is not None:
         return known
     if number == _PREMUL and hasattr(op, "op"):
-        # Older versions of torch expose the factor only through pickle.
-        factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
-        return TorchReduction(OPS["SUM"], factor)
+        return TorchReduction(OPS["SUM"], op.__getstate__()[1])  # not every version of torch has op.factor
     raise ValueError(f"reduce operation {op} is not one of {', '.join(str(k).rpartition('.')[2] for k in _OPS)}")

@@ -21,8 +21,8 @@ def not_compiled(kind: T) -> T:
 
 
 def _run_as_it_is(code: Any) -> None:
-    native: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     try:
+        native: Any = torch._C._dynamo.eval_frame
         skip = native._FrameAction.SKIP
         native.set_code_exec_strategy(code, native._FrameExecStrategy(skip, skip))
     except AttributeError:  # names of another version of torch: nothing is skipped

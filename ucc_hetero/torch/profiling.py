@@ -44,7 +44,7 @@ _given_up: list[Any] = []
 
 
 class _Span:
-    """The range of a call. It ends in another thread: torch then shows it as asynchronous, as those of NCCL and Gloo."""
+    """The range of a call. It ends in another thread: torch then shows it as asynchronous, like those of NCCL."""
 
     def __init__(self, title: str, tensors: list[Any]) -> None:
         self._end: Any = torch.futures.Future()

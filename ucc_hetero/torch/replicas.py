@@ -96,9 +96,8 @@ def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
         if tensor.numel():
             reference = tensor.clone()
             dist.broadcast(reference, group=group, group_src=root)
-            wide = torch.float64 if tensor.device.type != "mps" else torch.float32
-            worst = max(worst, float((tensor.to(wide) - reference.to(wide)).abs().max()))
-            largest = max(largest, float(reference.to(wide).abs().max()))
+            worst = max(worst, float((tensor.double() - reference.double()).abs().max()))
+            largest = max(largest, float(reference.double().abs().max()))
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, worst, group=group)
     return float(max(everyone)) / (largest or 1.0)

@@ -49,11 +49,10 @@ class _Job(NamedTuple):
 
 
 class TimelineRecorder:
-    """This process's files. ``world``: its rank; ``places``: process key -> world rank."""
+    """This process's files. ``world``: its rank."""
 
     def __init__(self, trace: Path, world: int, job: str, about: dict[str, Any]) -> None:
         self.trace, self.world, self.job = trace, world, job
-        self.places: dict[str, int] = {}
         self.jobs: list[_Job] = []
         self._lines: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -145,7 +144,6 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
         about = {"host": os.uname().nodename, "pid": os.getpid(), "vendor": mine.vendor}
         recorder = TimelineRecorder(Path(name).absolute(), world, facts[0].process, about)
     places = {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
-    recorder.places |= places
     recorder.line({"places": places})
     clocks = list(numbered(fact.host.node for fact in facts))
     path = _file_of(recorder.trace, len(recorder.jobs), told[0][1])

@@ -19,7 +19,7 @@ from .. import env, log
 from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
-from ..native.libraries import ffi, lib, owned
+from ..native.libraries import c_text, ffi, lib, owned
 from ..native.waiting import progress_until
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
@@ -110,21 +110,10 @@ def join(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> tuple[Channels | None, str]:
-    """Make the channels of a communicator; collective over ``mpi``.
+    """Make the channels of a communicator of ``everyone``; collective over ``mpi``, their exchange.
 
-    Args:
-        mpi: The exchange of its ranks.
-        topology: Its islands.
-        everyone: Facts of its ranks.
-        runtime: This rank's GPU runtime.
-        native_in_stream: As in :class:`Channels`, for this rank.
-
-    Returns:
-        (channels, ""), or on all ranks (None, why not).
-
-    Raises:
-        DeviceError: On all ranks, if a rank has no pinned memory left: calls would otherwise be slow without notice.
-    """
+    Returns (channels, ""), or on all ranks (None, why not). ``DeviceError`` on all ranks if a rank has no pinned memory
+    left: calls would otherwise be slow without notice. ``native_in_stream`` as in :class:`Channels`, for this rank."""
     places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     devices = [facts.device_memory for facts in everyone]
     if not all(devices):
@@ -139,7 +128,7 @@ def join(
     handle = _connected(mpi, everyone, (rank, places), slot, offers, nwires)
     if handle is None:
         return None, _STRANGERS
-    failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
+    failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else c_text(lib.ucch_device_error()))
     if any(failures):
         lib.ucch_channels_free(handle)
         return None, _warn_without(rank, by_rank(failures))
@@ -200,7 +189,6 @@ def alone(topology: Topology) -> bool:
 
 
 def key_of(facts: Facts) -> int:
-    """Key of a process in the engine."""
     return int(facts.process, 16)
 
 
@@ -259,7 +247,6 @@ def _offer(
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
 ) -> _Offer:
-    """The offer of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
     unwanted = _disabled_by(hosts)
@@ -306,7 +293,8 @@ def _connected(
                 reached = wires.connect(key, offers[r].wires, nwires)
                 carried = reached and lib.ucch_channels_connect(handle, r, key, nwires, _last_serial[0]) == 0
                 statuses.append(0 if carried else int(lib.UCCH_FAIL_PEER))
-        failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else _reason() if min(statuses) < 0 else ""
+        failure = c_text(lib.ucch_device_error()) if min(statuses) < 0 else ""
+        failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else failure
     failures = [(r, text) for r, text in enumerate(mpi.allgather(failure)) if text]
     if not failures:
         return handle
@@ -325,7 +313,3 @@ def _connected(
 
 #: Reason of a rank that cannot access another's memory or wires.
 _STRANGERS = "cannot open the memory of a peer on its host, or reach one elsewhere"
-
-
-def _reason() -> str:
-    return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))

@@ -52,7 +52,6 @@ class Contract:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def told(self) -> dict[str, Any]:
-        """The contract as JSON values."""
         return asdict(self)
 
     @classmethod

@@ -22,7 +22,6 @@ class Remote(NamedTuple):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of all workers of the engine."""
         return [address(self.host, self.port + rank) for rank in range(self.ranks)]
 
     def params(self) -> dict[str, Any]:

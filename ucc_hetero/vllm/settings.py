@@ -73,7 +73,6 @@ class Settings:
 
     @property
     def secret(self) -> bytes:
-        """The secret that all engines share."""
         path = self._extra["secret_file"]
         if not path:
             raise ValueError(

@@ -18,7 +18,7 @@ from ... import env, log
 from ...errors import NotSupported
 from ...machine.vendors import VENDORS, Compiler
 from ...native import libraries
-from ...native.libraries import ffi, lib, mapped
+from ...native.libraries import c_text, ffi, lib, mapped
 from ...native.waiting import progress_until
 from ..rank import bound
 from ..registry import runtime_of
@@ -103,13 +103,11 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
         return False
     try:
         image = compiler.compile(text, place.device)
+        _images.append(image)
+        if lib.ucch_kernel_add(kind, op, dtype, to, ffi.from_buffer(image)) < 0:
+            raise RuntimeError(c_text(lib.ucch_device_error()))
     except RuntimeError as error:
         log.log("device").info("no kernel on this device, so that the host computes: %s", error)
-        return False
-    _images.append(image)
-    if lib.ucch_kernel_add(kind, op, dtype, to, ffi.from_buffer(image)) < 0:
-        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-        log.log("device").info("no kernel on this device, so that the host computes: %s", reason)
         return False
     return True
 
