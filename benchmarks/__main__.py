@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ..closed_pipe import CLOSED, ends_with_its_reader, reader_gone
+from ..closed_pipe import CLOSED, closed_outputs, ends_with_its_reader
 from .options import BadUsage, HelpWanted, Options, parse, probable_rank
 from .table import BENCHES, VERSION, Bench
 from .validate import WrongResult
@@ -55,7 +55,7 @@ def _guarded(work: Callable[[], int]) -> int:
     except BaseException as why:
         if isinstance(why, SystemExit):
             raise
-        unread = isinstance(why, BrokenPipeError) and reader_gone()
+        unread = isinstance(why, BrokenPipeError) and closed_outputs()
         if not unread:
             traceback.print_exc()
             sys.stderr.flush()

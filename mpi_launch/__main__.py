@@ -171,7 +171,7 @@ def run(arguments: Sequence[str]) -> int:
     mpi_args = (*_as_root(starter.kind, options.mpi_args), *shlex.split(options.mpi_args))
     job = command.Job(
         cluster=found, program=program,
-        master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
+        master_port=options.master_port or _free_port(found.only_here),
         env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate,
         report=not options.dry_run, mpi_args=mpi_args,
     )  # fmt: skip
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     have_home(os.environ)
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
-    except (ClusterError, ValueError, launcher.LauncherError) as error:
+    except (ValueError, launcher.LauncherError) as error:
         print(f"ucch-run: {error}", file=sys.stderr)
         return 2
 

@@ -14,6 +14,7 @@ from ..machine.vendors import VENDORS
 from . import sources
 from .sources import Host
 
+LOCAL_NAMES = ("localhost", "127.0.0.1")
 RUNTIMES = ("docker", "podman", "apptainer")
 _VENDOR_WORDS = ("auto", *VENDORS)
 
@@ -48,6 +49,11 @@ class Cluster:
     ssh: str = ""
     #: Interpreter of the ranks' wrapper on every host; empty for that of ucch-run.
     python: str = ""
+
+    @property
+    def only_here(self) -> bool:
+        """True if all ranks run on this machine, as far as names can tell."""
+        return all(host.name in LOCAL_NAMES for host in self.hosts)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import counted
 from ..machine.vendors import VENDORS
-from .cluster import Cluster, ClusterError, VendorPart
+from .cluster import LOCAL_NAMES, Cluster, ClusterError, VendorPart
 from .launcher import Launcher
 from .sources import Host
 
@@ -21,8 +21,6 @@ RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
 #: Variables (prefixes of names) that are passed on to ranks on other hosts.
 FORWARDED = ("UCCH_", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
-
-LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 def is_here(name: str) -> bool:
@@ -47,11 +45,6 @@ class Job:
     report: bool = False
     #: Options for the launcher, before all others.
     mpi_args: tuple[str, ...] = ()
-
-    @property
-    def only_here(self) -> bool:
-        """True if all ranks run on this machine, as far as names can tell."""
-        return all(host.name in LOCAL_NAMES for host in self.cluster.hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ def _interfaces(names: Sequence[str]) -> dict[str, str]:
 def _env(job: Job, part: Part, environ: Mapping[str, str]) -> dict[str, str]:
     """A part's variables: of this machine, the file, the file's vendor and the command line; the last one wins."""
     special = job.cluster.part(part.vendor)
-    elsewhere = not job.only_here or bool(special.image)
+    elsewhere = not job.cluster.only_here or bool(special.image)
     inherited = {name: value for name, value in environ.items() if elsewhere and name.startswith(FORWARDED)}
     emulate = {"UCCH_EMULATE": _emulated(job)} if job.emulate else {}
     nics = _interfaces(special.interfaces or job.cluster.interfaces)
@@ -109,7 +102,7 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
     first = job.cluster.hosts[0].name
     words = [job.cluster.python or sys.executable, "-I", "-S", str(RANK_WRAPPER)]
     words += ["--vendor", "host" if job.emulate else part.vendor, "--size", str(job.cluster.size)]
-    words += ["--master", f"{'127.0.0.1' if job.only_here else first}:{job.master_port}"]
+    words += ["--master", f"{'127.0.0.1' if job.cluster.only_here else first}:{job.master_port}"]
     words += [] if job.devices == "auto" else ["--devices", job.devices]
     words += [] if job.numa else ["--numa", "off"]
     words += ["--first-local", str(part.first_local)] if part.first_local else []
@@ -169,7 +162,7 @@ def _openmpi(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[s
         head += ["--mca", "pml", "ob1"]
     if not _has(job, environ, "btl"):
         head += ["--mca", "btl", "self,sm,tcp" if five else "self,vader,tcp"]
-    if job.only_here and job.cluster.size > (os.cpu_count() or 1):
+    if job.cluster.only_here and job.cluster.size > (os.cpu_count() or 1):
         head += ["--mca", "mpi_yield_when_idle", "1"]
     sockets = [name for name in job.cluster.interfaces if ":" not in name]
     if sockets:
@@ -205,7 +198,7 @@ def _placed(cluster: Cluster) -> Iterator[tuple[Part, list[tuple[str, int]]]]:
 def _hydra(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
     """Command line of Hydra: one list of hosts, whose slots the parts fill in turn."""
     head = [launcher.path]
-    if not job.only_here:
+    if not job.cluster.only_here:
         where = ",".join(f"{host.name}:{host.slots}" for host in job.cluster.hosts)
         head += ["-hosts", where, "-launcher", "ssh"]
     if job.cluster.ssh:

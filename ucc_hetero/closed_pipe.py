@@ -17,7 +17,7 @@ CLOSED = 128 + signal.SIGPIPE
 Main = Callable[[Sequence[str] | None], int]
 
 
-def _closed() -> list[int]:
+def closed_outputs() -> list[int]:
     """Those of standard output and standard error whose pipe has no reader any more."""
     asked = select.poll()
     for fd in (1, 2):
@@ -25,11 +25,6 @@ def _closed() -> list[int]:
             os.fstat(fd)
             asked.register(fd, 0)
     return [fd for fd, event in asked.poll(0) if event & select.POLLERR]
-
-
-def reader_gone() -> bool:
-    """True if standard output or standard error has lost its reader."""
-    return bool(_closed())
 
 
 def ends_with_its_reader(main: Main) -> Callable[..., int]:
@@ -47,7 +42,7 @@ def ends_with_its_reader(main: Main) -> Callable[..., int]:
                 # Otherwise the interpreter flushes at exit, where exceptions cannot be caught.
                 sys.stdout.flush()
         except BrokenPipeError:
-            closed = _closed()
+            closed = closed_outputs()
             if not closed:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -11,7 +11,7 @@ const char *ucch_load_error(void);
 int ucch_guard_cancel(void);
 int ucch_endpoint_errors(void);
 
-/* ---- progress.c: progress and who makes it ---- */
+/* ---- op.c: operations in flight ---- */
 typedef struct ucch_op ucch_op;
 typedef struct ucch_context ucch_context;
 typedef struct ucch_team ucch_team;
@@ -30,38 +30,38 @@ typedef struct ucch_error {
     double elapsed; /* seconds since the start */
 } ucch_error;
 
+void ucch_op_deadline(ucch_op *op, double timeout);
+uint64_t ucch_failures(void);
+void ucch_listen(ucch_op *op);
+uint64_t ucch_doorbell_count(void);
+void ucch_doorbell_ring(void);
+void ucch_doorbell_wait(uint64_t known, double seconds);
+
+/* ---- lock.c ---- */
 void ucch_lock(void);
 void ucch_unlock(void);
 void ucch_lock_noted(int *has);
 void ucch_unlock_noted(int *has);
 void ucch_lock_ends(void);
 int ucch_lock_is_lost(double seconds);
+void ucch_set_spin(int iterations);
+
+/* ---- progress.c: progress and who makes it; waits of callers ---- */
 int ucch_progress_thread(int on);
-void ucch_leave_with(int status);
-void ucch_leave(void);
-void ucch_leave_late(void);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
-void ucch_op_deadline(ucch_op *op, double timeout);
-uint64_t ucch_failures(void);
-
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker);
 void ucch_context_free(ucch_context *context);
-ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
-void ucch_team_free(ucch_team *team);
-int ucch_team_far(ucch_team *team);
-
-/* ---- progress.c: waits of callers ---- */
-void ucch_set_spin(int iterations);
 int ucch_wait(ucch_op *op, double slice);
 int ucch_wait_matched(ucch_op *op, double slice);
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
-void ucch_listen(ucch_op *op);
-uint64_t ucch_doorbell_count(void);
-void ucch_doorbell_ring(void);
-void ucch_doorbell_wait(uint64_t known, double seconds);
+
+/* ---- step.c: teams ---- */
+ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
+void ucch_team_free(ucch_team *team);
+int ucch_team_far(ucch_team *team);
 
 /* ---- program.c: a plan lowered for this rank ---- */
 typedef struct ucch_span {
@@ -164,8 +164,6 @@ int ucch_flight_let_go(int *has);
 void ucch_flight_await(double seconds);
 int ucch_flight_dump(int cause, const char *path);
 void ucch_record_end(uint64_t record, int status);
-uint64_t ucch_board_record(ucch_board *board, int kind, uint64_t seq, uint64_t signature, const char *label);
-void ucch_board_name(ucch_board *board, uint32_t comm);
 
 /* ---- arith.c: element-wise work on host memory ---- */
 int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t count);
@@ -187,6 +185,9 @@ int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t b
               int mem_type, double timeout);
 int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       const ucch_offer *found, int mem_type, double timeout);
+int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                    uint64_t tag, int dest, double timeout);
+int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
 void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
 int ucch_message_held(ucch_message *message);
@@ -196,16 +197,13 @@ int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- offer.c: messages whose data goes by lanes; probes ---- */
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
-int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                    uint64_t tag, int dest, double timeout);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched);
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
-int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
 
-/* ---- worker.c, region.c, transfer.c: one-sided communication, with notifications ---- */
+/* ---- rma/: one-sided communication, with notifications ---- */
 typedef struct ucch_rma ucch_rma;
 typedef struct ucch_region ucch_region;
 typedef struct ucch_peer ucch_peer;
@@ -282,6 +280,7 @@ typedef struct ucch_host_exchange ucch_host_exchange;
 int ucch_link_new(int fd, double silence);
 int ucch_link_fate(int link);
 void ucch_links_stop(int well);
+int ucch_cuts(void);
 ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                                            const int *links, const int *ranks);
 int ucch_host_exchange_add_host(ucch_host_exchange *exchange, int rank, const void *addresses, size_t bytes,
@@ -295,12 +294,15 @@ uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);
 
-/* ---- process.c: processes of this host, and shared memory ---- */
+/* ---- process.c: processes of this host, shared memory, and the end of this process ---- */
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
 int ucch_shared_open(int pid, int file);
 char *ucch_shared_map(int file, size_t bytes);
 void ucch_shared_unmap(char *memory, size_t bytes);
+void ucch_leave_with(int status);
+void ucch_leave(void);
+void ucch_leave_late(void);
 
 /* ---- bids.c: what ranks exchange to make a new communicator ---- */
 typedef struct ucch_bid {
@@ -322,6 +324,8 @@ typedef struct ucch_refusal {
     char text[240];
 } ucch_refusal;
 
+uint64_t ucch_board_record(ucch_board *board, int kind, uint64_t seq, uint64_t signature, const char *label);
+void ucch_board_name(ucch_board *board, uint32_t comm);
 uint64_t ucch_board_refuse(ucch_board *board, const char *text);
 int ucch_board_refusal(const ucch_board *board, ucch_refusal *found);
 int ucch_board_verdict(ucch_board *board, uint64_t seq, int *peer);
@@ -344,7 +348,6 @@ int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_cut(ucch_board *board, double waited, int *peer);
 int ucch_board_is_cut_off(ucch_board *board, double waited);
-int ucch_cuts(void);
 const char *ucch_board_link(const ucch_board *board, int rank);
 int ucch_board_fate(ucch_board *board, int slot);
 void ucch_board_leave(ucch_board *board);

@@ -15,11 +15,11 @@ int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
 int ucch_device_bind(int runtime, int device, int may_hold);
-int ucch_device_reserve(void);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
-/* ---- work.c: kernels ---- */
+/* ---- work.c: streams and kernels ---- */
+int ucch_device_reserve(void);
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
 /* ---- channels.c: rings in pinned memory (segment.c) for data between streams ---- */
@@ -35,7 +35,7 @@ size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
 
-/* ---- lane.c: messages between streams ---- */
+/* ---- lane.c, lanes.c: messages between streams ---- */
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
 void ucch_lanes_reach(ucch_lanes *lanes, int peer, int slot, ucp_ep_h ep);
 int ucch_lanes_ready(ucch_lanes *lanes, int peer);
@@ -52,7 +52,7 @@ int ucch_lane_message_post(ucch_lanes *lanes, ucch_lane_message *message, int pe
 int ucch_lane_message_follow(ucch_lane_message *message, uintptr_t stream, double timeout);
 int ucch_lane_message_held(const ucch_lane_message *message);
 
-/* ---- program.c, on device memory ---- */
+/* ---- gate.c, and program.c on device memory ---- */
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 

@@ -306,11 +306,12 @@ int ucch_flight_signal(int *file) {
 
 /* ---- records of other processes ---- */
 
-/* Processes of this host that a failure has asked for a dump: their memory files, and when. */
+/* Processes of this host that a failure has asked for a dump, as many as a host has ranks: their memory files, and
+ * when. */
 static struct {
     int64_t pid, file;
     uint64_t since;
-} awaited[64];
+} awaited[512];
 static int nawaited;
 
 /* Have ucch_flight_await wait for this process's dump. */

@@ -41,13 +41,16 @@ static int index_of(pid_t pid) {
     return -1;
 }
 
-/* Remember the process that has this pid now, in place of an ended one with the same pid. */
+/* Remember the process that has this pid now, in place of an ended one with the same pid or, if the table is full, of
+ * any ended one. */
 void ucch_process_meet(int pid) {
     int gone;
     pthread_mutex_lock(&met_lock);
     int at = index_of(pid), known = at >= 0 && met[at].pid == pid;
+    for (int i = 0; at < 0 && i < MOST_MET; i++)
+        at = is_readable(met[i].fd) ? i : -1;
     int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
-    if (fd >= 0 && known) close(met[at].fd);
+    if (fd >= 0 && met[at].pid) close(met[at].fd);
     if (fd >= 0) {
         met[at].fd = fd;
         met[at].pid = pid;

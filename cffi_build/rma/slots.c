@@ -18,7 +18,11 @@
 #define NUMBER_BITS 24
 #define NUMBERS (((uint32_t)1 << NUMBER_BITS) - 1)
 
-static uint32_t numbers;
+/* The next number of a direction, from 1: 0 means that there is none. */
+static uint32_t next_number(void) {
+    static uint32_t last;
+    return last = last % NUMBERS + 1;
+}
 
 /* ---- memory ---- */
 
@@ -148,7 +152,7 @@ int ucch_carries_locked(ucch_peer *peer) {
     }
     if (!peer->at->wires || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_PATH;
     if (peer->number) return 0;
-    peer->number = ++numbers & NUMBERS;
+    peer->number = next_number();
     ucch_header h = {.what = UCCH_MEET, .count = (uint32_t)peer->at->wires, .slot = peer->number};
     return peer->lack = ucch_tell_locked(peer, h, peer->at->reach, peer->at->reach_bytes);
 }
@@ -156,7 +160,7 @@ int ucch_carries_locked(ucch_peer *peer) {
 /* MEET: a peer wants to send over wires. */
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
     int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
-    uint32_t number = ++numbers & NUMBERS;
+    uint32_t number = next_number();
     int status = n && !peer->in && h->slot <= NUMBERS ? connect_wires(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
     if (!status) status = slot_flow_new(peer, 1, n, h->slot, number);
     if (status == UCCH_FAIL_PEER) peer->status = status;

@@ -413,7 +413,8 @@ if r == 0:
             pass
         late, limit, worker.timeout = memory(10)[0], worker.timeout, 0.05
         late.revoke()
-        assert lib.ucch_region_users(late.native, -1) == 1
+        while lib.ucch_region_users(late.native, -1) > 1:  # this rank's own worker answers
+            lib.ucch_progress_once()
         assert not lib.ucch_region_users(late.native, 0.05), "a silent peer is waited for once for each region"
         with pytest.raises(CollectiveTimeout, match="after 0.05 s"):
             late.close()

@@ -407,7 +407,7 @@ def order(both=False):
         for who, other in (("0", "[1-9]"), ("[1-9]", "0")):
             pattern = (
                 rf"CollectiveTimeout rank {who}: .*call 1 of .* have not called it \(communicator (\d+)\): "
-                rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) since [.\d]+ s.*; "
+                rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) for [.\d]+ s.*; "
                 "use communicators in one order on all ranks"
             )
             found = [each for text in told if (each := re.search(pattern, text))]

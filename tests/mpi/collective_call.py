@@ -70,20 +70,25 @@ def held(rng, array):
     return kinds[rng.integers(len(kinds))]
 
 
+def has_datatype(dtype):
+    """True if MPI has a datatype for it, and may be asked: ranks that met over torch's store have not begun MPI."""
+    return dtype.name not in FOREIGN and MPI.Is_initialized()
+
+
 class Guarded:
     """Poisoned elements between guard bands of random bytes, in host or device memory (fakegpu/, gpu/).
 
-    On the host they begin at any byte, and may have gaps between them if MPI has a datatype for that.
+    On the host they begin at any byte and, with ``apart``, may have gaps between them if MPI has a datatype for that.
     """
 
-    def __init__(self, rng, dtype, count):
+    def __init__(self, rng, dtype, count, apart):
         self.dtype, self.rng, self.count, self.lead, self.step = dtype, rng, count, GUARD, 1
         nbytes = 2 * GUARD + 16 + count * dtype.itemsize * (STEP if device_memory is None else 1)
         self.memory = device_memory(nbytes, np.uint8) if device_memory else np.empty(nbytes, np.uint8)
         self.on_device = hasattr(self.memory, "block")
         if device_memory is None:
             self.lead += int(rng.integers(1, 16)) * (rng.random() < 0.3)
-            self.step = STEP if dtype.name not in FOREIGN and rng.random() < 0.2 else 1
+            self.step = STEP if apart and has_datatype(dtype) and rng.random() < 0.3 else 1
         self.poison()
         self.before = self.whole.copy()
 
@@ -208,7 +213,8 @@ class Call:
 
     def _buffer(self, places):
         tail = 5 if self.case.gaps and len(places) > 1 else 0
-        return Guarded(self.rng, self.dtype, max((at + n for at, n in places), default=0) + tail)
+        length = max((at + n for at, n in places), default=0) + tail
+        return Guarded(self.rng, self.dtype, length, apart=self.case.spec != "plain")
 
     def refill(self):
         case = self.case
@@ -281,7 +287,7 @@ class Call:
         size = buffer.count
         by_rank = case.name in WITH_DISPLACEMENTS and len(places) == self.size and many
         words = [case.dtype, self.dtype]
-        words += [] if case.dtype in FOREIGN else [MPI.Datatype.fromcode(self.dtype.char)]
+        words += [MPI.Datatype.fromcode(self.dtype.char)] if has_datatype(self.dtype) else []
         dtype, memory = words[rng.integers(len(words))], buffer.part(0, size)
         form = case.spec
         if buffer.step > 1:
@@ -311,7 +317,8 @@ class Call:
         """A random form of a buffer with a count per rank."""
         counts, displs = [n for _, n in places], [at for at, _ in places]
         as_kind = [list, np.array, tuple][rng.integers(3)]
-        forms = [[memory, (as_kind(counts), as_kind(displs))], [memory, as_kind(counts), displs, dtype]]
+        forms = [[memory, (as_kind(counts), as_kind(displs))]]
+        forms += [] if form == "plain" else [[memory, as_kind(counts), displs, dtype]]
         step = displs[1] if self.size > 1 else 0
         if len(set(counts)) == 1 and displs == [step * rank for rank in range(self.size)]:
             forms.append([memory, (counts[0], step)])

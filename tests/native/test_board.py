@@ -214,10 +214,15 @@ def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
 
 #: In a PID namespace, where the next process id can be chosen.
 REUSED = """
-import subprocess
+import os, subprocess
 from ucc_hetero.native.libraries import lib
 def child():
     return subprocess.Popen(["sleep", "300"])
+for _ in range(520):  # more than are remembered
+    if not (ended := os.fork()):
+        os._exit(0)
+    lib.ucch_process_meet(ended)
+    os.waitpid(ended, 0)
 first = child()
 lib.ucch_process_meet(first.pid)
 assert not lib.ucch_process_ended(first.pid)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.closed_pipe import CLOSED, ends_with_its_reader, reader_gone
+from ucc_hetero.closed_pipe import CLOSED, closed_outputs, ends_with_its_reader
 from ucc_hetero.docstrings import forms
 from ucc_hetero.installed import module
 
@@ -153,7 +153,7 @@ def test_a_broken_pipe_to_anything_else_is_an_error():
             os.close(write)
         return 0
 
-    assert not reader_gone()
+    assert not closed_outputs()
     with pytest.raises(BrokenPipeError):
         talks_to_nobody()
 

@@ -256,8 +256,7 @@ class StoreComm:
                 self._kept.clear()
                 self._forget(left)
 
-    # --- after deaths
-    # ---------------------------------------------------------------------------------------------------
+    # --- after deaths -------------------------------------------------------------------------------------------------
 
     def check_peers(self, source: int | None = None) -> None:
         """Raise :class:`PeerError` if a rank (only ``source``, if given) has died, or a rank has revoked the

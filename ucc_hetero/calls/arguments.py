@@ -472,7 +472,7 @@ def number_of(address: Any) -> int:
 
 def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
     """(description without the address, address) of an array with counts; ``TypeError`` if it is not simple."""
-    if type(spec) not in (list, tuple) or not spec:
+    if type(spec) not in (list, tuple) or len(spec) < 2:
         raise TypeError("not an array with counts")
     array, words = spec[0], map(_word, spec[1:])
     if type(array) is _ndarray:
