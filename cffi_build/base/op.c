@@ -2,8 +2,11 @@
 
 #include "base/base.h"
 
-/* Seconds before peers of an operation are first checked for death or a different call, and between checks. */
+/* Seconds before peers of an operation are first checked for death or a different call, and between checks; up to
+ * LONGEST_S where a check, of thousands of messages, would take more than CHECK_SHARE of the time. */
 #define SUSPICION_S 0.002
+#define LONGEST_S 0.05
+#define CHECK_SHARE 0.05
 
 static int under_way[UCCH_WAYS];
 static ucch_op active = {.next = &active, .prev = &active};
@@ -91,19 +94,19 @@ int ucch_ops_advance_locked(void) {
     return moved;
 }
 
-/* End operations that are past their deadline, or whose peer has died or called something else. Checks at most every
- * SUSPICION_S seconds. */
+/* End operations that are past their deadline, or whose peer has died or called something else. */
 void ucch_ops_check_deadlines_locked(double now) {
-    static double last;
+    static double next;
     recent = now;
-    if (now - last < SUSPICION_S) return;
-    last = now;
+    if (now < next) return;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {
         upcoming = op->next;
         int bad = op->kind->check_locked && now - op->started > SUSPICION_S ? op->kind->check_locked(op, now) : 0;
         if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline) bad = UCCH_FAIL_TIMEOUT;
         if (bad) op->kind->abandon_locked(op, bad);
     }
+    double end = ucch_now(), pause = (end - now) / CHECK_SHARE;
+    next = end + (pause < SUSPICION_S ? SUSPICION_S : pause < LONGEST_S ? pause : LONGEST_S);
 }
 
 /* ---- listening ---- */

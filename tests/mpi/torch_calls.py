@@ -96,6 +96,10 @@ def groups():
         dist.broadcast(t, 1, group=alone)
         dist.barrier(group=alone)
         assert t.tolist() == [1, 1]
+    for ranks in 3 * ([R], [R // 2 * 2, R // 2 * 2 + 1]):  # ranks of other groups make theirs at the same time
+        t = torch.ones(1)
+        dist.all_reduce(t, group=dist.new_group(ranks))
+        assert t.item() == len(ranks)
     pair, _ = dist.new_subgroups(2)
     t = torch.tensor([float(R)])
     dist.all_reduce(t, group=pair)

@@ -97,6 +97,9 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
         # C++ backend.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    ranks = _global_ranks(opts)
+    # Groups of different ranks that are made at the same time have one name: new_group([dist.get_rank()]).
+    opts.store = dist.PrefixStore(f"from {ranks[0]}", opts.store)
     comm, _default_group.comm_to_come = _default_group.comm_to_come, None
     if comm is not None and _default_group.deaths is not None:
         _default_group.deaths = Deaths(opts.store, opts.group_rank)
@@ -111,7 +114,6 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
         _warn_of_binding(comm.topology.hosts.count(0))  # only the ranks on this host
-    ranks = _global_ranks(opts)
     fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
     return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric, hosts))
 
