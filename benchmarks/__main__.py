@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -94,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _guarded(lambda: int(module.run(rest, command)))
         bench = BENCHES.get(name)
         if bench is None:
-            raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
+            near = difflib.get_close_matches(name, (*BENCHES, *_PROGRAMS), 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise BadUsage(f"benchmark {name!r} is not known; {hint}python -m ucc_hetero.bench --help lists all")
         options = parse(bench, rest)
     except HelpWanted:  # help was printed already
         return 0

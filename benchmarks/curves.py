@@ -67,7 +67,7 @@ def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, 
             text = path.read_text(encoding="utf-8")
             data = json.loads(text) if text.lstrip().startswith("{") else None
         except (OSError, ValueError) as why:
-            raise UnknownFile(f"{path}: {why}") from why
+            raise UnknownFile(f"{path}: {getattr(why, 'strerror', None) or why}") from why
         if data is None:
             found = _curves(path.name, _of_text(path, text))
             if not found:

@@ -30,7 +30,7 @@ from ucc_hetero.planner.topology import Topology
 HERE = Path(__file__).resolve().parent
 COLOURS = {"nvidia": ("#f0f7e6", "#4d8b00"), "amd": ("#fdeeec", "#c2311f"), "host": ("#eef2f6", "#52606d")}
 BRIDGE = "#1d5fa8"
-PALETTE = (BRIDGE, "#829ab1", "#c98a1b", "#4d8b00")
+PALETTE = (BRIDGE, "#829ab1", "#c98a1b", "#4d8b00", "#7a3e9d")
 #: Colours of these names, the same in every plot of times.
 OF_LIBRARY = {"ours": PALETTE[0], "NCCL": PALETTE[1], "Gloo": PALETTE[2]}
 #: Commands whose help is included in a page: file name, words.
@@ -255,7 +255,7 @@ def draw_shares(table: list[list[str]], path: Path) -> None:
     for name, *row in table[1:]:
         cells = zip(table[0][1:], row, strict=True)
         bars[name] = {label: float(cell.split()[0]) for label, cell in cells if cell.endswith("%")}
-    draw_bars(bars, path, "% of NCCL's tokens/s on the same GPUs", " %", 100)
+    draw_bars(bars, path, "training throughput, % of NCCL's on the same GPUs", " %", 100)
 
 
 def draw_limits(table: list[list[str]], path: Path) -> None:

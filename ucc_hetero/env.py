@@ -285,7 +285,7 @@ def meant(name: str) -> str:
     if word in GONE:
         return GONE[word]
     near = difflib.get_close_matches(word.upper(), TABLE, 1)
-    return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
+    return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all variables"
 
 
 #: Variable set by :func:`meanwhile` -> (value before, number of threads that have set it).

@@ -163,7 +163,7 @@ MISTAKES = {
         "osu_get_bw --backend ucc": "peer 'ucc' has no one-sided communication",
         "kv_transfer --way back": "--way back: known are buffer, plain",
         "kv_transfer --block-size 16,x": "kv_transfer: argument --block-size: '16,x': a number from 1",
-        "osu_nothing": "benchmark 'osu_nothing' is not known",
+        "osu_alreduce": "benchmark 'osu_alreduce' is not known; did you mean osu_allreduce?",
         "compare --rounds 1": "from 2",
     },
     3: {
