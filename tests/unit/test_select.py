@@ -100,9 +100,8 @@ CHOICES = [
                               "512k split_rail, 64m split_rail/128"),
     # Bundles save messages, but copy long blocks twice more.
     ("memory", "2, 2 and 1", BY_LENGTH),
-    ("memory", "4 of 2", f"{BY_LENGTH}; alltoall 1k tree, 32k tree, 64k split_rail, 128k split_rail, 256k flat; "
-                         "alltoallv 1k tree, 256k flat"),
-    ("memory", "8 of 1", f"{BY_LENGTH}; alltoall 1k split_rail"),
+    ("memory", "4 of 2", f"{BY_LENGTH}; alltoall 128k split_rail, 256k flat, 64m flat; alltoallv 256k flat"),
+    ("memory", "8 of 1", BY_LENGTH),
     ("memory", "16 of 1", "allreduce 64k split_rail"),  # too many islands for a ring
     ("memory", "unlike links", "allreduce 64k direct; bcast 64k tree"), ("memory", "racks", "allreduce 8 tree"),
     # Short calls are one kernel of limited size; in islands of one rank nothing overlaps the traffic between islands.

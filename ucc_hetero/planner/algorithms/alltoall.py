@@ -14,9 +14,7 @@ from .builders import LocalSteps, adjacent, copies, copy, each, message, only, r
 from .partition import merge
 from .registry import Case, Piece, Stages, algorithm
 
-#: Number of messages leaving an island of devices from which on short ones are bundled. Those of plain memory always
-#: are: on hosts of 2 x 2, 3 x 2 and 3 x 4 ranks with two cores for all, blocks of 16 B to 4 KiB took 0.4 to 2 ms by
-#: ``tree`` and 1 to 15 ms by rails at best, and 0.1 to 5 and 2 to 24 ms in the middle.
+#: Number of messages leaving an island from which on short ones are bundled.
 MANY_MESSAGES = 64
 #: Most messages with which irregular islands send bundles.
 MOST_ALLTOALL = 2048
@@ -44,10 +42,9 @@ def suits(case: Case, level: int) -> int:
 
 
 def _suits(case: Case) -> int:
-    """Rails are better for few long messages; many short ones should go through leaders, on hosts all short ones."""
+    """Rails are better for few long messages; many short ones should go through leaders."""
     most = max(island.size for island in case.topology.islands)
-    many = most > 1 if case.plain else most * (len(case.topology.islands) - 1) >= MANY_MESSAGES
-    bundled = many and case.nbytes * most <= ranking.LATENCY_LIMIT
+    bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= ranking.LATENCY_LIMIT
     return suits(case, ranking.rails(case) if bundled else ranking.BEST)
 
 
