@@ -216,8 +216,8 @@ class Region(Sided, Handle):
         Waits for transfers under way.
 
         Args:
-            timeout: Seconds to wait. By default 10, or the worker's timeout if that is shorter, since a peer was asked
-                to release a region and has released none: all regions together wait so long for a silent peer.
+            timeout: Seconds to wait. By default 10, or the worker's timeout if that is shorter, counted from a peer's
+                last answer: closing many regions waits for a silent peer only once.
 
         Raises:
             CollectiveTimeout: A peer that is alive did not release it in time; the region stays registered.
