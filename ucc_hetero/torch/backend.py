@@ -92,7 +92,8 @@ def _split_group(
         return stock(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
     parts, members = list(split_ranks or ()), dist.get_process_group_ranks(parent)
     named = [rank for part in parts for rank in part]
-    if not parts or not all(parts) or len(set(named)) < len(named) or not all(0 <= rank < len(members) for rank in named):
+    once = len(set(named)) == len(named) and all(0 <= rank < len(members) for rank in named)
+    if not (parts and all(parts) and once):
         raise ValueError(
             f"split_ranks must be lists of ranks from 0 to {len(members) - 1} of the parent group, each rank at most "
             f"once; got {split_ranks}"
