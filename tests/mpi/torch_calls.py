@@ -81,6 +81,23 @@ def dropped_and_many():
 
 
 @case
+def split_groups():
+    backwards = dist.new_group(list(reversed(range(N))))
+    first = dist.split_group(split_ranks=[[1, 0], *([list(range(2, N))] if N > 2 else [])])
+    for parent, parts in ((None, [[0], [N - 1]]), (first, [[1], [0]]), (backwards, [[N - 1, 0]])):
+        within = dist.get_process_group_ranks(parent or dist.group.WORLD)
+        mine = next((part for part in parts if R in [within[r] for r in part]), None)
+        part = dist.split_group(parent, parts, group_desc="part")
+        assert (part is None) == (mine is None)
+        if mine is not None:
+            dist.all_gather(whole := [torch.empty(1) for _ in mine], torch.tensor([float(R)]), group=part)
+            assert [each.item() for each in whole] == [within[r] for r in sorted(mine)] and part.group_desc == "part"
+    for wrong in ([[0, 1], [1]], [[N]], [[0], []], [], None):
+        with pytest.raises(ValueError, match="split_ranks"):
+            dist.split_group(split_ranks=wrong)
+
+
+@case
 def groups():
     evens = dist.new_group(list(range(0, N, 2)))
     if R % 2 == 0:
@@ -103,18 +120,6 @@ def groups():
         t = torch.ones(1)
         dist.all_reduce(t, group=dist.new_group(ranks))
         assert t.item() == len(ranks)
-    first = dist.split_group(split_ranks=[[1, 0], *([list(range(2, N))] if N > 2 else [])])
-    for parent, parts in ((None, [[0], [N - 1]]), (first, [[1], [0]]), (backwards, [[N - 1, 0]])):
-        within = dist.get_process_group_ranks(parent or dist.group.WORLD)
-        mine = next((part for part in parts if R in [within[r] for r in part]), None)
-        part = dist.split_group(parent, parts, group_desc="part")
-        assert (part is None) == (mine is None)
-        if mine is not None:
-            dist.all_gather(whole := [torch.empty(1) for _ in mine], torch.tensor([float(R)]), group=part)
-            assert [each.item() for each in whole] == [within[r] for r in sorted(mine)] and part.group_desc == "part"
-    for wrong in ([[0, 1], [1]], [[N]], [[0], []], [], None):
-        with pytest.raises(ValueError, match="split_ranks"):
-            dist.split_group(split_ranks=wrong)
     pair, _ = dist.new_subgroups(2)
     t = torch.tensor([float(R)])
     dist.all_reduce(t, group=pair)
