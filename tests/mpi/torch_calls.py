@@ -211,18 +211,17 @@ _SEEN = {
     "alltoall_base_": lambda got, x: dist.all_to_all_single(got, x),
     "alltoall_": lambda got, x: dist.all_to_all(list(got.split(1)), list(x.split(1))),
     "send recv_": lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got, (R - 1) % N))[0].wait(),
-    "send recv_any_source_": lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got))[0].wait(),
 }
+if DEVICE == "cpu":  # between GPUs a receive names its source
+    _SEEN["send recv_any_source_"] = lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got))[0].wait()
 
 
 def _results(parts):
     """What the calls of ``_SEEN`` give if rank r passes ``parts[r]``, in their order."""
     added, left = sum(parts), parts[(R - 1) % N]
     every, own = torch.cat(parts), torch.stack(parts)[:, R].clone()
-    return (
-        *(added, added, parts[1], added, every, every, every, parts[0]),
-        *(added[R : R + 1], added, own, own, left, left),
-    )
+    results = [added, added, parts[1], added, every, every, every, parts[0]]
+    return [*results, added[R : R + 1], added, own, own, *[left] * (len(_SEEN) - 12)]
 
 
 def _try_seen(whole, two=lambda each: each, check=same):
