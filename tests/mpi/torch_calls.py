@@ -356,13 +356,16 @@ def waiting_has_a_limit():
 def monitored_barrier():
     group = dist.new_group()
     group.monitored_barrier(timedelta(seconds=200))
+    dist.monitored_barrier()
+    beside = dist.new_group(backend="gloo")
+    dist.monitored_barrier(beside, timedelta(seconds=200))
     if R > 1:
         dist.send(torch.ones(1), 0)
     elif R == 0:
         [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit applies once these are posted
     if R != 1:
         try:
-            group.monitored_barrier(timedelta(seconds=200 if R else 2), wait_all_ranks=True)
+            dist.monitored_barrier(group, timedelta(seconds=200 if R else 2), wait_all_ranks=True)
         except RuntimeError as error:
             want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
             assert re.search(want, str(error)), error

@@ -65,6 +65,7 @@ def register() -> None:
     creation.wrap(c10d, "_set_pg_timeout", _set_timeout)
     for module in (dist, c10d):
         creation.wrap(module, "split_group", _split_group)
+        creation.wrap(module, "monitored_barrier", _monitored_barrier)
     replace(env.get("TORCH_REPLACE"))
 
 
@@ -75,6 +76,15 @@ def _set_timeout(stock: Any, timeout: timedelta, group: Any = None) -> None:
         group.set_timeout(timeout)
     else:
         stock(timeout, group)
+
+
+def _monitored_barrier(stock: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Wrap torch's function, which before 2.14 refuses all backends but gloo."""
+    ours = group or c10d._get_default_group()
+    if isinstance(ours, ProcessGroupUCCH):
+        ours.monitored_barrier(timedelta(seconds=timeout) if isinstance(timeout, float) else timeout, wait_all_ranks)
+    else:
+        stock(group, timeout, wait_all_ranks)
 
 
 def _split_group(
