@@ -279,7 +279,7 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
  * alone. */
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
     uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth ? 3 * nth : 1;
-    uint64_t rest = left > most ? left - 1 : (left + 1) / 2;
+    uint64_t rest = left > 1 ? left - 1 : 1;
     most = most < few ? most : few;
     most = most < rest ? most : rest;
     return (uint32_t)(most < room ? most : room);
