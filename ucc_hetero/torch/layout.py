@@ -21,7 +21,7 @@ _KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
 def waited(tensor: Any) -> Any:
     """The result that an ``AsyncCollectiveTensor`` waits for; any other tensor as it is.
 
-    Functional collectives and ``DTensor.to_local()`` return such tensors, which have no memory of their own.
+    Functional collectives return such tensors. torch's dispatcher replaces them, but not in lists of lists.
     """
     return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
