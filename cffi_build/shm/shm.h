@@ -94,7 +94,7 @@ struct ucch_channels {
     int rank, size, room; /* room: ranks that a part has space for */
     size_t slot;          /* data bytes of the longest slot between hosts */
     int nwires;
-    uint64_t serial;   /* the same on all ranks */
+    uint64_t number;   /* of the communicator; those that exist at a time differ modulo MOST_COMMS (meeting.py) */
     uint32_t *arrived; /* counters on the device for the blocks of one kernel (fused.cuh) */
     /* By rank: its host; its process if on another host, else the file with its counters and rings. */
     struct {

@@ -331,6 +331,11 @@ def errors_before_anything_is_sent():
         ("meta", lambda: dist.all_reduce(torch.ones(2, device="meta"))),
         ("list of one tensor", lambda: dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])),
         ("tag -5", lambda: dist.send(torch.ones(2), (R + 1) % N, tag=-5)),
+        ("to_dense", lambda: dist.broadcast(torch.eye(2).to_sparse(), 0)),
+        ("to_dense", lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
+        ("int_repr", lambda: dist.broadcast(torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8), 0)),
+        ("clone", lambda: dist.all_reduce(torch.ones(1).expand(2))),
+        ("clone", lambda: dist.all_gather([torch.ones(1).expand(2)] * N, torch.ones(2))),
     ):
         with pytest.raises((ValueError, TypeError, RuntimeError), match=said):
             wrong()
@@ -445,6 +450,19 @@ def mismatches():
         group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
         with pytest.raises(dist.DistBackendError, match="(?s)rank.*called"):
             mine(group)
+
+
+@case
+def tensors_without_memory():
+    """Only rank 0 has one; the other ranks learn of it."""
+    for call in (
+        lambda group, x: dist.broadcast(x, 0, group=group),
+        lambda group, x: dist.all_gather_into_tensor(torch.empty(2 * N, 2), x, group=group),
+        lambda group, x: dist.reduce_scatter_tensor(x, torch.ones(2 * N, 2), group=group),
+    ):
+        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
+        with pytest.raises(TypeError if R == 0 else dist.DistBackendError, match="to_dense"):
+            call(group, torch.eye(2) if R else torch.eye(2).to_sparse())
 
 
 @case

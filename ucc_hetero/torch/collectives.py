@@ -15,6 +15,7 @@ from .layout import (
     Finish,
     TorchReduction,
     copy_back,
+    dense,
     elements_of,
     overlap,
     to_receive,
@@ -80,8 +81,8 @@ def _refusing(method: _M) -> _M:
         before = self._posted
         try:
             return method(self, *args, **more)
-        except (TypeError, ValueError, NotImplementedError) as mistake:
-            if self._posted == before:
+        except (TypeError, ValueError, RuntimeError) as mistake:
+            if self._posted == before and not isinstance(mistake, torch.distributed.DistBackendError):
                 self.refuse(mistake, args)
             raise
 
@@ -193,7 +194,10 @@ class Collectives(Dispatch):
         """Gather the ranks' tensors, in rank order, in one tensor."""
         if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
             return self._gather_one(output, input, opts, key=None)
-        count, inside = input.numel(), self._inside(input, output)
+        try:
+            count, inside = input.numel(), self._inside(input, output)
+        except RuntimeError:  # a tensor without memory of its own
+            return self._gather_one(output, input, opts, key=None)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
         apart = inside or not overlap(input, output)
         if apart and (work := self._repeat(key, None if inside else input, output, opts)) is not None:
@@ -310,7 +314,10 @@ class Collectives(Dispatch):
         if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
             return self._reduce_scatter_one(output, input, opts, key=None)
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
-        key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
+        try:
+            key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
+        except RuntimeError:  # a tensor without memory of its own
+            return self._reduce_scatter_one(output, input, opts, key=None)
         if (work := self._repeat(key, input, output, opts)) is not None:
             return work
         return self._reduce_scatter_one(output, input, opts, key=key)
@@ -361,7 +368,7 @@ class Collectives(Dispatch):
         if not sum(counts):
             return Work(self, [output])
         how = _reduction(opts)
-        operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
+        operand = how.operand(torch.cat([dense(each).reshape(-1) for each in inputs]))
         uneven = None if min(counts) == max(counts) else counts
         return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
