@@ -2,7 +2,6 @@
 
 import gc
 import importlib.util
-import secrets
 import time
 import weakref
 from itertools import product
@@ -278,39 +277,6 @@ def tensors(comm):
     import torch
 
     return lambda array: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def one_or_two(name, data, rank, one):
-    """(arguments of a call, array of its result, the result); with ``one`` the input begins where the output does."""
-    p, n = len(data), data.shape[1] // len(data)
-    send, recv = np.empty(p * n), np.full(p * n, np.nan)
-    if name in ("Gather", "Allgather", "Allgatherv"):
-        send, want = recv[rank * n :][:n] if one else send[:n], data[:, :n].ravel()
-    elif name == "Scatter":
-        recv, want = send[:n] if one and not rank else recv[:n], data[0].reshape(p, n)[rank]
-    else:
-        send = recv if one else send
-        exchanged = data.reshape(p, p, n)[:, rank].ravel()
-        want = exchanged if name == "Alltoall" else data[: rank + 1 if name == "Scan" else p].sum(0)
-    send[:] = data[rank, : send.size]
-    into = [recv, [n] * p] if name == "Allgatherv" else recv
-    if name in ("Gather", "Reduce") and rank:
-        return (send, None), want, want
-    return (None if name == "Scatter" and rank else send, into), recv, want
-
-
-def case_one_array_then_two(comm):
-    """A call whose input lies in its output, as in place, says nothing of later calls with two arrays."""
-    rng = np.random.default_rng(comm.bcast(secrets.randbits(32) if comm.rank == 0 else None))
-    names = ("Allreduce", "Reduce", "Scan", "Alltoall", "Allgather", "Allgatherv", "Gather", "Scatter")
-    for name, n, form in product(names, (1, 4000), ("", "I")):
-        for one in (False, True, False, True, True, False):
-            data = rng.integers(-99, 99, (comm.size, comm.size * n)).astype(np.float64)
-            arguments, got, want = one_or_two(name, data, comm.rank, one)
-            request = getattr(comm, form + (name.lower() if form else name))(*arguments)
-            if form:
-                request.Wait()
-            assert (got == want).all(), (name, n, form, one, got, want)
 
 
 def case_alike_but_for(comm):
