@@ -191,9 +191,24 @@ def redistributed(comm):
     return results
 
 
+def long_doubles(comm):
+    """numpy's long double types, which are moved and not reduced."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    results = []
+    for form, code in product(FORMS, "gG"):
+        place, out, block, uneven = data(comm, 6, code), blank(3 * size, code), blank(3, code), blank(size, code)
+        run(comm, form, "Bcast", place, size - 1)
+        run(comm, form, "Allgather", data(comm, 3, code) / 3, out)
+        run(comm, form, "Scatter", [data(comm, 3 * size, code), code], [block, code], 0)
+        run(comm, form, "Allgatherv", data(comm, 1, code), [uneven, [1] * size])
+        comm.Sendrecv(place, (rank + 1) % size, 0, passed := blank(6, code), (rank - 1) % size)
+        results += [place, out, block, uneven, passed]
+    return results
+
+
 CALLS = (
     empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
-    own_operation_on_long_vectors, redistributed,
+    own_operation_on_long_vectors, redistributed, long_doubles,
 )  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def wrong_arguments(comm):
     found = [
         (TypeError, "sendbuf is float64 and recvbuf is float32", lambda: comm.Allreduce(a, b.astype("f4"))),
         (TypeError, "sendbuf is float64 and recvbuf is int64", lambda: comm.Allgather(a, many.astype("i8"))),
+        (NotSupported, "cast long double to float64", lambda: comm.Allreduce(a.astype("g"), b.astype("g"))),
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
         (TypeError, r"recvbuf on rank .*: None \(IN_PLACE\) is not a buffer", lambda: comm.Allreduce(a, None)),
         (TypeError, "MPI.IN_PLACE is not a buffer", lambda: comm.Bcast(MPI.IN_PLACE)),

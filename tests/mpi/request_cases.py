@@ -87,19 +87,41 @@ def case_free(comm):
 
 
 def case_interrupted_as_its_end_is_taken(comm):
-    """Wherever Ctrl-C comes in the wait for a call that has ended, the next wait completes it, and programs of other
-    calls are not affected."""
-    for at in range(40):
-        into, others = np.full(3000, -1.0), [np.full(3000, -1.0) for _ in range(3)]
-        request = comm.Iallreduce(np.full(3000, float(at)), into)
+    """Wherever a signal's exception comes in the wait for a call that has ended, the next wait completes it, and
+    programs of other calls are not affected."""
+    apart = MPI.DOUBLE.Create_resized(0, 16).Commit()
+    for at, kind in product(range(50), (KeyboardInterrupt, TimeoutError)):
+        (data, wide), others = np.full((2, 3000, 2), [[[at]], [[-1.0]]]), [np.full(3000, -1.0) for _ in range(3)]
+        into = wide[:, 0]  # copied there at the end
+        request = comm.Iallreduce([data, 3000, apart], [wide, 3000, apart])
         while not request.Get_status():
             pass
-        interrupted = interrupted_at(at, request.Wait)
+        interrupted = interrupted_at(at, request.Wait, kind)
         request.Wait()
         Request.Waitall([comm.Iallreduce(np.full(3000, float(i)), other) for i, other in enumerate(others)])
         for i, each in enumerate([*others, into]):
             assert (each == comm.size * (at if each is into else i)).all(), (at, i, each)
     assert not interrupted
+    apart.Free()
+
+
+def case_interrupted_by_a_handler(comm):
+    """An error that the handler of a signal raises is not the messages' own: the next wait completes them."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    data, both, parts = np.arange(4.0), np.full(4, -1.0), np.full(4, -1.0)
+    pair = comm.Isendrecv(data, right, 6, both, left, 7)
+    ready, again = comm.Psend_init(data, 2, right, 5), comm.Precv_init(parts, 2, left, 5)
+    PersistentRequest.Startall([ready, again])
+    for request in (pair, again):
+        assert interrupted_at(20, request.Wait, TimeoutError) and request
+    comm.Barrier()
+    comm.Send(data, right, 7)
+    ready.Pready_range(0, 1)
+    Request.Waitall([pair, again, ready])
+    assert (both == data).all() and (parts == data).all()
+    comm.Recv(both, left, 6)
+    again.Free()
+    ready.Free()
 
 
 def case_persistent_that_is_dropped(comm):

@@ -16,7 +16,7 @@ from processes import python
 
 from ucc_hetero.buffers import Buffer, Layout, as_blocks, copy, dtype_of, pack
 from ucc_hetero.buffers.buffer import bounds, merge, scattered
-from ucc_hetero.types import DTYPES
+from ucc_hetero.types import BYTES, DTYPES
 
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]
 
@@ -106,6 +106,15 @@ def test_other_spellings(spec, name):
 def test_unsupported_dtypes_are_refused_by_name(spec, match):
     with pytest.raises(TypeError, match=match):
         dtype_of(spec)
+
+
+@pytest.mark.parametrize("code", ["g", "G"])
+def test_long_doubles_move_as_bytes(code):
+    x = np.zeros((3, 4), code)
+    for spec, blocks in ((x, 1), (memoryview(x), 1), ([x, code], 1), ([x, x.dtype.type], 1), ([x, 4, x.dtype], 3)):
+        buffer = recv(spec, blocks=blocks)
+        assert (buffer.ptr, buffer.dtype, buffer.count, buffer.layout) == (x.ctypes.data, BYTES, x.nbytes, None)
+    assert recv_v([x, [5, 7]], 2).counts == (5 * x.itemsize, 7 * x.itemsize)
 
 
 def test_ml_dtypes_without_the_buffer_protocol():

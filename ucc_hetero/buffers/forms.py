@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import DTYPES, DType
+from ..types import BYTES, DTYPES, DType
 from . import mpi_datatypes
 from .buffer import Buffer, Entries, Layout, Memory, PointerVendor, VBuffer, bounds, merge, packed_places, scattered
 from .dtypes import BY_NUMPY, dtype_of
@@ -27,6 +27,12 @@ _writable_bytes: Any = ctypes.c_char.from_buffer
 _addressof = ctypes.addressof
 #: dtype -> an entry that consists of one element.
 _PLAIN = {name: Element(dtype, dtype.itemsize, ()) for name, dtype in DTYPES.items()}
+#: numpy's long double types and their type codes -> an entry of their bytes, as of ``MPI.LONG_DOUBLE``.
+_WIDE: dict[object, Element] = {
+    spelling: Element(BYTES, wide.itemsize, ((wide.itemsize, 1),))
+    for wide in map(np.dtype, "gG")
+    for spelling in (wide, wide.type, wide.char)
+}
 
 _FORMS = "pass buf, [buf, dtype], [buf, count] or [buf, count, dtype]"
 _WFORMS = "pass [buf, types], [buf, (counts, displs), types] or [buf, counts, displs, types]"
@@ -316,7 +322,8 @@ def _whose(address: int, pointer_vendor: PointerVendor | None) -> tuple[str, int
 def _element(datatype: object) -> Element:
     if mpi_datatypes.is_datatype(datatype):
         return mpi_datatypes.element_of(datatype)
-    return _PLAIN[dtype_of(datatype).name]
+    wide = _WIDE.get(datatype) if isinstance(datatype, (np.dtype, type, str)) else None
+    return wide or _PLAIN[dtype_of(datatype).name]
 
 
 def _nothing(element: Element, count: int) -> Buffer:

@@ -397,9 +397,10 @@ def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Re
     known = op_of(OPS["SUM"] if op is None else op)
     found = reduction(dtype, known) if known is not None else None
     if found is None:
+        wide = "cast long double to float64, " if dtype.kind == "opaque" else ""
         raise NotSupported(
             f"{name} on rank {rank}: {known or op} on {dtype} is not supported on host memory; "
-            "docs/support.md lists what is"
+            f"{wide}docs/support.md lists what is"
         )
     return found, known
 
