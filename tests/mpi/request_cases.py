@@ -4,6 +4,8 @@ import gc
 import importlib.util
 import time
 import weakref
+from contextlib import suppress
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -120,6 +122,25 @@ def case_interrupted_by_a_handler(comm):
     Request.Waitall([pair, again, ready])
     assert (both == data).all() and (parts == data).all()
     comm.Recv(both, left, 6)
+    again.Free()
+    ready.Free()
+
+
+def case_interrupted_as_a_partition_is_marked(comm):
+    """Wherever a signal's exception comes, the partition is sent once: at a second try it is sent, or was."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    data, parts = np.zeros(6), np.full(6, -1.0)
+    ready, again = comm.Psend_init(data, 3, right, 5), comm.Precv_init(parts, 3, left, 5)
+    for at in range(80):
+        data[:] = np.arange(6) + 10 * at
+        PersistentRequest.Startall([ready, again])
+        interrupted = interrupted_at(at, partial(ready.Pready, 1), TimeoutError)
+        for i in range(3):
+            with suppress(ValueError):  # it has been marked
+                ready.Pready(i)
+        Request.Waitall([ready, again])
+        assert (parts == data).all(), (at, parts)
+    assert not interrupted
     again.Free()
     ready.Free()
 

@@ -6,6 +6,7 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from processes import interrupted_at
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError, UCCHError
@@ -213,6 +214,18 @@ def test_many_receipts_give_their_counters_back(two, table):
     after = theirs.recv_pages([1], receive)
     send.send_pages([1], late.ticket).Wait()
     assert not after.Test(), "a ticket that is over counts for the next one"
+
+
+def test_a_signal_during_a_wait_does_not_close_the_receipt(two, table):
+    mine, source = table(two.here, "KBNHD", 4)
+    theirs, target = table(two.there, "KBNHD", 4)
+    send, receive = two.ways(mine, theirs)
+    receipt = theirs.recv_pages([2], receive)
+    for ask in (receipt.Wait, receipt.ended):
+        assert interrupted_at(3, ask, TimeoutError)
+    send.send_pages([1], receipt.ticket).Wait()
+    receipt.Wait()
+    assert (target[0][0][2].view(np.uint16) == source[0][0][1].view(np.uint16)).all()
 
 
 def test_a_receipt_that_is_closed_lets_nothing_in(two, table):

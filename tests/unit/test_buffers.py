@@ -95,6 +95,7 @@ def test_other_spellings(spec, name):
 
 
 @pytest.mark.parametrize(("spec", "match"), [
+    (np.dtype([("a", ">f4")]), r"pass \[buf, MPI.BYTE\]"), (np.dtype(">U3"), "encode it"),
     (np.dtype(">f4"), r"'>f4' has foreign byte order; convert it with \.astype\('float32'\)"),
     (np.longdouble, "longdouble.*cast it to float64"), ("clongdouble", "cast it to complex128"),
     (object, "object.*pickle"), ("M8[s]", r"M8\[s\].*datetime64.*view"),

@@ -101,7 +101,7 @@ def _from_numpy(dtype: np.dtype[Any], shown: str = "") -> DType:
     known = BY_NUMPY.get(dtype)
     if known is not None:
         return known
-    if not dtype.isnative:
+    if dtype.newbyteorder("=") in BY_NUMPY:
         raise TypeError(
             f"datatype {dtype.str!r} has foreign byte order; convert it with .astype({dtype.newbyteorder('=').name!r})"
         )

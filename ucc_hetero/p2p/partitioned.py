@@ -26,6 +26,7 @@ from ..native.waiting import progress_until
 from .composite import CompositeRequest
 from .messages import Messages, part_of
 from .probe import poll, probe
+from .transfer import Transfer
 
 #: Tag of headers, and lowest tag of partitions. Neighbourhood collectives use the tags between them.
 _HEADERS, _PARTITIONS = 0, 1 << 30
@@ -263,13 +264,22 @@ class _Send(PartitionedRequest):
         """Send partitions, whose memory must then stay unchanged until the request completes."""
         if self._done:
             raise ValueError(f"{self._described()}: it has not been started")
-        messages = self._messages
         with self._marking:
             for i in self._numbers(partitions):
                 if i in self._started:
                     raise ValueError(f"{self._described()}: partition {i} has been marked ready already")
-                transfer = messages.outgoing(self._parts[i], self._peer, self._first + i)
-                self._started[i] = messages.start(transfer)
+                self._send(i)
+
+    def _send(self, i: int) -> None:
+        messages = self._messages
+        transfer = messages.outgoing(self._parts[i], self._peer, self._first + i)
+        assert isinstance(transfer, Transfer), "no stream is named"
+        try:
+            self._started[i] = messages.start(transfer)
+        except BaseException as error:  # of a signal: what has begun goes on, and must not be sent a second time
+            if transfer.begin is not None and not isinstance(error, UCCHError):
+                self._started[i] = messages.request(transfer)
+            raise
 
     def _complete_set(self, *, wait: bool) -> bool:
         def complete() -> bool:

@@ -21,7 +21,7 @@ from ..bindings.handle import Handle
 from ..buffers import dtype_of
 from ..buffers.buffer import Array
 from ..device import kernels
-from ..errors import DeviceError
+from ..errors import DeviceError, UCCHError
 from ..machine.vendors import INTERFACES
 from ..native.libraries import ffi, lib
 from ..types import DTYPES
@@ -513,7 +513,7 @@ class Receipt:
     def _settled(self, ask: Any) -> bool:
         try:
             done = ask() is not False
-        except Exception:
+        except UCCHError:  # not what a signal's handler raises: the next wait gets the pages
             self.close()
             raise
         if done:
@@ -524,7 +524,7 @@ class Receipt:
         """True if the receipt has completed or failed."""
         try:
             return self.Test()
-        except Exception:
+        except UCCHError:
             return True
 
     def close(self) -> None:
