@@ -26,7 +26,7 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_map(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
-int ucch_channels_connect(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t serial);
+int ucch_channels_connect(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t number);
 int ucch_channels_open(ucch_channels *channels);
 int ucch_channels_quiet(ucch_channels *channels);
 int ucch_channels_passed(ucch_channels *channels);

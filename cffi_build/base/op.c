@@ -9,7 +9,8 @@
 #define CHECK_SHARE 0.05
 
 static int under_way[UCCH_WAYS];
-static ucch_op active = {.next = &active, .prev = &active};
+/* Operations in flight that rounds advance, and those that others end, such as posted receives: libucp calls back. */
+static ucch_op active = {.next = &active, .prev = &active}, called_back = {.next = &called_back, .prev = &called_back};
 static ucch_op *upcoming; /* the next op of the round under way: an op may end another one */
 static uint64_t failures;
 static double recent; /* when the clock was last read; reading it again can cost more than the rest of a record */
@@ -31,7 +32,8 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->record = op->about ? ucch_flight_begin(op->about, op->error.seq, op->started, !op->late) : 0;
     op->has_listener = op->matched = 0;
     op->state = UCCH_ACTIVE;
-    ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? &active : active.next;
+    ucch_op *list = op->kind->advance_locked ? &active : &called_back;
+    ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? list : list->next;
     op->next = behind;
     op->prev = behind->prev;
     behind->prev->next = op;
@@ -84,14 +86,23 @@ uint64_t ucch_failures(void) { return UCCH_LOAD(&failures); }
 
 /* ---- rounds ---- */
 
-/* Advance all operations. Returns whether anything moved. */
+/* Advance the operations that are to be. Returns whether anything moved. */
 int ucch_ops_advance_locked(void) {
     int moved = 0;
     for (ucch_op *op = active.next; op != &active; op = upcoming) {
         upcoming = op->next;
-        if (op->kind->advance_locked) moved += op->kind->advance_locked(op);
+        moved += op->kind->advance_locked(op);
     }
     return moved;
+}
+
+static void check_list_locked(const ucch_op *list, double now) {
+    for (ucch_op *op = list->next; op != list; op = upcoming) {
+        upcoming = op->next;
+        int bad = op->kind->check_locked && now - op->started > SUSPICION_S ? op->kind->check_locked(op, now) : 0;
+        if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline) bad = UCCH_FAIL_TIMEOUT;
+        if (bad) op->kind->abandon_locked(op, bad);
+    }
 }
 
 /* End operations that are past their deadline, or whose peer has died or called something else. */
@@ -99,12 +110,8 @@ void ucch_ops_check_deadlines_locked(double now) {
     static double next;
     recent = now;
     if (now < next) return;
-    for (ucch_op *op = active.next; op != &active; op = upcoming) {
-        upcoming = op->next;
-        int bad = op->kind->check_locked && now - op->started > SUSPICION_S ? op->kind->check_locked(op, now) : 0;
-        if (!bad && op->state == UCCH_ACTIVE && op->deadline > 0 && now > op->deadline) bad = UCCH_FAIL_TIMEOUT;
-        if (bad) op->kind->abandon_locked(op, bad);
-    }
+    check_list_locked(&active, now);
+    check_list_locked(&called_back, now);
     double end = ucch_now(), pause = (end - now) / CHECK_SHARE;
     next = end + (pause < SUSPICION_S ? SUSPICION_S : pause < LONGEST_S ? pause : LONGEST_S);
 }

@@ -319,24 +319,27 @@ static int matched(ucch_op *op) { return UCCH_LOAD(&op->matched) || finished(op)
 /* What to wait for: any op finished, all finished, or all at least matched. */
 enum { ANY, ALL, MATCHED };
 
-static int is_met(ucch_op **ops, int n, int what) {
-    int done = 0;
-    for (int i = 0; i < n; i++)
-        done += what == MATCHED ? matched(ops[i]) : finished(ops[i]);
-    return done == n || (done && what == ANY);
+/* `met`: ops at the beginning that were seen to be; of thousands of receives not each is looked at in every round. */
+static int is_met(ucch_op **ops, int n, int what, int *met) {
+    while (*met < n && (what == MATCHED ? matched(ops[*met]) : finished(ops[*met])))
+        ++*met;
+    int done = *met == n || (*met && what == ANY);
+    for (int i = *met; what == ANY && i < n && !done; i++)
+        done = finished(ops[i]);
+    return done;
 }
 
 /* Spin for a while, then yield between rounds: with more ranks than cores, the peer that is waited for needs the core
  * (UCC alone takes milliseconds for 8 bytes there). */
 static int wait_many(ucch_op **ops, int n, int what, double slice) {
-    int round = 0, done;
+    int round = 0, met = 0, done;
     double began = ucch_now(), now = began, quiet = began;
     begin_wait();
-    while (!(done = is_met(ops, n, what)) && now - began <= slice) {
+    while (!(done = is_met(ops, n, what, &met)) && now - began <= slice) {
         double start = now;
         int batch = ucch_crowded ? 1 : UCCH_BATCH, moved = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = is_met(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
+        for (int i = 0; i < batch && !(done = is_met(ops, n, what, &met)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         ucch_ops_check_deadlines_locked(now);

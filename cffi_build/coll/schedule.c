@@ -4,7 +4,8 @@
  *
  * The order of queueing prevents deadlock between ranks, even where a device runs all streams one after the other. It
  * goes stage by stage through the plan, which is the same on every rank: first the vendor's collectives; then the
- * messages: short ones over wires by one kernel, the others in rounds of a chunk per channel, sends before receives. */
+ * messages: short ones over wires by one kernel, the others in rounds of a chunk per channel, in the plan's order, and
+ * sends a round before their receives. */
 #include <stdlib.h>
 
 #include "coll/coll.h"
@@ -22,18 +23,23 @@
 #define COPY_BLOCKS 2
 #define COPY_SLICE ((uint64_t)16 << 10)
 
+/* A counter that is still to be set, and its value. */
+typedef struct pending {
+    ucch_counter counter;
+    uint32_t value;
+} pending;
+
 typedef struct queue {
     ucch_program *p;
     ucch_channels *c;
     ucch_launch *l;
-    void *stream;        /* the caller's stream */
-    int alone;           /* everything goes into the caller's stream */
-    ucch_moves *fused;   /* moves of the kernel that does all of it, or NULL */
-    int independent;     /* in a graph, several kernels: moves of one kernel do not depend on each other */
-    int flushed;         /* the last step in a kernel that was launched */
-    int bank;            /* bank of scratch; -1: none */
-    ucch_counter to_ack; /* still to be set to `value`, by the driver call that has the receiving stream wait next */
-    uint32_t value;
+    void *stream;       /* the caller's stream */
+    int alone;          /* everything goes into the caller's stream */
+    ucch_moves *fused;  /* moves of the kernel that does all of it, or NULL */
+    int independent;    /* in a graph, several kernels: moves of one kernel do not depend on each other */
+    int flushed;        /* the last step in a kernel that was launched */
+    int bank;           /* bank of scratch; -1: none */
+    pending to_tell[2]; /* of sends and of receives: set by the driver call that has their stream wait next */
     int turn;
     int used[STREAMS], seen[STREAMS][STREAMS], last[STREAMS];
 } queue;
@@ -73,6 +79,13 @@ static int wait_call(queue *q, uint64_t call, void *stream) {
 
 /* ---- around the call ---- */
 
+/* Order the caller's stream, which the other streams follow, behind earlier calls in one stream and those that used the
+ * same scratch. */
+static int follow_calls(queue *q) {
+    int status = wait_call(q, q->c->alone, q->stream);
+    return status || q->bank < 0 ? status : wait_call(q, q->c->user[q->bank], q->stream);
+}
+
 /* Order the caller's stream behind all earlier calls of the communicator, in any stream. */
 static int begin_alone(queue *q) {
     ucch_channels *c = q->c;
@@ -85,18 +98,7 @@ static int begin_alone(queue *q) {
     return status;
 }
 
-/* Get one of the communicator's streams. At its first use in this call it is told to wait for earlier work. */
-static int enter_stream(queue *q, int which, void **stream) {
-    ucch_channels *c = q->c;
-    *stream = q->alone ? q->stream : c->streams[which];
-    if (q->alone || q->used[which]) return 0;
-    q->used[which] = c->ahead[which] = 1;
-    int status = wait_for(*stream, c->began);
-    if (!status && c->behind[which]) status = wait_call(q, c->alone, *stream);
-    c->behind[which] = 0;
-    if (!status && q->bank >= 0) status = wait_call(q, c->user[q->bank], *stream);
-    return status;
-}
+static void *stream_of(const queue *q, int which) { return q->alone ? q->stream : q->c->streams[which]; }
 
 /* True if STREAM_LOCAL, which the caller's stream waits for, is behind everything in the other stream. */
 static int behind_local(const queue *q, int other) {
@@ -113,32 +115,33 @@ static int end_call(queue *q) {
     uint64_t call = q->l->call;
     if (q->bank >= 0) c->user[q->bank] = call;
     if (q->alone) c->alone = call;
-    for (int i = 0; q->alone && i < STREAMS; i++)
-        c->behind[i] = 1;
     if (!status) status = signal_counter(q, c->done[call % MOST_CALLS], ucch_generation(call), q->stream);
     return status || !q->fused ? status : flush(q);
 }
 
 /* ---- steps ---- */
 
-/* Let `stream` wait for the steps that `s` depends on; of each other stream the last such step is enough. */
-static int wait_for_deps(queue *q, const ucch_step *s, int own_stream, void *stream) {
+/* Let the stream of `s` wait for the steps that `s` depends on; of each other stream the last such step is enough. At
+ * its first use in this call the stream waits for the caller's, unless such a step has. */
+static int wait_for_deps(queue *q, const ucch_step *s) {
     const ucch_step *last[STREAMS] = {NULL};
-    int status = 0;
+    int own = ucch_stream_of(s), behind = q->used[own], status = 0;
     for (int k = 0; q->independent && k < s->is.ndeps; k++)
         if (q->p->steps[s->is.deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
     for (int k = 0; k < s->is.ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->is.deps[k]];
         int other = ucch_stream_of(earlier);
-        if (other != own_stream && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
+        if (other != own && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
+    q->used[own] = q->c->ahead[own] = 1;
     for (int other = 0; other < STREAMS && !status; other++)
-        if (last[other] && last[other]->turn > q->seen[own_stream][other]) {
-            status = wait_for(stream, last[other]->end);
-            q->seen[own_stream][other] = last[other]->turn;
+        if (last[other] && last[other]->turn > q->seen[own][other]) {
+            status = wait_for(stream_of(q, own), last[other]->end);
+            q->seen[own][other] = last[other]->turn;
+            behind = 1;
         }
-    return status;
+    return status || behind ? status : wait_for(stream_of(q, own), q->c->began);
 }
 
 static int record_step(queue *q, ucch_step *s, void *stream) {
@@ -184,9 +187,8 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
 }
 
 static int queue_step(queue *q, ucch_step *s) {
-    void *stream;
-    int own_stream = ucch_stream_of(s), status = enter_stream(q, own_stream, &stream);
-    if (!status) status = wait_for_deps(q, s, own_stream, stream);
+    void *stream = stream_of(q, ucch_stream_of(s));
+    int status = wait_for_deps(q, s);
     if (status) return status;
     if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->is.kind == UCCH_STEP_COLL) {
@@ -245,24 +247,22 @@ static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, co
                                                 .n = (uint32_t)part->bytes});
 }
 
-static int send_chunk(queue *q, ucch_channel *to, const chunk *part, void *stream) {
-    uint32_t first = ucch_channel_take(to, part->n), end = first + part->n;
-    int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, end - UCCH_RING_SLOTS, stream) : 0;
-    return status ?: copy_chunk(q, to, first, part, 0, stream) ?: signal_counter(q, to->published, end, stream);
-}
-
-/* Receive a chunk. The driver call that waits for the next chunk also acknowledges this one, unless it is the message's
- * last. The sender does not stall meanwhile, even where a device runs all streams one after the other: the next chunk
- * goes into other slots. */
-static int receive_chunk(queue *q, ucch_channel *from, const chunk *part, int last, void *stream) {
-    uint32_t first = ucch_channel_take(from, part->n), end = first + part->n;
-    int status = q->to_ack.seen ? ucch_counter_turn(q->to_ack, q->value, from->published, end, q->c->await, stream)
-                                : wait_counter(q, from->published, end, stream);
-    q->to_ack = (ucch_counter){NULL, NULL};
-    if (!status) status = copy_chunk(q, from, first, part, 1, stream);
-    if (status || last || q->alone) return status ?: signal_counter(q, from->consumed, end, stream);
-    q->to_ack = from->consumed;
-    q->value = end;
+/* Move a chunk: wait until its slots are filled, or free; copy; tell the other end, by the driver call that waits for
+ * the next chunk in this direction unless this one is the message's `last`. The other end does not stall meanwhile,
+ * even where a device runs all streams one after the other: the ring has room for two chunks, and the next one comes
+ * before anything that waits for this one. */
+static int move_chunk(queue *q, ucch_channel *channel, const chunk *part, int is_recv, int last, void *stream) {
+    uint32_t first = ucch_channel_take(channel, part->n), end = first + part->n;
+    uint32_t least = is_recv ? end : end - UCCH_RING_SLOTS;
+    ucch_counter wait = is_recv ? channel->published : channel->consumed;
+    ucch_counter tell = is_recv ? channel->consumed : channel->published;
+    pending before = q->to_tell[is_recv];
+    int status = before.counter.seen ? ucch_counter_turn(before.counter, before.value, wait, least, q->c->await, stream)
+                                     : wait_counter(q, wait, least, stream);
+    q->to_tell[is_recv] = (pending){{NULL, NULL}, 0};
+    if (!status) status = copy_chunk(q, channel, first, part, is_recv, stream);
+    if (status || last || q->alone) return status ?: signal_counter(q, tell, end, stream);
+    q->to_tell[is_recv] = (pending){tell, end};
     return 0;
 }
 
@@ -273,7 +273,7 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
 
 /* Prepare the first piece of a message. Returns 0 or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
-    int own_stream = ucch_stream_of(s), status = wait_for_deps(q, s, own_stream, stream);
+    int own_stream = ucch_stream_of(s), status = wait_for_deps(q, s);
     if (status || q->p->is.in_graph) return status;
     int last = channel->stream; /* stream of the channel's last message; calls in one stream are ordered by it */
     if (!q->alone) channel->stream = own_stream;
@@ -291,26 +291,24 @@ static int queue_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
     chunk part = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
-    void *stream;
-    int status = enter_stream(q, ucch_stream_of(s), &stream);
-    if (!status && nth == 0) status = begin_message(q, s, channel, stream);
+    void *stream = stream_of(q, ucch_stream_of(s));
+    int status = nth ? 0 : begin_message(q, s, channel, stream);
     s->left -= part.n;
     if (!status && q->p->is.in_graph)
         status = piece_in_graph(q, channel, s, part.data, length);
     else if (!status)
-        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &part, stream)
-                                              : receive_chunk(q, channel, &part, !s->left, stream);
+        status = move_chunk(q, channel, &part, s->is.kind == UCCH_STEP_RECV, !s->left, stream);
     return status || s->left ? status : record_step(q, s, stream);
 }
 
-/* Queue one chunk of every channel that has one left in this direction. Returns how nmessages, or a failure. Messages
- * of a channel are queued one after the other. */
-static int queue_round(queue *q, int first, int end, int kind, int goes_first) {
+/* Queue one chunk of every channel that has one left, or with `sends` of those to other ranks. Returns how many, or a
+ * failure. Messages of a channel are queued one after the other. */
+static int queue_round(queue *q, int first, int end, int sends, int goes_first) {
     int moved = 0;
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != goes_first) continue;
+        if (!s->left || (sends && s->is.kind == UCCH_STEP_RECV) || ucch_step_goes_first(s) != goes_first) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round) continue;
         channel->round = round;
@@ -375,12 +373,11 @@ static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *st
 static int queue_copy_kernel(queue *q, int first, int end) {
     static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
-    void *stream;
-    int nmessages = 0, status;
+    void *stream = stream_of(q, STREAM_WIRES);
+    int nmessages = 0, status = 0;
     for (int i = first; i < end; i++)
         nmessages += goes_by_kernel(&q->p->steps[i], q->p->steps[i].is.kind);
     if (q->fused || !nmessages || nmessages > UCCH_MOST_COPIES) return 0;
-    status = enter_stream(q, STREAM_WIRES, &stream);
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
             if (goes_by_kernel(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
@@ -401,16 +398,12 @@ static int queue_messages(queue *q, int first, int end) {
     }
     int status = queue_copy_kernel(q, first, end);
     for (int goes_first = 1; goes_first >= 0 && !status; goes_first--) {
-        for (int ahead = q->p->is.in_graph ? AHEAD : 0; ahead && !status; ahead--) {
-            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
+        for (int ahead = q->p->is.in_graph ? AHEAD : 1; ahead && !status; ahead--) {
+            int sent = queue_round(q, first, end, 1, goes_first);
             status = sent < 0 ? sent : 0;
         }
-        for (int moved = 1; moved > 0 && !status;) {
-            int sent = queue_round(q, first, end, UCCH_STEP_SEND, goes_first);
-            int received = sent < 0 ? sent : queue_round(q, first, end, UCCH_STEP_RECV, goes_first);
-            status = received < 0 ? received : 0;
-            moved = sent + received;
-        }
+        for (int moved = 1; moved > 0 && !status; status = moved < 0 ? moved : 0)
+            moved = queue_round(q, first, end, 0, goes_first);
     }
     return status;
 }
@@ -451,7 +444,9 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     if (p->is.tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* steps that move nothing are not waited for */
-    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
+    int status = graph     ? flush(&q)
+                 : q.alone ? begin_alone(&q)
+                           : follow_calls(&q) ?: ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
             if (!ucch_step_is_message(&p->steps[end]) && !status) status = queue_step(&q, &p->steps[end]);

@@ -379,7 +379,7 @@ static int ends_without_receiver(const ucch_lane *l, const ucch_lane_message *m,
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
-           (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
+           ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS);
 }
 
 /* True if such a send can be work of the caller's stream: that stream moved the previous message, or nothing is under

@@ -11,6 +11,9 @@
 /* Bits of a tag above the rank and the user's tag: the communicator. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
+/* Messages that libucp alone ends, by a callback, and those that rounds of progress advance. */
+static const ucch_op_kind kind, advanced;
+
 static void sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     ucch_message *m = data;
@@ -132,6 +135,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
     m->waits = start->what != START_MATCHED && (m->gate.closed || has_earlier_pending(m));
+    m->op.kind = m->waits || m->lanes ? &advanced : &kind;
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
@@ -253,7 +257,8 @@ static void give_up_locked(ucch_op *op, int status) {
     ucch_message_abandon_locked(m);
 }
 
-static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
+static const ucch_op_kind kind = {UCCH_BY_WORKERS, NULL, check_locked, give_up_locked};
+static const ucch_op_kind advanced = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
 
 ucch_message *ucch_message_new(void) {
     ucch_message *m = calloc(1, sizeof(*m));

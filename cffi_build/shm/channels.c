@@ -30,8 +30,8 @@
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
 #define FROM_BIT 30
-#define SERIAL_BIT 45
-#define MOST_SERIALS ((uint64_t)1 << (63 - SERIAL_BIT)) /* then they repeat: UCCH_WIRE_EXPECTED is the next bit */
+#define NUMBER_BIT 45
+#define MOST_NUMBERS ((uint64_t)1 << (63 - NUMBER_BIT)) /* then they repeat: UCCH_WIRE_EXPECTED is the next bit */
 
 /* Counters on the device: how many blocks have done a move, in calls and in graphs, or a message and slot; and what
  * graphs count from one replay to the next, per channel too. */
@@ -220,8 +220,8 @@ static int wires_of(const ucch_channels *c, int ring) {
     return is_long ? c->nwires : some < MANY_WIRES ? some : MANY_WIRES;
 }
 
-/* Carry a ring to or from a rank of another host, with a tag made of the communicator's serial number, the ranks and
- * the ring. Returns 0 or a failure. Ranks tell each other of failures over the shortest ring. */
+/* Carry a ring to or from a rank of another host, with a tag made of the communicator's number, the ranks and the
+ * ring. Returns 0 or a failure. Ranks tell each other of failures over the shortest ring. */
 static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
     ucch_channel *way = ucch_channels_at(c, peer, is_recv, ring);
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
@@ -234,8 +234,8 @@ static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
                         .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(is_recv ? peer : c->rank), to = (uint64_t)(is_recv ? c->rank : peer);
-    uint64_t serial = c->serial % MOST_SERIALS;
-    uint64_t tag = serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
+    uint64_t tag = c->number % MOST_NUMBERS << NUMBER_BIT | from << FROM_BIT | to << TO_BIT;
+    tag |= (uint64_t)ring << RING_BIT;
     ucch_flow *flow = ucch_flow_new(&slots, !is_recv, wires_of(c, ring), c->peers[peer].key, tag);
     UCCH_LOCKED; /* other threads check it for failures */
     way->flow = flow;
@@ -244,9 +244,9 @@ static int make_flow(ucch_channels *c, int peer, int is_recv, int ring) {
 
 /* Set up the channels with rank `peer` of another host, in process `key`, over the first `nwires` wires, which are
  * connected with it; after this rank's own part. Returns 0 or a failure. */
-int ucch_channels_connect(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
+int ucch_channels_connect(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t number) {
     c->nwires = nwires;
-    c->serial = serial;
+    c->number = number;
     c->peers[peer].key = key;
     channels_with(c, peer, 0);
     channels_with(c, peer, 1);
@@ -279,7 +279,7 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
  * alone. */
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
     uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth ? 3 * nth : 1;
-    uint64_t rest = left > most ? left - 1 : (left + 1) / 2;
+    uint64_t rest = left > 1 ? left - 1 : 1;
     most = most < few ? most : few;
     most = most < rest ? most : rest;
     return (uint32_t)(most < room ? most : room);

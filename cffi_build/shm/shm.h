@@ -94,7 +94,7 @@ struct ucch_channels {
     int rank, size, room; /* room: ranks that a part has space for */
     size_t slot;          /* data bytes of the longest slot between hosts */
     int nwires;
-    uint64_t serial;   /* the same on all ranks */
+    uint64_t number;   /* of the communicator; those that exist at a time differ modulo MOST_COMMS (meeting.py) */
     uint32_t *arrived; /* counters on the device for the blocks of one kernel (fused.cuh) */
     /* By rank: its host; its process if on another host, else the file with its counters and rings. */
     struct {
@@ -112,8 +112,7 @@ struct ucch_channels {
     void *await;  /* kernel for streams that cannot wait for and write any memory; else NULL */
     void *copies; /* kernel that moves short messages over wires; NULL: kernels must not wait here */
     void *streams[STREAMS], *tail[STREAMS];
-    int ahead[STREAMS];  /* has work that a call in one stream must wait for */
-    int behind[STREAMS]; /* has not waited for the last call in one stream */
+    int ahead[STREAMS]; /* has work that a call in one stream must wait for */
     void *began, *scratch[BANKS], *outgrown[MOST_OUTGROWN];
     int noutgrown;
     uint64_t alone, user[2]; /* the last call in one stream, and the last with each bank; 0: none */

@@ -143,15 +143,15 @@ with Communicator() as comm:
 #: other rank has met the first data when this call ends.
 EARLY = """
 from ucc_hetero.native.libraries import ffi
-from ucc_hetero.transport import channels
+from ucc_hetero.bootstrap import meeting
 def has_left():
     events = ffi.cast("ucch_event *", ffi.cast("char *", lib.ucch_trace_memory(ffi.new("uint64_t *"))) + HEADER)
     return any(events[i].end and events[i].bytes > 60_000 and not events[i].step % 2 for i in range(64))
 
 HEADER = lib.UCCH_TRACE_HEADER
 with Communicator() as world, world.Split(world.rank % 2, world.rank) as beside:
-    for k, made_before in enumerate([0, 2**18, 2**18]):
-        channels._last_serial[0] += made_before
+    for k, made_before in enumerate([0, 2**18 - 2, 2**18 - 1]):
+        meeting._last[0] += made_before  # first: the next one's number is that of `beside`, but for its upper bits
         with world.Split(world.rank % 2, world.rank) as comm:
             x, y = Array(300_000).set(numbers(k, comm.rank, 300_000)), Array(300_000).set(-7)
             assert lib.ucch_trace_open(ffi.NULL, 64) == 0

@@ -37,19 +37,19 @@ def is_free(file):
     return True
 
 
-def interrupted_at(call, what):
-    """Run ``call`` with Ctrl-C after the n-th function call, in C or Python, where Python checks for signals. False if
-    there were fewer calls."""
+def interrupted_at(call, what, kind=KeyboardInterrupt):
+    """Run ``what`` with the exception of a signal's handler, such as Ctrl-C's, after a function call of this number, in
+    C or Python, where Python checks for signals. False if there were fewer calls."""
     calls = count()
 
     def profile(frame, event, arg):
         if event in ("call", "c_return") and next(calls) == call:
-            raise KeyboardInterrupt
+            raise kind
 
     sys.setprofile(profile)
     try:
         what()
-    except KeyboardInterrupt:
+    except kind:
         return True
     finally:
         sys.setprofile(None)

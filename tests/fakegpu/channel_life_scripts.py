@@ -257,15 +257,23 @@ with Communicator() as comm:
 LONG = CALLS
 LONG += """
 def most(nbytes, slot=65536):
-    "Calls of the driver for a message: three for a chunk that is sent, and two for one that is received."
+    "Calls of the driver for a message: two for a chunk, and one for its end."
     length = 2 * slot if nbytes > 16 * slot and p == 2 else slot  # more ranks exchange shares
-    return 8 if nbytes <= 4 * slot else 2.5 * (-(-nbytes // length) // 4 + 5)
+    return 8 if nbytes <= 4 * slot else 2 * (-(-nbytes // length) // 4 + 4) + 1
 
 NAMES = "allreduce", "allgather", "alltoall", "reduce_scatter_block"
 with Communicator() as comm:
     p, r, dice = comm.size, comm.rank, np.random.default_rng(int(os.environ["DICE"]))  # the same on every rank
     streams, library = [runtime().stream() for _ in range(2)], ctypes.CDLL(runtime().path)
     few, begun = runtime().holds and "shared" not in comm.plan_summary(), []
+    x, y = Array(1 << 20).set(numbers(0, r, 1 << 20)), Array(1 << 20).set(-1)
+    for k in range(3 if p == 2 else 0):  # as many pieces as 128 MiB have by default: chunks of 1, 3, 6 times 4, 3, 1
+        before = library.fakegpu_given()
+        comm.Iallreduce(x, y, stream=streams[0])
+        given = library.fakegpu_given() - before
+        assert given <= 13 + 2 * (2 * 10 + 1), given
+    reached(streams[0])
+    assert p > 2 or (y.peek == sum(numbers(0, q, 1 << 20) for q in range(p))).all()
     for k in range(16):
         name, stream = NAMES[k % 4], streams[int(dice.integers(2))]
         full = 16384 * dice.integers(7, 25)  # of slots

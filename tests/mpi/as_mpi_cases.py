@@ -172,29 +172,6 @@ def _halves(a, b, _):
     right[:, ::2] += left[:, ::2]
 
 
-def with_gaps(comm):
-    """Vector types: elements are packed and unpacked at each start, and the gaps stay unchanged. MPI cannot reduce
-    them."""
-    column = MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8).Commit()
-    results = []
-    for form in FORMS:
-        grid, out = np.zeros((6, 4)), np.full((6, 4), -1.0)
-
-        def fill(grid=grid):
-            grid[:] = np.random.default_rng([comm.Get_rank(), 99]).integers(-99, 99, (6, 4))
-
-        if isinstance(comm, Communicator):
-            run(comm, form, "Allreduce", [grid, 1, column], [out, 1, column], fill=fill)
-        else:
-            fill()
-            comm.Allreduce(grid[:, 0].copy(), total := blank(6))
-            out[:, 0] = total
-        run(comm, form, "Bcast", [grid, 1, column], comm.Get_size() - 1)
-        results += [out, grid]
-    column.Free()
-    return results
-
-
 def redistributed(comm):
     """Rows become columns by subarray types, in blocks larger than those that numpy's allocator keeps."""
     p, me = comm.Get_size(), comm.Get_rank()
@@ -231,8 +208,7 @@ def long_doubles(comm):
 
 CALLS = (
     empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
-    own_operation_on_long_vectors, with_gaps, redistributed,
-    long_doubles,
+    own_operation_on_long_vectors, redistributed, long_doubles,
 )  # fmt: skip
 
 

@@ -105,15 +105,17 @@ def start(comm, call, stream=None):
 
 
 def otherwise(case, size):
-    """A call that differs from the case in its operation, its root, its datatype (of equal size) or its form."""
+    """A call that differs from the case in its operation, its root, its form or, if it computes, its datatype: one of
+    equal size and of another kind, as any would move the same bytes."""
     rng = np.random.default_rng([case.seed, 5])
-    what = rng.choice(["spec", "dtype", *["op"] * bool(case.op), *["root"] * (case.root >= 0)])
+    what = rng.choice(["spec", *["dtype", "dtype", "op"] * bool(case.op), *["root"] * (case.root >= 0)])
     if what == "spec":
         return replace(case, spec=str(rng.choice(SPECS)))
     if what == "root":
         return replace(case, root=int(rng.integers(size)))
-    alike = [name for name, dtype in NUMPY_TYPES.items() if dtype.itemsize == NUMPY_TYPES[case.dtype].itemsize]
-    alike = [name for name in alike if (name in OPS_OF or not case.op) and (name in FOREIGN) <= (case.dtype in FOREIGN)]
+    own, others = NUMPY_TYPES[case.dtype], [name for name in OPS_OF if (name in FOREIGN) <= (case.dtype in FOREIGN)]
+    alike = [name for name in others if (each := NUMPY_TYPES[name]).itemsize == own.itemsize and each.kind != own.kind]
+    alike = alike or [case.dtype]
     dtype = str(rng.choice(alike)) if what == "dtype" else case.dtype
     op = case.op if what == "dtype" and case.op in OPS_OF.get(dtype, [None]) else case.op and rng.choice(OPS_OF[dtype])
     return replace(case, dtype=dtype, op=op and str(op))

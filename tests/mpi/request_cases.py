@@ -2,7 +2,6 @@
 
 import gc
 import importlib.util
-import secrets
 import time
 import weakref
 from itertools import product
@@ -88,19 +87,41 @@ def case_free(comm):
 
 
 def case_interrupted_as_its_end_is_taken(comm):
-    """Wherever Ctrl-C comes in the wait for a call that has ended, the next wait completes it, and programs of other
-    calls are not affected."""
-    for at in range(40):
-        into, others = np.full(3000, -1.0), [np.full(3000, -1.0) for _ in range(3)]
-        request = comm.Iallreduce(np.full(3000, float(at)), into)
+    """Wherever a signal's exception comes in the wait for a call that has ended, the next wait completes it, and
+    programs of other calls are not affected."""
+    apart = MPI.DOUBLE.Create_resized(0, 16).Commit()
+    for at, kind in product(range(50), (KeyboardInterrupt, TimeoutError)):
+        (data, wide), others = np.full((2, 3000, 2), [[[at]], [[-1.0]]]), [np.full(3000, -1.0) for _ in range(3)]
+        into = wide[:, 0]  # copied there at the end
+        request = comm.Iallreduce([data, 3000, apart], [wide, 3000, apart])
         while not request.Get_status():
             pass
-        interrupted = interrupted_at(at, request.Wait)
+        interrupted = interrupted_at(at, request.Wait, kind)
         request.Wait()
         Request.Waitall([comm.Iallreduce(np.full(3000, float(i)), other) for i, other in enumerate(others)])
         for i, each in enumerate([*others, into]):
             assert (each == comm.size * (at if each is into else i)).all(), (at, i, each)
     assert not interrupted
+    apart.Free()
+
+
+def case_interrupted_by_a_handler(comm):
+    """An error that the handler of a signal raises is not the messages' own: the next wait completes them."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    data, both, parts = np.arange(4.0), np.full(4, -1.0), np.full(4, -1.0)
+    pair = comm.Isendrecv(data, right, 6, both, left, 7)
+    ready, again = comm.Psend_init(data, 2, right, 5), comm.Precv_init(parts, 2, left, 5)
+    PersistentRequest.Startall([ready, again])
+    for request in (pair, again):
+        assert interrupted_at(20, request.Wait, TimeoutError) and request
+    comm.Barrier()
+    comm.Send(data, right, 7)
+    ready.Pready_range(0, 1)
+    Request.Waitall([pair, again, ready])
+    assert (both == data).all() and (parts == data).all()
+    comm.Recv(both, left, 6)
+    again.Free()
+    ready.Free()
 
 
 def case_persistent_that_is_dropped(comm):
@@ -256,39 +277,6 @@ def tensors(comm):
     import torch
 
     return lambda array: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def one_or_two(name, data, rank, one):
-    """(arguments of a call, array of its result, the result); with ``one`` the input begins where the output does."""
-    p, n = len(data), data.shape[1] // len(data)
-    send, recv = np.empty(p * n), np.full(p * n, np.nan)
-    if name in ("Gather", "Allgather", "Allgatherv"):
-        send, want = recv[rank * n :][:n] if one else send[:n], data[:, :n].ravel()
-    elif name == "Scatter":
-        recv, want = send[:n] if one and not rank else recv[:n], data[0].reshape(p, n)[rank]
-    else:
-        send = recv if one else send
-        exchanged = data.reshape(p, p, n)[:, rank].ravel()
-        want = exchanged if name == "Alltoall" else data[: rank + 1 if name == "Scan" else p].sum(0)
-    send[:] = data[rank, : send.size]
-    into = [recv, [n] * p] if name == "Allgatherv" else recv
-    if name in ("Gather", "Reduce") and rank:
-        return (send, None), want, want
-    return (None if name == "Scatter" and rank else send, into), recv, want
-
-
-def case_one_array_then_two(comm):
-    """A call whose input lies in its output, as in place, says nothing of later calls with two arrays."""
-    rng = np.random.default_rng(comm.bcast(secrets.randbits(32) if comm.rank == 0 else None))
-    names = ("Allreduce", "Reduce", "Scan", "Alltoall", "Allgather", "Allgatherv", "Gather", "Scatter")
-    for name, n, form in product(names, (1, 4000), ("", "I")):
-        for one in (False, True, False, True, True, False):
-            data = rng.integers(-99, 99, (comm.size, comm.size * n)).astype(np.float64)
-            arguments, got, want = one_or_two(name, data, comm.rank, one)
-            request = getattr(comm, form + (name.lower() if form else name))(*arguments)
-            if form:
-                request.Wait()
-            assert (got == want).all(), (name, n, form, one, got, want)
 
 
 def case_alike_but_for(comm):

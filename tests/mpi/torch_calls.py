@@ -10,6 +10,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import DEVICE, case, data, same
 from torch_model import fresh, sgd, train
 from torch_world import N, R
@@ -75,6 +78,23 @@ def dropped_and_many():
     last.wait()
     for k, each in enumerate(tensors):
         same(each, torch.full((50,), float(sum(r + k for r in range(N)))))
+
+
+@case
+def split_groups():
+    backwards = dist.new_group(list(reversed(range(N))))
+    first = dist.split_group(split_ranks=[[1, 0], *([list(range(2, N))] if N > 2 else [])])
+    for parent, parts in ((None, [[0], [N - 1]]), (first, [[1], [0]]), (backwards, [[N - 1, 0]])):
+        within = dist.get_process_group_ranks(parent or dist.group.WORLD)
+        mine = next((part for part in parts if R in [within[r] for r in part]), None)
+        part = dist.split_group(parent, parts, group_desc="part")
+        assert (part is None) == (mine is None)
+        if mine is not None:
+            dist.all_gather(whole := [torch.empty(1) for _ in mine], torch.tensor([float(R)]), group=part)
+            assert [each.item() for each in whole] == [within[r] for r in sorted(mine)] and part.group_desc == "part"
+    for wrong in ([[0, 1], [1]], [[N]], [[0], []], [], None):
+        with pytest.raises(ValueError, match="split_ranks"):
+            dist.split_group(split_ranks=wrong)
 
 
 @case
@@ -174,37 +194,101 @@ def functional():
     fc.all_reduce(torch.ones(3), "sum", dist.group.WORLD)  # without a wait
 
 
+#: operators of torch -> call of ``dist`` with a tensor of N elements, whose result goes to ``got``.
+_SEEN = {
+    "allreduce_": lambda got, x: got.copy_(dist.all_reduce(x) or x),
+    "allreduce_coalesced_": lambda got, x: got.copy_(dist.all_reduce_coalesced([x]) or x),
+    "broadcast_": lambda got, x: got.copy_(dist.broadcast(x, 1) or x),
+    "reduce_ broadcast_": lambda got, x: got.copy_(dist.reduce(x, 0) or dist.broadcast(x, 0) or x),
+    "_allgather_base_": lambda got, x: dist.all_gather_into_tensor(got, x),
+    "allgather_": lambda got, x: dist.all_gather(list(got.split(N)), x),
+    "gather_ broadcast_": lambda got, x: (
+        dist.gather(x, list(got.split(N)) if R == 0 else None) or dist.broadcast(got, 0)
+    ),
+    "scatter_": lambda got, x: dist.scatter(got, [x] * N if R == 0 else None),
+    "_reduce_scatter_base_": lambda got, x: dist.reduce_scatter_tensor(got, x),
+    "reduce_scatter_": lambda got, x: dist.reduce_scatter(got, [x] * N),
+    "alltoall_base_": lambda got, x: dist.all_to_all_single(got, x),
+    "alltoall_": lambda got, x: dist.all_to_all(list(got.split(1)), list(x.split(1))),
+    "send recv_": lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got, (R - 1) % N))[0].wait(),
+}
+if DEVICE == "cpu":  # between GPUs a receive names its source
+    _SEEN["send recv_any_source_"] = lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got))[0].wait()
+
+
+def _results(parts):
+    """What the calls of ``_SEEN`` give if rank r passes ``parts[r]``, in their order."""
+    added, left = sum(parts), parts[(R - 1) % N]
+    every, own = torch.cat(parts), torch.stack(parts)[:, R].clone()
+    results = [added, added, parts[1], added, every, every, every, parts[0]]
+    return [*results, added[R : R + 1], added, own, own, *[left] * (len(_SEEN) - 12)]
+
+
+def _try_seen(whole, two=lambda each: each, check=same):
+    """Make each call twice (the second time on the short path) with what ``two`` makes of plain tensors."""
+    parts = [each * (r + 1) for r, each in enumerate(whole)]
+    for names, want in 2 * [*zip(_SEEN, _results(parts), strict=True)]:
+        got = two(torch.full_like(want, float("nan")))
+        _SEEN[names](got, two(parts[R].clone()))
+        check(got, want)
+
+
 @case
 def results_of_functional_collectives():
-    """Such tensors have no memory of their own: a call waits for them. DTensors have none either, and are refused."""
+    """Such tensors have no memory of their own: a call waits for them."""
     import torch.distributed._functional_collectives as fc
-    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
     added = sum(data(r, (N,)) for r in range(N))
-    every = added.repeat(N)
-    calls = (
-        (lambda got, x: got.copy_(dist.all_reduce(x) or x), added * N),
-        (lambda got, x: got.copy_(dist.all_reduce_coalesced([x]) or x), added * N),
-        (lambda got, x: got.copy_(dist.broadcast(x, 1) or x), added),
-        (lambda got, x: got.copy_(dist.reduce(x, 0) or dist.broadcast(x, 0) or x), added * N),
-        (lambda got, x: dist.all_gather_into_tensor(got, x), every),
-        (lambda got, x: dist.all_gather(list(got.split(N)), x), every),
-        (lambda got, x: dist.gather(x, list(got.split(N)) if R == 0 else None) or dist.broadcast(got, 0), every),
-        (lambda got, x: dist.scatter(got, [x] * N if R == 0 else None), added),
-        (lambda got, x: dist.reduce_scatter_tensor(got, x), added[R : R + 1] * N),
-        (lambda got, x: dist.reduce_scatter(got, [x] * N), added * N),
-        (lambda got, x: dist.all_to_all_single(got, x), added[R].repeat(N)),
-        (lambda got, x: dist.all_to_all(list(got.split(1)), list(x.split(1))), added[R].repeat(N)),
-        (lambda got, x: (dist.isend(x, (R + 1) % N), dist.recv(got, (R - 1) % N))[0].wait(), added),
-    )
-    for call, want in 2 * calls:  # the second time on the short path
+    for call, want in zip(2 * [*_SEEN.values()], 2 * _results([added] * N), strict=True):
         waits = fc.all_reduce(data(R, (N,)), "sum", dist.group.WORLD)
         assert not waits.data_ptr()
         call(got := torch.full_like(want, float("nan")), waits)
         same(got, want)
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self, beside=None):
+        super().__init__()
+        self.names, self.beside = [], beside
+
+    def __torch_dispatch__(self, operator, types, args=(), more=None):
+        boxed = [each for each in args if isinstance(each, torch.ScriptObject)]
+        if boxed and dist.ProcessGroup.unbox(boxed[0]) is dist.group.WORLD:
+            self.names.append(operator._opname)
+            if self.beside is not None and operator._opname == "allreduce_":
+                dist.all_reduce(one := torch.ones(1), group=self.beside)
+                same(one, torch.full((1,), float(N)))
+        return operator(*args, **(more or {}))
+
+
+@case
+def modes_of_the_dispatcher():
+    """Modes see a call's operator, once, and with them nothing else changes; inside of another mode, too. Calls of
+    other backends go on meanwhile."""
+    whole = [data(r, (N,)) for r in range(N)]
+    with _Seen() as outer, _Seen(dist.new_group(backend="gloo")) as inner:
+        _try_seen(whole)
+    assert outer.names == inner.names == 2 * " ".join(_SEEN).split(), inner.names
+    with FakeTensorMode():
+        dist.all_reduce(fake := torch.ones(2))
+    assert isinstance(fake, FakeTensor)
+    _try_seen(whole)
+    assert len(outer.names) == len(inner.names)
+
+
+@case
+def tensors_in_tensors():
+    """The tensors inside take part each by itself. A DTensor's call is refused by torch, and on all ranks."""
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
+
+    def both(got, want):
+        same(got.a, want)
+        same(got.b, want + 0)
+
+    _try_seen([data(r, (N,)) for r in range(N)], lambda each: TwoTensor(each, each.clone()), both)
     replicated = DTensor.from_local(torch.ones(2), DeviceMesh(DEVICE, range(N)), [Replicate()])
-    with pytest.raises(TypeError, match="DTensor has no memory"):
-        dist.all_reduce(replicated)
+    with pytest.raises(NotImplementedError if R else dist.DistBackendError, match="sharding strategy"):
+        dist.all_reduce(replicated if R else torch.ones(2), group=dist.new_group(list(range(N))))
 
 
 @case
@@ -247,6 +331,11 @@ def errors_before_anything_is_sent():
         ("meta", lambda: dist.all_reduce(torch.ones(2, device="meta"))),
         ("list of one tensor", lambda: dist.group.WORLD.allreduce([torch.ones(2), torch.ones(2)])),
         ("tag -5", lambda: dist.send(torch.ones(2), (R + 1) % N, tag=-5)),
+        ("to_dense", lambda: dist.broadcast(torch.eye(2).to_sparse(), 0)),
+        ("to_dense", lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
+        ("int_repr", lambda: dist.broadcast(torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8), 0)),
+        ("clone", lambda: dist.all_reduce(torch.ones(1).expand(2))),
+        ("clone", lambda: dist.all_gather([torch.ones(1).expand(2)] * N, torch.ones(2))),
     ):
         with pytest.raises((ValueError, TypeError, RuntimeError), match=said):
             wrong()
@@ -272,13 +361,16 @@ def waiting_has_a_limit():
 def monitored_barrier():
     group = dist.new_group()
     group.monitored_barrier(timedelta(seconds=200))
+    dist.monitored_barrier()
+    beside = dist.new_group(backend="gloo")
+    dist.monitored_barrier(beside, timedelta(seconds=200))
     if R > 1:
         dist.send(torch.ones(1), 0)
     elif R == 0:
         [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit applies once these are posted
     if R != 1:
         try:
-            group.monitored_barrier(timedelta(seconds=200 if R else 2), wait_all_ranks=True)
+            dist.monitored_barrier(group, timedelta(seconds=200 if R else 2), wait_all_ranks=True)
         except RuntimeError as error:
             want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
             assert re.search(want, str(error)), error
@@ -358,6 +450,19 @@ def mismatches():
         group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
         with pytest.raises(dist.DistBackendError, match="(?s)rank.*called"):
             mine(group)
+
+
+@case
+def tensors_without_memory():
+    """Only rank 0 has one; the other ranks learn of it."""
+    for call in (
+        lambda group, x: dist.broadcast(x, 0, group=group),
+        lambda group, x: dist.all_gather_into_tensor(torch.empty(2 * N, 2), x, group=group),
+        lambda group, x: dist.reduce_scatter_tensor(x, torch.ones(2 * N, 2), group=group),
+    ):
+        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
+        with pytest.raises(TypeError if R == 0 else dist.DistBackendError, match="to_dense"):
+            call(group, torch.eye(2) if R else torch.eye(2).to_sparse())
 
 
 @case

@@ -1,6 +1,8 @@
 """Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
 
 import itertools
+import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -115,6 +117,76 @@ def movement():
         dist.all_to_all(received, sent)
         for r, o in enumerate(received):
             same(o, data(r * N + R, (2,), dtype), f"all_to_all {dtype}")
+
+
+class OfAUser(torch.Tensor):
+    pass
+
+
+def in_some_form(dice, values):
+    """A tensor of these values: plain, transposed, with gaps, amid others, of another class, with a gradient, or a view
+    that negates the stored numbers."""
+    shape, dtype = values.shape, values.dtype
+    forms = [
+        torch.empty(shape, dtype=dtype), torch.empty(shape[::-1], dtype=dtype).t(),
+        torch.empty((*shape, 3), dtype=dtype)[..., 1], torch.empty(shape.numel() + 5, dtype=dtype)[2:-3].view(shape),
+        torch.empty(shape, dtype=dtype).as_subclass(OfAUser),
+    ]  # fmt: skip
+    if dtype in (torch.float32, torch.float64):
+        forms += [torch.empty(shape, dtype=dtype, requires_grad=True), torch._neg_view(torch.empty(shape, dtype=dtype))]
+    chosen = dice.choice(forms)
+    chosen.detach().copy_(values)
+    return chosen
+
+
+def on_some_forms(name, form, blocks, root):
+    """Make a call on tensors in any form; ``blocks[r][q]`` is what rank r has for rank q. Returns pairs of what came
+    and what was due."""
+    mine, theirs, firsts = blocks[R], [row[R] for row in blocks], [row[0] for row in blocks]
+    into = [form(torch.ones_like(mine[0])) for _ in range(N)]
+    one = form(mine[0]) if name in ("all_reduce", "broadcast") else into[0]
+    if name == "all_reduce":
+        dist.all_reduce(one)
+        return [(one, total(firsts, OPS.SUM))]
+    if name == "reduce_scatter":
+        dist.reduce_scatter(one, [form(block) for block in mine])
+        return [(one, total(theirs, OPS.SUM))]
+    if name == "broadcast":
+        dist.broadcast(one, root)
+        return [(one, firsts[root])]
+    if name == "scatter":
+        dist.scatter(one, [form(block) for block in mine] if root == R else None, root)
+        return [(one, blocks[root][R])]
+    if name == "gather":
+        dist.gather(form(mine[0]), into if root == R else None, root)
+        return zip(into, firsts, strict=True) if root == R else ()
+    if name == "all_gather":
+        dist.all_gather(into, form(mine[0]))
+        return zip(into, firsts, strict=True)
+    if name == "all_to_all":
+        dist.all_to_all(into, [form(block) for block in mine])
+        return zip(into, theirs, strict=True)
+    work = dist.irecv(one, (R - 1) % N)
+    dist.send(form(mine[0]), (R + 1) % N)
+    work.wait()
+    return [(one, firsts[R - 1])]
+
+
+@case
+def tensors_in_any_form():
+    """Each rank's tensors are in forms of their own."""
+    seeds = [random.randrange(1 << 30)]
+    dist.broadcast_object_list(seeds)
+    dice, own = random.Random(seeds[0]), random.Random(seeds[0] + R + 1)
+    for turn in range(40):
+        name = dice.choice("all_reduce reduce_scatter broadcast scatter gather all_gather all_to_all message".split())
+        dtype = dice.choice([*FLOATS, *INTEGERS, *([] if "reduce" in name else ODD)])
+        shape = dice.choice([(1, 1), (3, 2), (4, 4), (130, 3), (0, 2)])
+        blocks = [[data(seeds[0] + N * r + q, shape, dtype, 3) for q in range(N)] for r in range(N)]
+        found = on_some_forms(name, partial(in_some_form, own), blocks, dice.randrange(N))
+        for got, want in found:
+            got = got.detach().as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
+            same(got, want, f"seed {seeds[0]}, {turn}: {name} {dtype}")
 
 
 @case

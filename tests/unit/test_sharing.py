@@ -9,7 +9,6 @@ import weakref
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import pytest
 from processes import interrupted_at, python
@@ -32,7 +31,7 @@ from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
 
 
-def test_finders_behind_ours_are_asked_for_mpi() -> None:
+def test_finders_behind_ours_are_asked_for_mpi():
     """Python walks its live list of finders: if a finder removes itself, the next one is skipped."""
     python("""
 import importlib.util, sys
@@ -48,35 +47,7 @@ assert "mpi4py.MPI" in asked, asked
 """)
 
 
-def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
-    """Also if the owner cannot find out this time."""
-
-    class Thing:
-        pass
-
-    first, second, owner, ended = Thing(), Thing(), Thing(), set()
-    alive = [weakref.ref(first), weakref.ref(second)]
-
-    def over(name: str) -> bool:
-        if "error" in ended:
-            raise ConnectionError
-        return name in ended
-
-    quarantine.keep(first, lambda: over("first"), owner)
-    quarantine.keep(second, lambda: over("second"), owner)
-    del first, second
-    assert quarantine.release(owner) == 2 and quarantine.release(Thing()) == 0
-    ended.add("error")
-    with pytest.raises(ConnectionError):
-        quarantine.release(owner)
-    ended -= {"error"}
-    ended |= {"second"}
-    assert quarantine.release(owner) == 1 and [ref() is None for ref in alive] == [False, True]
-    ended |= {"first"}
-    assert quarantine.release(owner) == 0 and alive[0]() is None
-
-
-def test_things_are_kept_wherever_ctrl_c_comes() -> None:
+def test_things_are_kept_wherever_ctrl_c_comes():
     """Memory that libucp or MPI writes to is kept, and memory of ended operations is released at the next check, at the
     latest."""
 
@@ -98,11 +69,11 @@ def test_things_are_kept_wherever_ctrl_c_comes() -> None:
     assert at > 5
 
 
-def test_things_are_there_while_a_thread_looks_at_them() -> None:
+def test_things_are_there_while_a_thread_looks_at_them():
     """Another thread counts them meanwhile, without using them: one thread at a time may use MPI's requests."""
     owner, looks, goes_on, asked = threading.Event(), threading.Event(), threading.Event(), []
 
-    def over() -> bool:
+    def over():
         asked.append(threading.get_ident())
         looks.set()
         return not goes_on.wait(20)
@@ -118,11 +89,11 @@ def test_things_are_there_while_a_thread_looks_at_them() -> None:
     assert asked == [thread.ident] and quarantine.release(owner) == 1
 
 
-def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes() -> None:
+def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes():
     """Each end is handled once, or given up if Ctrl-C interrupted it; none counts as in progress afterwards."""
     at, interrupted = 0, True
     while interrupted:
-        taken: list[int] = []
+        taken = []
         for number in range(3):
             op, keep = idle()
             Request(op, keep, lambda *_, take=taken.append, number=number: take(number)).Free()
@@ -133,9 +104,9 @@ def test_ends_of_dropped_requests_are_taken_wherever_ctrl_c_comes() -> None:
     assert at > 9
 
 
-def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
+def test_ranks_and_tags_may_be_floats_that_are_integers():
     """As in mpi4py: programs divide numbers of ranks."""
-    four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
+    four = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
     assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
     assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
     assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3
@@ -146,21 +117,21 @@ def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
         root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)
 
 
-def test_plans_are_shown_while_other_threads_make_calls() -> None:
-    used: dict[str, Any] = {}
+def test_plans_are_shown_while_other_threads_make_calls():
+    used = {}
 
     class Choice:
         algorithm = "flat"
 
         @property
-        def fragments(self) -> int:
+        def fragments(self):
             """Another thread makes a call in between."""
             used[f"call {len(used)}"] = Choice(), "model", None
             return 1
 
     used["bcast"] = Choice(), "model", None
     comm = Communicator.__new__(Communicator)
-    run: Any = SimpleNamespace(
+    run = SimpleNamespace(
         topology=SimpleNamespace(describe=lambda: "two islands"),
         members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
         used=used,
@@ -172,13 +143,13 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
     ]  # fmt: skip
 
 
-def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_waits_naps(monkeypatch):
     """A thread that only polls takes the core from the sending rank."""
     looks = []
     monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
     board = SimpleNamespace(hosts=[], cuts_off=lambda source, waited: False)
     state = SimpleNamespace(board=board)
-    messages: Any = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False, any_source=-1, state=state)
+    messages = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False, any_source=-1, state=state)
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
         probe.mprobe(messages, 1, 7, None)
     assert 1 < len(looks) < 2000
@@ -190,26 +161,26 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
 class Failing:
     """An exchange over MPI that fails when it is polled, as after a rank's death."""
 
-    def __init__(self) -> None:
-        self.memory: list[weakref.ref[Any]] = []
+    def __init__(self):
+        self.memory = []
 
-    def Iallreduce(self, mine: Any, worst: Any, op: Any) -> "Failing":
+    def Iallreduce(self, mine, worst, op):
         self.memory += [weakref.ref(mine), weakref.ref(worst)]
         return self
 
-    def Test(self) -> bool:
+    def Test(self):
         raise OSError("a process has failed")
 
 
-def test_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    mpi: Any = Failing()
+def test_at_the_end(monkeypatch):
+    mpi = Failing()
     monkeypatch.setattr(faults, "lacking", lambda comm: True)
-    job: Any = type("Job", (), {"comm": mpi, "index": 0})
+    job = type("Job", (), {"comm": mpi, "index": 0})
     assert end._together(job) == end._LOST
     assert len(mpi.memory) == 2 and all(each() is not None for each in mpi.memory)
 
 
-def test_of_a_wait_that_is_given_up() -> None:
+def test_of_a_wait_that_is_given_up():
     class Memory:
         pass
 
@@ -224,11 +195,11 @@ def test_of_a_wait_that_is_given_up() -> None:
 # --- waits during which progress is made, and blocking calls with a timeout in separate threads -----------------------
 
 
-def gone() -> NoReturn:
+def gone():
     raise RuntimeError("the peer is gone")
 
 
-def test_until_it_is_done_or_hopeless() -> None:
+def test_until_it_is_done_or_hopeless():
     for how in ({}, {"hopeless": lambda: False}):
         turns = count()
         assert progress_until(lambda: next(turns) == 5, **how) and next(turns) == 6  # noqa: B023
@@ -240,14 +211,14 @@ def test_until_it_is_done_or_hopeless() -> None:
         progress_until(lambda: False, hopeless=gone)
 
 
-def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_are_apart_and_none_at_first(monkeypatch):
     seconds, looks = [0.0], []
 
-    def asked() -> bool:
+    def asked():
         seconds[0] += 1.0
         return False
 
-    def hopeless() -> bool:
+    def hopeless():
         looks.append(seconds[0])
         return len(looks) == 3
 
@@ -260,7 +231,7 @@ def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(looks) == 2 and seconds[0] == 24.0
 
 
-def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
+def test_a_limit_holds_while_another_thread_has_the_lock():
     """For example a thread that waits inside a library for a peer that never comes."""
     taken, over = threading.Event(), threading.Event()
     holder = ThreadedCall(lambda: locked(lambda: (taken.set(), over.wait())))
@@ -272,7 +243,7 @@ def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
         assert holder.ended(600)
 
 
-def test_calls_aside() -> None:
+def test_calls_aside():
     thread = ThreadedCall(threading.get_ident)
     assert thread.ended(600) and thread.ended() and thread.result() != threading.get_ident()
     failed = ThreadedCall(gone)
@@ -286,9 +257,9 @@ def test_calls_aside() -> None:
     assert late.ended(600) and late.result()
 
 
-def test_a_call_that_goes_on_for_too_long() -> None:
+def test_a_call_that_goes_on_for_too_long():
     """Its watchdog reports it; calls that have ended are not reported."""
-    told: list[str] = []
+    told = []
     bites = threading.Event()
     dog = Watchdog(lambda text: (told.append(text), bites.set()))
     assert dog.over(lambda: 5, 0.0, "short") == 5
@@ -297,7 +268,7 @@ def test_a_call_that_goes_on_for_too_long() -> None:
     assert dog.over(lambda: bites.wait(600), 0.0, "long") and set(told) == {"long"}
 
 
-def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch):
     """A child process has none of the threads, and starts one."""
     first = ThreadedCall(threading.get_ident)
     while not threaded._idle:
@@ -314,17 +285,17 @@ def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pyt
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch):
     """For example if there is no memory for its first frame; threading.Thread.start() then never returns."""
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
     monkeypatch.setattr(threaded, "_idle", [])
     assert not ThreadedCall(time.time).ended(0.01)
 
 
-def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_pythons_end_the_call_is_made_here(monkeypatch):
     """Python 3.12 starts no threads for functions of ``atexit``; any other reason is an error."""
 
-    def refuse(*_: object) -> NoReturn:
+    def refuse(*_):
         raise RuntimeError(refusals.pop())
 
     refusals = ["can't start new thread", "can't create new thread at interpreter shutdown"]
@@ -335,23 +306,23 @@ def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -
         ThreadedCall(time.time)
 
 
-def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_leaves_once(monkeypatch):
     """Ctrl-C ended its first Free: the other ranks have taken part in one exchange, and will not in another."""
-    asked: list[Any] = []
+    asked = []
 
     class Interrupted:
-        def Iallreduce(self, *arrays: Any, op: Any) -> "Interrupted":
+        def Iallreduce(self, *arrays, op):
             asked.append(arrays)
             return self
 
-        def Test(self) -> bool:
+        def Test(self):
             if looks.pop():
                 raise KeyboardInterrupt
             return True
 
     looks = [False, True]
     monkeypatch.setattr(runner, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
-    ours: Any = SimpleNamespace(
+    ours = SimpleNamespace(
         mpi=Interrupted(), board=SimpleNamespace(native=None, shows_all=False), rank=0, _leaving=(), _hopeless=bool
     )
     with pytest.raises(KeyboardInterrupt):
@@ -359,20 +330,20 @@ def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.Runner.meet(ours, 5.0) and len(asked) == 1
 
 
-def test_threads_that_send_first_at_the_same_time_have_one_connection() -> None:
+def test_threads_that_send_first_at_the_same_time_have_one_connection():
     """With two connections messages would overtake each other."""
-    made: list[bytes] = []
+    made = []
     connects, goes_on = threading.Event(), threading.Event()
 
-    def connect(address: bytes) -> bytes:
+    def connect(address):
         made.append(address)
         connects.set()
         goes_on.wait()
         return address
 
-    here: Any = object.__new__(Process)
+    here = object.__new__(Process)
     here.connections, here._connecting, here.worker = {}, threading.Lock(), SimpleNamespace(connect=connect)
-    peer: Any = SimpleNamespace(process="peer", address=b"there")
+    peer = SimpleNamespace(process="peer", address=b"there")
     threads = [threading.Thread(target=here.connection, args=(peer, 0, 1)) for _ in range(2)]
     threads[0].start()
     connects.wait()

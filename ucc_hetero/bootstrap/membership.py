@@ -92,8 +92,8 @@ class Membership:
 
     def _create(self, seat: Seat, seconds: float) -> None:
         """Set up arrival board, channels and teams; collective, unless the seat is ready."""
-        #: Number of the communicator, part of every message tag.
-        self.id, known = seat.id, seat.known
+        #: Number of the communicator, part of every message tag; and the number that no other one of its processes has.
+        self.id, self._claimed, known = seat.id, seat.claimed, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
         self.bare, self.topology, self.tuning, self.staged = known.bare, known.topology, known.tuning, known.staged
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
@@ -120,8 +120,11 @@ class Membership:
         native_in_stream = self.island.size == 1 or (
             memory is not None and not self.device.by_host and self.job.vendors_library(memory)
         )
-        self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
+        self.channels, self.lacks = self._join(self.bare, native_in_stream)
         self.tuning = replace(self.tuning, queued=self.channels is not None)
+
+    def _join(self, topology: Topology, native_in_stream: bool) -> tuple[Channels | None, str]:
+        return join(self.mpi, topology, self.facts, self.runtime, native_in_stream, self._claimed)
 
     def _make_teams(self) -> None:
         """Make the teams that usual calls need and that a rank cannot make by itself; all ranks learn whether all
@@ -215,7 +218,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # outside of the capture
             try:
-                found = join(self.mpi, apart, self.facts, self.runtime, False)
+                found = self._join(apart, False)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]

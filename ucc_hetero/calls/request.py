@@ -12,7 +12,7 @@ from .. import log
 from ..bindings.handle import Kept
 from ..bootstrap.process import refuse_children
 from ..docstrings import forms
-from ..errors import NotSupported
+from ..errors import NotSupported, UCCHError
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_mpi, wait_in_slices
 
@@ -325,7 +325,7 @@ class Request:
             under_way.discard(call)
             call.finish(state, status)
         except BaseException as error:
-            if not isinstance(error, Exception):  # after Ctrl-C it can be waited for again
+            if not isinstance(error, UCCHError):  # a signal's exception: the call can be waited for again
                 self._call, self._keep, self._done = call, keep, False
                 under_way.add(call)
             raise

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, fill_empty, finished, native_of
+from ..errors import UCCHError
 from .captured import CapturedMessage
 from .messages import Messages
 from .transfer import AnyTransfer
@@ -60,7 +61,7 @@ class CompositeRequest(Request, ABC):
         try:
             self._settle(status)
         except BaseException as error:
-            self._done = isinstance(error, Exception)  # after Ctrl-C the request can be waited for again
+            self._done = isinstance(error, UCCHError)  # after a signal's exception it can be waited for again
             raise
 
     def _ended(self) -> int:
@@ -117,9 +118,7 @@ class MessageGroup(CompositeRequest):
                 part.Wait(status if ended == 1 and self._has_status else None)
             if self._end is not None:
                 self._end()
-        except BaseException as error:
-            if self._fail is None and not isinstance(error, Exception):
-                raise
+        except UCCHError as error:
             _give_up(self._parts[ended:])
             if self._fail is not None:
                 self._fail(error)

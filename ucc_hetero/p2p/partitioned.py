@@ -20,7 +20,7 @@ from ..buffers import Buffer, as_buffer
 from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, fill_empty, set_status
 from ..device import pointer_vendor
-from ..errors import CollectiveTimeout, TruncationError
+from ..errors import CollectiveTimeout, TruncationError, UCCHError
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from .composite import CompositeRequest
@@ -223,11 +223,11 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         return list(self._started.values())
 
     def _settle(self, status: Any) -> None:
-        failure: Exception | None = None
+        failure: UCCHError | None = None
         for request in self._begun():
             try:
                 request.Wait()
-            except Exception as error:
+            except UCCHError as error:
                 failure = failure or error
         if failure is not None:
             raise failure

@@ -63,6 +63,9 @@ def register() -> None:
     creation.install()
     creation.wrap(Join, "notify_join_context", notify_join_context)
     creation.wrap(c10d, "_set_pg_timeout", _set_timeout)
+    for module in (dist, c10d):
+        creation.wrap(module, "split_group", _split_group)
+        creation.wrap(module, "monitored_barrier", _monitored_barrier)
     replace(env.get("TORCH_REPLACE"))
 
 
@@ -73,6 +76,40 @@ def _set_timeout(stock: Any, timeout: timedelta, group: Any = None) -> None:
         group.set_timeout(timeout)
     else:
         stock(timeout, group)
+
+
+def _monitored_barrier(stock: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Wrap torch's function, which before 2.14 refuses all backends but gloo."""
+    ours = group or c10d._get_default_group()
+    if isinstance(ours, ProcessGroupUCCH):
+        ours.monitored_barrier(timedelta(seconds=timeout) if isinstance(timeout, float) else timeout, wait_all_ranks)
+    else:
+        stock(group, timeout, wait_all_ranks)
+
+
+def _split_group(
+    stock: Any,
+    parent_pg: Any = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **more: Any,
+) -> Any:
+    """Wrap torch's function, which needs a parent in C++. Each part is a new group that only its ranks make."""
+    parent = parent_pg or c10d._get_default_group()
+    if not isinstance(parent, ProcessGroupUCCH):
+        return stock(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
+    parts, members = list(split_ranks or ()), dist.get_process_group_ranks(parent)
+    named = [rank for part in parts for rank in part]
+    once = len(set(named)) == len(named) and all(0 <= rank < len(members) for rank in named)
+    if not (parts and all(parts) and once):
+        raise ValueError(
+            f"split_ranks must be lists of ranks from 0 to {len(members) - 1} of the parent group, each rank at most "
+            f"once; got {split_ranks}"
+        )
+    mine = next(([members[rank] for rank in sorted(part)] for part in parts if parent.rank() in part), None)
+    return mine and dist.new_group(mine, timeout, use_local_synchronization=True, group_desc=group_desc)
 
 
 def replace(names: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from .layout import (
     Finish,
     TorchReduction,
     copy_back,
+    dense,
     elements_of,
     overlap,
     to_receive,
@@ -26,6 +27,7 @@ from .layout import (
     without_overlap,
 )
 from .not_compiled import not_compiled
+from .operators import PLAIN, modes, seen, through_operator
 from .streams import started
 from .work import Work
 
@@ -42,7 +44,7 @@ def _one(tensors: Any, method: str) -> Any:
         if len(tensors) != 1:
             raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
         tensors = tensors[0]
-    return waited(tensors)
+    return tensors
 
 
 def _list(tensors: Any) -> Any:
@@ -79,8 +81,8 @@ def _refusing(method: _M) -> _M:
         before = self._posted
         try:
             return method(self, *args, **more)
-        except (TypeError, ValueError) as mistake:
-            if self._posted == before:
+        except (TypeError, ValueError, RuntimeError) as mistake:
+            if self._posted == before and not isinstance(mistake, torch.distributed.DistBackendError):
                 self.refuse(mistake, args)
             raise
 
@@ -101,10 +103,11 @@ class Collectives(Dispatch):
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
             if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
-        return self._allreduce_one(tensors, opts, key)
+        return self._allreduce_one(tensors, opts, key=key)
 
     @_refusing
-    def _allreduce_one(self, tensors: Any, opts: Any, key: Hashable) -> Work:
+    @through_operator("allreduce_")
+    def _allreduce_one(self, tensors: Any, opts: Any, *, key: Hashable) -> Work:
         tensor = _one(tensors, "allreduce")
         how = _reduction(opts)
         if tensor.is_sparse:
@@ -136,6 +139,7 @@ class Collectives(Dispatch):
         self.allgather([parts], [rows.contiguous()]).wait()
         return torch.cat(parts)
 
+    @through_operator("allreduce_coalesced_")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
         return self._combined(calls, "allreduce_coalesced_", tensors)
@@ -148,10 +152,11 @@ class Collectives(Dispatch):
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
             if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
-        return self._broadcast_one(tensors, opts, root, key)
+        return self._broadcast_one(tensors, opts, root=root, key=key)
 
     @_refusing
-    def _broadcast_one(self, tensors: Any, opts: Any, root: int, key: Hashable) -> Work:
+    @through_operator("broadcast_")
+    def _broadcast_one(self, tensors: Any, opts: Any, *, root: int, key: Hashable) -> Work:
         tensor = _one(tensors, "broadcast")
         if not tensor.numel():
             return Work(self, [tensor])
@@ -160,6 +165,7 @@ class Collectives(Dispatch):
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
     @_refusing
+    @through_operator("reduce_")
     def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Reduce to the root, in place there."""
         tensor = _one(tensors, "reduce")
@@ -186,12 +192,17 @@ class Collectives(Dispatch):
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather the ranks' tensors, in rank order, in one tensor."""
-        count, inside = input.numel(), self._inside(input, output)
+        if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
+            return self._gather_one(output, input, opts, key=None)
+        try:
+            count, inside = input.numel(), self._inside(input, output)
+        except RuntimeError:  # a tensor without memory of its own
+            return self._gather_one(output, input, opts, key=None)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
         apart = inside or not overlap(input, output)
         if apart and (work := self._repeat(key, None if inside else input, output, opts)) is not None:
             return work
-        return self._gather_one(output, input, opts, key)
+        return self._gather_one(output, input, opts, key=key)
 
     def _inside(self, input: Any, output: Any) -> bool:
         """True if ``input`` is this rank's part of ``output`` (in place)."""
@@ -199,8 +210,8 @@ class Collectives(Dispatch):
         return bool(input.data_ptr() == output.data_ptr() + at)
 
     @_refusing
-    def _gather_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
-        output, input = waited(output), waited(input)
+    @through_operator("_allgather_base_", "all_gather_single")
+    def _gather_one(self, output: Any, input: Any, opts: Any, *, key: Hashable) -> Work:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
@@ -227,6 +238,7 @@ class Collectives(Dispatch):
         return self._post(call, opts, outputs, finish, form, tensor, key if own else None)
 
     @_refusing
+    @through_operator("allgather_")
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather every rank's tensor in a list. Sizes may differ: each is that of the list's tensor."""
         tensor, outputs = _one(inputs, "allgather"), _list(output_lists)
@@ -246,16 +258,19 @@ class Collectives(Dispatch):
         recv = [flat, [n * unit for n in counts]]
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
+    @through_operator("allgather_coalesced_")
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Do several allgathers; ``output_lists[r]`` receives the tensors of rank r."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
         return self._combined(calls, "allgather_coalesced_", inputs)
 
+    @through_operator("allgather_into_tensor_coalesced_", "all_gather_single_coalesced")
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
     @_refusing
+    @through_operator("gather_")
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
         """Gather equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), self._root(opts, root)
@@ -276,6 +291,7 @@ class Collectives(Dispatch):
     # --- scattering ---------------------------------------------------------------------------------------------------
 
     @_refusing
+    @through_operator("scatter_")
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
@@ -295,15 +311,20 @@ class Collectives(Dispatch):
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, and scatter equal parts: rank r gets part r."""
+        if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
+            return self._reduce_scatter_one(output, input, opts, key=None)
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
-        key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
+        try:
+            key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
+        except RuntimeError:  # a tensor without memory of its own
+            return self._reduce_scatter_one(output, input, opts, key=None)
         if (work := self._repeat(key, input, output, opts)) is not None:
             return work
-        return self._reduce_scatter_one(output, input, opts, key)
+        return self._reduce_scatter_one(output, input, opts, key=key)
 
     @_refusing
-    def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
-        output, input = waited(output), waited(input)
+    @through_operator("_reduce_scatter_base_", "reduce_scatter_single")
+    def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, *, key: Hashable) -> Work:
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
@@ -333,6 +354,7 @@ class Collectives(Dispatch):
         return self._post(call, opts, [output], finish, form, inputs, key if own else None)
 
     @_refusing
+    @through_operator("reduce_scatter_")
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks; rank r gets tensor r. Sizes may differ."""
         output = _one(outputs, "reduce_scatter")
@@ -346,10 +368,11 @@ class Collectives(Dispatch):
         if not sum(counts):
             return Work(self, [output])
         how = _reduction(opts)
-        operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
+        operand = how.operand(torch.cat([dense(each).reshape(-1) for each in inputs]))
         uneven = None if min(counts) == max(counts) else counts
         return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
+    @through_operator("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
@@ -357,11 +380,11 @@ class Collectives(Dispatch):
     # --- all to all ---------------------------------------------------------------------------------------------------
 
     @_refusing
+    @through_operator("alltoall_base_", "all_to_all_single")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
     ) -> Work:
         """Send rows of the first dimension to every rank; split sizes count rows."""
-        output, input = waited(output), waited(input)
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
         target, finish = to_receive(output)
@@ -380,6 +403,7 @@ class Collectives(Dispatch):
         return [n * (flat.numel() // rows) for n in splits] if rows else splits
 
     @_refusing
+    @through_operator("alltoall_")
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send one tensor to every rank; sizes may differ."""
         outputs, inputs = _list(outputs), _list(inputs)
@@ -425,18 +449,28 @@ class PointToPoint(Dispatch):
         tensor = _one(tensors, "send")
         if (work := self._repeat_message(tensor, dest, tag, outgoing=True)) is not None:
             return work
-        return self._post_message(to_send(tensor), dest, tag, outgoing=True, outputs=[])
+        return self._send_one([tensor], dest, tag)
+
+    @through_operator("send")
+    def _send_one(self, tensors: Any, dest: int, tag: int) -> Work:
+        return self._post_message(to_send(tensors[0]), dest, tag, outgoing=True, outputs=[])
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
         if (work := self._repeat_message(tensor, origin, tag, outgoing=False)) is not None:
             return work
-        target, finish = to_receive(tensor)
-        return self._post_message(target, origin, tag, outgoing=False, outputs=[tensor], finish=finish)
+        return self._receive_one([tensor], origin, tag)
 
+    @through_operator("recv_")
+    def _receive_one(self, tensors: Any, origin: int, tag: int) -> Work:
+        target, finish = to_receive(tensors[0])
+        return self._post_message(target, origin, tag, outgoing=False, outputs=tensors, finish=finish)
+
+    @through_operator("recv_any_source_", "recv_anysource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from any rank; ``source_rank`` of the Work is the sender."""
-        return self.recv(tensors, -1, tag)
+        target, finish = to_receive(_one(tensors, "recv"))
+        return self._post_message(target, -1, tag, outgoing=False, outputs=list(tensors), finish=finish)
 
     recvAnysource = recv_anysource

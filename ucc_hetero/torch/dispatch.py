@@ -27,6 +27,7 @@ from .fabric_messages import FabricMessages
 from .futures import CallbackThread, this_thread
 from .layout import Finish, is_plain
 from .not_compiled import not_compiled
+from .operators import PLAIN, modes, seen
 from .profiling import profiled
 from .streams import (
     EnteredStream,
@@ -294,7 +295,9 @@ class Dispatch:
         """
         comm = self._hosts if recv.is_cpu else self._comms[0]
         repeatable = comm.runner.repeatable.get(key)
-        if repeatable is None or not _plain_at(send, recv):
+        if repeatable is None or not _plain_at(send, recv) or modes():
+            return None
+        if type(recv) not in PLAIN and seen(recv):
             return None
         if profiler._is_profiler_enabled or self._batch.works is not None or this_thread.level:
             return None
@@ -303,7 +306,7 @@ class Dispatch:
         seconds = own if own > 0 else self.seconds
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
         if not both[1] or (send is not None and not both[0]):
-            return None  # a tensor without memory of its own, such as a DTensor
+            return None
         try:
             if getattr(opts, "asyncOp", True):
                 return (
@@ -471,6 +474,8 @@ class Dispatch:
         if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.data_ptr()):
             return None
         if profiler._is_profiler_enabled or self._lane_captured():
+            return None
+        if modes() or (type(tensor) not in PLAIN and seen(tensor)):
             return None
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()

@@ -196,7 +196,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     # torch's versions look for a C++ backend; without one, one of them ends the process.
     def split_group(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
-            "split_group of a group needs a backend in C++, which ucch is not: use dist.new_group"
+            "split_group of a group needs a backend in C++, which ucch is not: use dist.split_group or dist.new_group"
         )
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:

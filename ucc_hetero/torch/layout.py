@@ -21,21 +21,33 @@ _KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
 def waited(tensor: Any) -> Any:
     """The result that an ``AsyncCollectiveTensor`` waits for; any other tensor as it is.
 
-    Functional collectives and ``DTensor.to_local()`` return such tensors, which have no memory of their own.
+    Functional collectives return such tensors. torch's dispatcher replaces them, but not in lists of lists.
     """
     return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
 def is_plain(tensor: Any) -> bool:
     """True if the engine can use the tensor's own memory."""
-    return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
+    if tensor.layout is not torch.strided or tensor.dtype not in _KNOWN:
+        return False
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
+def dense(tensor: Any) -> Any:
+    """``tensor`` without its gradient; ``TypeError`` if its elements are not all that it consists of."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} has no single block of memory; pass .to_dense()")
+    if tensor.is_quantized:
+        raise TypeError(f"the scale of a tensor of {tensor.dtype} would not be sent with it; pass .int_repr()")
+    return tensor.detach()
 
 
 def _bytes(tensor: Any) -> Any:
     """A contiguous tensor of a type that the engine does not know, as bytes."""
     if tensor.dtype in _KNOWN:
         return tensor
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+    # reshape(-1) would keep a stride other than 1 of a single element
+    return torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def elements_of(tensor: Any) -> int:
@@ -47,19 +59,27 @@ def to_send(tensor: Any) -> Any:
     """The tensor to send: ``tensor`` itself, or a contiguous copy."""
     if is_plain(tensor):
         return tensor
-    return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+    return _bytes(dense(tensor).resolve_conj().resolve_neg().contiguous())
 
 
 def copy_back(fresh: Any, tensor: Any) -> Finish:
     """Function that copies ``fresh`` into ``tensor``; None if they share their elements."""
-    return None if fresh is tensor else partial(tensor.detach().copy_, fresh)
+    return None if fresh is tensor else partial(_writable(tensor).copy_, fresh)
+
+
+def _writable(tensor: Any) -> Any:
+    """``tensor`` without its gradient, to copy a result into."""
+    tensor = dense(tensor)
+    if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("elements of an expanded tensor share their memory, which has no room for results; clone() it")
+    return tensor
 
 
 def to_receive(tensor: Any) -> tuple[Any, Finish]:
     """(tensor to receive into, function that copies it into ``tensor`` or None)."""
     if is_plain(tensor):
         return tensor, None
-    tensor = tensor.detach()
+    tensor = dense(tensor)
     if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
         return _bytes(tensor), None  # only the type is unknown: receive into its bytes
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -98,13 +118,13 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
     together = _adjacent(tensors)
     if together is not None:
         return together, None
-    first = tensors[0]
+    first, places = tensors[0], [_writable(tensor) for tensor in tensors]
     counts = [tensor.numel() for tensor in tensors]
     flat = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
 
     def finish() -> None:
-        for tensor, part in zip(tensors, flat.split(counts), strict=True):
-            tensor.detach().copy_(part.view(tensor.shape))
+        for place, part in zip(places, flat.split(counts), strict=True):
+            place.copy_(part.view(place.shape))
 
     return _bytes(flat), finish
 
@@ -157,7 +177,7 @@ class TorchReduction(NamedTuple):
         wider = _WIDER.get(tensor.dtype)
         if wider is None and self.factor is None and is_plain(tensor):
             return tensor
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        tensor = dense(tensor).resolve_conj().resolve_neg()
         if wider is not None:
             tensor = tensor.to(wider)
         if self.factor is not None:

@@ -109,8 +109,9 @@ def join(
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
+    number: int,
 ) -> tuple[Channels | None, str]:
-    """Make the channels of a communicator of ``everyone``; collective over ``mpi``, their exchange.
+    """Make the channels of communicator ``number``, of ``everyone``; collective over ``mpi``, their exchange.
 
     Returns (channels, ""), or on all ranks (None, why not). ``DeviceError`` on all ranks if a rank has no pinned memory
     left: calls would otherwise be slow without notice. ``native_in_stream`` as in :class:`Channels`, for this rank."""
@@ -125,7 +126,7 @@ def join(
         return None, why
     nwires = min(len(each.wires) for each in offers) if max(places) else 0
     slot = min((each.slot for each in offers if each.slot), default=usual_slot(nwires))
-    handle = _connected(mpi, everyone, (rank, places), slot, offers, nwires)
+    handle = _connected(mpi, everyone, (rank, places), slot, offers, nwires, number)
     if handle is None:
         return None, _STRANGERS
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else c_text(lib.ucch_device_error()))
@@ -225,7 +226,7 @@ _logged: set[str] = set()
 class _Offer(NamedTuple):
     """A rank's offer: the setting that disables channels, what it lacks, and what it has.
 
-    ``slot``: the slot size that it wants; 0: default. ``serial``: a number that none of its communicators has had.
+    ``slot``: the slot size that it wants; 0: default.
     """
 
     unwanted: str
@@ -234,7 +235,6 @@ class _Offer(NamedTuple):
     compiles: bool
     board: tuple[object, str, str]
     slot: int
-    serial: int
     #: Addresses of its wires; none if all ranks are on one host.
     wires: tuple[tuple[bytes, bytes], ...]
 
@@ -262,11 +262,7 @@ def _offer(
     if ready and hosts and not addresses:
         lack = "no network threads"
     slot = 0 if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last_serial[0] + 1, addresses)
-
-
-#: The last serial number used by this process.
-_last_serial = [0]
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, addresses)
 
 
 def _connected(
@@ -276,13 +272,13 @@ def _connected(
     slot: int,
     offers: Sequence[_Offer],
     nwires: int,
+    number: int,
 ) -> Any:
     """Make the native channels, whose ranks share memory or are connected by wires; collective."""
     rank, places = where
     handle = lib.ucch_channels_new(key_of(everyone[rank]), rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
-    _last_serial[0] = max(each.serial for each in offers)
     if min(file for _, file in files) >= 0:
         statuses = [int(lib.ucch_channels_map(handle, rank, key_of(everyone[rank]), *files[rank]))]
         for r, file in enumerate(files):
@@ -291,7 +287,7 @@ def _connected(
                 statuses.append(int(lib.ucch_channels_map(handle, r, key, *file)))
             elif r != rank and statuses[-1] >= 0:
                 reached = wires.connect(key, offers[r].wires, nwires)
-                carried = reached and lib.ucch_channels_connect(handle, r, key, nwires, _last_serial[0]) == 0
+                carried = reached and lib.ucch_channels_connect(handle, r, key, nwires, number) == 0
                 statuses.append(0 if carried else int(lib.UCCH_FAIL_PEER))
         failure = c_text(lib.ucch_device_error()) if min(statuses) < 0 else ""
         failure = _STRANGERS if lib.UCCH_FAIL_PEER in statuses else failure
