@@ -174,7 +174,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
-        """Free the communicator. Collective; as with MPI's, ranks without GPUs may call it in any order: what late ranks
+        """Free the communicator. Collective; ranks without GPUs may call it in any order, as MPI's: what late ranks
         still need is freed later.
 
         Raises:
