@@ -174,8 +174,8 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
-        """Free the communicator. Collective; ranks without GPUs may call it in any order, as MPI's: what late ranks
-        still need is freed later.
+        """Free the communicator. Collective; ranks of one host without GPUs may call it in any order, as MPI's: what
+        late ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.

@@ -589,27 +589,27 @@ class Runner(State):
         if not self.late:
             self._drain()
         if seconds is None or not self._frees_alone:
-            return self._end(self.meet(self.timeout))
-        met = self._have_met(min(seconds, self.timeout or seconds), lambda: self._hopeless() or self._is_needed())
+            return self._end(bool(self.meet(self.timeout)))
+        met = self.meet(min(seconds, self.timeout or seconds), lambda: self._hopeless() or self._is_needed())
         self.late = met is None
         return None if met is None else self._end(met)
 
     @property
     def _frees_alone(self) -> bool:
-        """True if nothing that is freed once all ranks have come needs them again."""
+        """True if nothing that is freed once all ranks have come needs them again, and all see each other here."""
         members = self.members
-        on_host = members.runtime is None and members.channels is None
+        on_host = members.runtime is None and members.channels is None and self.board.shows_all
         return on_host and members.tuning.plain and self._verification is None
 
     def _is_needed(self) -> bool:
         """True if a rank that has not come waits in another communicator for a call of this one."""
         board = self.board
-        here = {rank for slot, rank in enumerate(board.ranks) if lib.ucch_board_given_back(board.native, slot)}
-        return any(board.elsewhere(rank) for rank in range(self.size) if rank not in here)
+        late = (r for slot, r in enumerate(board.ranks) if not lib.ucch_board_given_back(board.native, slot))
+        return any(map(board.elsewhere, late))
 
     def close_late(self) -> bool | None:
         """What :meth:`close` returns by now, without waiting."""
-        met = self._have_met(-1.0)
+        met = self.meet(-1.0)
         return None if met is None else self._end(met)
 
     def attend(self) -> None:
@@ -620,6 +620,9 @@ class Runner(State):
     def _end(self, together: bool) -> bool:
         """Free everything; ``together``: all ranks do so."""
         self.late = False
+        if self._leaving and not together:
+            quarantine.keep(self._leaving, partial(_all_have_left, self._leaving[0], self.mpi), _all_have_left)
+        quarantine.release(_all_have_left)
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         self.closes = True
@@ -670,24 +673,15 @@ class Runner(State):
         run_poll_hooks()
         return not left
 
-    def meet(self, seconds: float) -> bool:
+    def meet(self, seconds: float, hopeless: Callable[[], bool] | None = None) -> bool | None:
         """Wait until all ranks of the communicator close it, at most ``seconds`` (0: no limit), or until one on this
-        host has died. True if all ranks have arrived.
+        host has died. True if all ranks have arrived; None if others may still come.
 
         A call can fail on one rank alone, which then has nothing to wait for; the other ranks do not know that."""
-        met = self._have_met(seconds)
-        if not met and self._leaving:
-            quarantine.keep(self._leaving, partial(_all_have_left, self._leaving[0], self.mpi), _all_have_left)
-        quarantine.release(_all_have_left)
-        return bool(met)
-
-    def _have_met(self, seconds: float, hopeless: Callable[[], bool] | None = None) -> bool | None:
-        """As :meth:`meet`; None if ranks that have not come may still do so."""
         from mpi4py import MPI
 
         hopeless = hopeless or self._hopeless
         wait = partial(progress_until, seconds=seconds, hopeless=hopeless, longest=_NAP_S, spin=_SPIN_S)
-
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
