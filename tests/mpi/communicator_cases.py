@@ -15,6 +15,7 @@ from collective_cases import METHODS, Tester, draw, repeated
 from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, Request
+from ucc_hetero.api import comm as api_comm
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import board, meeting
 from ucc_hetero.bootstrap.board import PAGES
@@ -251,6 +252,30 @@ def case_without_a_call(comm):
     made.Free()
     with comm.Dup() as made:
         check(made, everyone(comm))
+
+
+def case_free_needs_no_other_rank(comm):
+    """A rank that has freed a communicator goes on to what other ranks of its host wait for before they free theirs."""
+    comm.Dup().Free()
+    used = bytes(meeting._ids)
+    for by_message in (False, True):
+        made = comm.Dup()
+        check(made, everyone(comm))
+        if comm.rank == 0:
+            with mock.patch.object(api_comm, "_LATE_S", 0.01 if by_message else 1e6):
+                made.Free()
+            assert not made
+        if not by_message:
+            comm.Barrier()
+        elif comm.rank:
+            comm.Recv(np.zeros(1), 0, 5)
+        else:
+            for peer in range(1, comm.size):
+                comm.Send(np.ones(1), peer, 5)
+        made.Free()
+    comm.Barrier()
+    comm.Dup().Free()  # frees what was left
+    assert meeting._ids == used
 
 
 def case_colors_that_one_rank_mistakes(comm):

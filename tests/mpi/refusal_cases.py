@@ -56,7 +56,7 @@ def draw_trial(rng):
     listed = case.name != "reduce_scatter" or len(set(case.counts)) > 1  # else all see that blocks do not fit
     # A rank with one side only cannot see these mistakes.
     if case.root < 0 and not case.in_place and min(case.counts):
-        mistakes += ["short"] * listed + ["type"] * (case.name not in UNEVEN)
+        mistakes += ["short"] * listed + ["type"] * (case.name not in UNEVEN) + ["fixed"] * (not on_device)
     culprits = tuple(range(size)) if rng.random() < 0.3 else (int(rng.integers(size)),)
     own_op = case.op == "SUM" and case.dtype == "float64" and case.form in ("blocking", "request") and not on_device
     return Trial(case, str(rng.choice(mistakes)), culprits, own_op, int(rng.integers(4)))
@@ -68,12 +68,16 @@ def spoiled(call, mistake):
     memory = collective_call.device_memory or np.empty
     if mistake == "object":
         args[side] = 5
-    elif mistake in ("short", "type"):
+    elif mistake in ("short", "type", "fixed"):
         whole, dtype = call.recv.view.size, call.dtype
-        wrong = memory(whole - 1, dtype) if mistake == "short" else memory(whole, "f4" if dtype.itemsize == 8 else "f8")
+        kind = dtype if mistake != "type" else "f4" if dtype.itemsize == 8 else "f8"
+        wrong = memory(whole - (mistake == "short"), kind)
+        if mistake == "fixed":
+            wrong.flags.writeable = False
         args[side] = [wrong, *args[side][1:]] if isinstance(args[side], list) else wrong
     elif mistake in ("op", "root"):
-        args[-1 if mistake == "root" or case.root < 0 else -2] = WORLD.size if mistake == "root" else "AVERAGE"
+        op = "BAND" if call.dtype.kind == "f" else "AVERAGE"  # one that no float has, or that nothing has
+        args[-1 if mistake == "root" or case.root < 0 else -2] = WORLD.size if mistake == "root" else op
     return args
 
 

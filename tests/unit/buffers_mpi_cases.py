@@ -64,6 +64,19 @@ def test_constants():
     assert recv([None, 0, MPI.INT]).count == 0
 
 
+def test_memory_as_long_as_the_data_that_a_datatype_spreads():
+    x, column = np.zeros((6, 4)), MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8).Commit()
+    address = x.ctypes.data
+    buffer = recv([MPI.memory.fromaddress(address, 12 * 8), 2, column])
+    assert (buffer.ptr, buffer.count) == (address, 12) and buffer.layout is not None
+    for nbytes in (11 * 8, 13 * 8):
+        with pytest.raises(ValueError, match="occupy bytes 0 to"):
+            recv([MPI.memory.fromaddress(address, nbytes), 2, column])
+    with pytest.raises(ValueError, match="occupy bytes 0 to"):
+        recv([x.ravel()[:12], 2, column])
+    column.Free()
+
+
 def test_memory_of_mpi4py():
     memory = MPI.Alloc_mem(16)
     assert recv([memory, MPI.DOUBLE]).count == 2 and recv(memory).dtype.name == "uint8"

@@ -74,26 +74,12 @@ def test_nccl_tests_text(tmp_path):
     assert {c.benchmark for c in curves} == {"allgather by total size"}
 
 
-def test_our_files(tmp_path):
-    row = {"dtype": "int8", "size": 8, "value": 2.0, "peers": {"mpi4py": {"value": 2.5, "ratio": {}}}}
-    file = {"format": FORMAT, "benchmark": "osu_allreduce", "backend": "ours", "unit": "us"}
-    mine, theirs = read(store(tmp_path, "a.json", {**file, "rows": [row]}))
-    assert (mine.benchmark, mine.label, mine.unit, mine.dtype) == ("allreduce", "ours", "us", "int8")
-    assert mine.points == (Point(8, 2.0),)
-    assert (theirs.label, theirs.points) == ("mpi4py", (Point(8, 2.5),))
-
-
 @pytest.mark.parametrize(("content", "says"), [
     ("nothing", "neither"), ("{", "a.txt"), ("# OSU MPI Allreduce Latency Test v7.4\n", "no measurements"),
 ])  # fmt: skip
 def test_other_files_are_refused(tmp_path, content, says):
     with pytest.raises(UnknownFile, match=says):
         read(store(tmp_path, "a.txt", content))
-
-
-@pytest.mark.parametrize("data", [{"format": "other/9"}, {"gpu": "x", "rows": [{"stream": 1.0}]}])
-def test_other_json_files_have_no_curves(tmp_path, data):
-    assert read_all([store(tmp_path, "a.json", data)]) == ([], [("a.json", data)])
 
 
 def test_json_is_written_whole(tmp_path):

@@ -166,6 +166,27 @@ def test_what_was_not_done_is_wrong(name, dtype, in_place):
             assert (case.sends_in_place, bool(checker.wrong(buffers, 7))) == (in_its_place, new)
 
 
+def finished(dtype):
+    (checker, buffers), (_, other) = (loaded(case, dtype) for case in job("allreduce", 2, 8))
+    buffers.recv.put(buffers.send.get() + other.send.get())
+    assert checker.wrong(buffers, 0) == 0
+    return checker, buffers
+
+
+@pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
+@pytest.mark.parametrize("side", ["send", "recv"])
+def test_one_wrong_element_is_one(dtype, side):
+    """Also if the call has changed the send buffer, or memory behind a buffer."""
+    checker, buffers = finished(dtype)
+    assert checker.wrong(buffers, 1) > 1
+    block = getattr(buffers, side)
+    block.whole[5] += 1
+    assert checker.wrong(buffers, 0) == 1
+    block.whole[5] -= 1
+    block.whole[block.count] = 0
+    assert checker.wrong(buffers, 0) == 1
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "float16", "float32", "float64", "complex64"])
 def test_draws_repeat_differ_and_sum_exactly(dtype):
     kind = np.dtype(dtype)

@@ -66,7 +66,7 @@ def test_things_are_kept_wherever_ctrl_c_comes():
         assert [ref() is not None for ref in alive[::2]] == [True] * 3, f"let go by Ctrl-C at {at}"
         assert quarantine.release(owner) == 3 and [ref() is not None for ref in alive] == [not ends for ends in over]
         at += 1
-    assert at > 5
+    assert at > 5 and quarantine.release(Thing()) == 0, "nothing is kept for another owner"
 
 
 def test_things_are_there_while_a_thread_looks_at_them():

@@ -16,7 +16,7 @@ from ..bootstrap.meeting import Seat
 from ..bootstrap.timely import MAKING, Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
-from ..calls.request import Request
+from ..calls.request import Request, poll_hooks
 from ..calls.runner import Runner
 from ..calls.state import ANEW
 from ..calls.verification import sampled
@@ -44,8 +44,18 @@ _FREED = "this communicator has been freed: make a new one"
 _freed = process.Unusable(ValueError, _FREED)
 #: Replaces the runner at process exit, for daemon threads.
 _ended = process.Unusable(SystemExit, "the program has come to its end")
-#: Held while a communicator gets its runner in its first call, or is freed without one.
+#: Held while a communicator gets its runner in its first call, or is freed without one or late.
 _first_call = RLock()
+#: Seconds that ``Free`` waits for ranks that have not come and may need this one.
+_LATE_S = 1.0
+#: Runners and MPI communicators of communicators that this rank has freed and other ranks have not, in that order.
+_late: dict[Communicator, tuple[Runner, Any]] = {}
+
+
+def _attend_late() -> None:
+    """Discard messages that ranks still send in communicators that this one has freed."""
+    for runner, _ in list(_late.values()):
+        runner.attend()
 
 
 @forms
@@ -122,6 +132,8 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         return comm
 
     def _join(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
+        for comm in list(_late):
+            comm._free_late()
         self._mpi = mpi
         if seat is not None and seat.ready and not sampled():  # sampled calls need an exchange of all ranks first
             self._seat = seat
@@ -152,34 +164,70 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
 
     def _orphan(self) -> None:
         """Make the communicator unusable in a forked child: it belongs to the parent."""
-        if "_runner" in vars(self):
+        if self in _late:
+            _late[self][0].orphan()
+            self._is_over()
+        elif "_runner" in vars(self):
             self._runner.orphan()
         else:
             self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {process.FORKED}"))
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
-        """Free the communicator. Collective.
+        """Free the communicator. Collective; ranks of one host without GPUs may call it in any order, as MPI's: what
+        late ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.
             CollectiveTimeout: A call whose request was dropped does not end, such as a send that no rank receives.
             DataError: UCCH_CHECK=data found wrong data, which no call could report before.
         """
+        self._free(_LATE_S)
+
+    def Disconnect(self) -> None:
+        """:meth:`Free`, which waits until all ranks have called it, for at most ``UCCH_TIMEOUT``."""
+        self._free(None)
+
+    def _free(self, seconds: float | None) -> None:
         if "_runner" not in vars(self) and self._free_unused():
             return
         runner = self._runner
         if isinstance(runner, process.Unusable):
             return
         try:
-            together, mpi = not runner.orphaned and runner.close(), self._mpi
+            together, mpi = not runner.orphaned and runner.close(seconds), self._mpi
+            if together is None:
+                self._end_late(runner, mpi)
             self._forget()
         except BaseException:
             if runner.closes:  # Ctrl-C has come when parts were freed
                 self._forget()
                 exit.leak(self)
             raise
-        self._release(runner, mpi, together)
+        if together is not None:
+            self._release(runner, mpi, together)
+
+    def _end_late(self, runner: Runner, mpi: Any) -> None:
+        """Leave it to later communicators and to the exit to free what other ranks still need."""
+        with _first_call:
+            if not _late:
+                poll_hooks.append(_attend_late)
+            _late[self] = runner, mpi
+            exit.living[self] = _late_ways  # in its place in the order
+
+    def _is_over(self) -> None:
+        """Nothing is left to be freed late."""
+        if _late.pop(self, None) and not _late:
+            poll_hooks.remove(_attend_late)
+
+    def _free_late(self) -> None:
+        """Free what `Free` has left if all other ranks have come meanwhile, or will never come."""
+        with _first_call:
+            runner, mpi = _late.get(self, (None, None))
+            if runner is not None and (together := runner.close_late()) is not None:
+                self._is_over()
+                exit.living.pop(self, None)
+                self._release(runner, mpi, together)
 
     def _release(self, runner: Runner, mpi: Any, together: bool) -> None:
         """Free what remains after the runner was closed. ``together``: all ranks do so."""
@@ -193,11 +241,12 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def _retire(self) -> Callable[[], None]:
         """At process exit: make calls of daemon threads end the thread, and return a function that frees the
         communicator."""
-        runner, mpi = self._runner, self._mpi
+        runner, mpi = _late.get(self) or (self._runner, self._mpi)
         if isinstance(runner, process.Unusable):  # a daemon thread has freed it
             return lambda: None
+        self._is_over()
         self._forget(_ended)
-        return lambda: self._release(runner, mpi, runner.close())
+        return lambda: self._release(runner, mpi, bool(runner.close()))
 
     def _free_unused(self) -> bool:
         """Free a communicator in which this rank has made no call. False if another thread has just made one."""
@@ -211,12 +260,11 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
 
     def _forget(self, instead: process.Unusable = _freed) -> None:
         """Make every later use raise."""
-        exit.living.pop(self, None)
+        if self not in _late:
+            exit.living.pop(self, None)
         self._runner, self._messages, self._mpi = cast(Runner, instead), cast(Messages, instead), instead
         for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
-
-    Disconnect = Free  # waits for all calls and messages, as MPI_Comm_disconnect does
 
     def __bool__(self) -> bool:
         return vars(self).get("_runner") is not _freed
@@ -598,6 +646,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
 
 #: What process exit does with communicators that were not freed.
 _ways = exit.Living(attrgetter("_runner"), methodcaller("_retire"), methodcaller("_orphan"))
+_late_ways = exit.Living(lambda comm: _late.get(comm, (_freed,))[0], methodcaller("_retire"), methodcaller("_orphan"))
 
 
 # --- for the layers above in this package -----------------------------------------------------------------------------

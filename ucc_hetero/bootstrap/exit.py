@@ -396,6 +396,8 @@ def _together(each: process.Job) -> int:
         The message of a rank of another host may arrive after its farewell, or never, if only its store was cut off.
         """
         nonlocal left
+        for run in _runners():
+            run.attend()
         if each.ended() or links.lost(each.index) or any(run.board.dead() >= 0 for run in _runners()):
             return True
         if left == math.inf and links.left(each.index):

@@ -68,10 +68,12 @@ def is_bottom(buf: object) -> bool:
 
 def bare_address(buf: object) -> int:
     """The address of an empty ``MPI.memory``, by which array libraries pass a bare address; 0 for anything else."""
+    return int(buf.address) if is_memory(buf) and not buf.nbytes else 0  # type: ignore[attr-defined]
+
+
+def is_memory(buf: object) -> bool:
     module = _mpi()
-    if module is None or not isinstance(buf, module.memory) or buf.nbytes:
-        return 0
-    return int(buf.address)
+    return module is not None and isinstance(buf, module.memory)
 
 
 def is_datatype(spec: object) -> bool:

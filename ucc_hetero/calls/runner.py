@@ -116,8 +116,8 @@ class Runner(State):
         self._leaving: tuple[Any, ...] = ()
         #: Wrong data that was found while the communicator was closed.
         self.unfit: DataError | None = None
-        #: True once parts of it are being freed.
-        self.closes = False
+        #: True once parts of it are being freed; and while it is freed here, and other ranks may still need it.
+        self.closes = self.late = False
 
     # --- before a call ------------------------------------------------------------------------------------------------
 
@@ -579,12 +579,50 @@ class Runner(State):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def close(self) -> bool:
+    def close(self, seconds: float | None = None) -> bool | None:
         """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
 
-        ``ValueError`` if there are active requests; nothing was changed."""
+        ``seconds``: None is returned if ranks have not come by then, or wait for this one in another communicator, and
+        what they need can be freed later, by :meth:`close_late`. ``ValueError`` if there are active requests; nothing
+        was changed."""
         self.ended_by_refusal()
-        together = self._drain()
+        if not self.late:
+            self._drain()
+        if seconds is None or not self._frees_alone:
+            return self._end(bool(self.meet(self.timeout)))
+        met = self.meet(min(seconds, self.timeout or seconds), lambda: self._hopeless() or self._is_needed())
+        self.late = met is None
+        return None if met is None else self._end(met)
+
+    @property
+    def _frees_alone(self) -> bool:
+        """True if nothing that is freed once all ranks have come needs them again, and all see each other here."""
+        members = self.members
+        on_host = members.runtime is None and members.channels is None and self.board.shows_all
+        return on_host and members.tuning.plain and self._verification is None
+
+    def _is_needed(self) -> bool:
+        """True if a rank that has not come waits in another communicator for a call of this one."""
+        board = self.board
+        late = (r for slot, r in enumerate(board.ranks) if not lib.ucch_board_given_back(board.native, slot))
+        return any(map(board.elsewhere, late))
+
+    def close_late(self) -> bool | None:
+        """What :meth:`close` returns by now, without waiting."""
+        met = self.meet(-1.0)
+        return None if met is None else self._end(met)
+
+    def attend(self) -> None:
+        """Discard messages to this rank if it has freed the communicator and other ranks have not."""
+        if self.late:
+            self._discard()
+
+    def _end(self, together: bool) -> bool:
+        """Free everything; ``together``: all ranks do so."""
+        self.late = False
+        if self._leaving and not together:
+            quarantine.keep(self._leaving, partial(_all_have_left, self._leaving[0], self.mpi), _all_have_left)
+        quarantine.release(_all_have_left)
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         self.closes = True
@@ -603,9 +641,8 @@ class Runner(State):
         self.members.close(together=together)
         return together
 
-    def _drain(self) -> bool:
-        """Wait on all ranks for calls whose requests were dropped. Returns True if all have ended. A rank of a broken
-        communicator does not wait.
+    def _drain(self) -> None:
+        """Wait for this rank's calls whose requests were dropped. A rank of a broken communicator does not wait.
 
         Receives whose requests were dropped are cancelled. Their messages may still arrive, with senders waiting for
         them, and are discarded until no rank has active calls.
@@ -622,7 +659,6 @@ class Runner(State):
                 text = f"{late} call(s) whose requests were dropped have not ended after {self.timeout:g} s"
                 raise CollectiveTimeout(f"rank {self.rank}: {text}: a send waits for its receive{self.freed_text()}")
             self._refuse_active(self.busy)
-        return self.meet(self.timeout)
 
     def _refuse_active(self, held: int) -> None:
         if held > 0:
@@ -637,33 +673,32 @@ class Runner(State):
         run_poll_hooks()
         return not left
 
-    def meet(self, seconds: float) -> bool:
+    def meet(self, seconds: float, hopeless: Callable[[], bool] | None = None) -> bool | None:
         """Wait until all ranks of the communicator close it, at most ``seconds`` (0: no limit), or until one on this
-        host has died. True if all ranks have arrived.
+        host has died. True if all ranks have arrived; None if others may still come.
 
         A call can fail on one rank alone, which then has nothing to wait for; the other ranks do not know that."""
         from mpi4py import MPI
 
+        hopeless = hopeless or self._hopeless
+        wait = partial(progress_until, seconds=seconds, hopeless=hopeless, longest=_NAP_S, spin=_SPIN_S)
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
             if self.board.shows_all:
                 self.board.give_back()
-                all_do = partial(lib.ucch_board_given_back, self.board.native, -1)
-                return progress_until(all_do, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
-            if not self._leaving:
-                mine, least = array("i", [1]), array("i", [0])
-                self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
-            request = self._leaving[0]
-            with quarantine.unless_over(self._leaving):
-                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP_S, spin=_SPIN_S)
+                over = wait(partial(lib.ucch_board_given_back, self.board.native, -1))
+            else:
+                if not self._leaving:
+                    mine, least = array("i", [1]), array("i", [0])
+                    self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
+                with quarantine.unless_over(self._leaving):
+                    over = wait(self._leaving[0].Test)
         except (RuntimeError, OSError) as error:  # of MPI or torch's store: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
+            self._leaving = ()
             return False
-        if not over:
-            quarantine.keep(self._leaving, partial(_all_have_left, request, self.mpi), _all_have_left)
-        quarantine.release(_all_have_left)
-        return over
+        return over or (False if self._hopeless() else None)
 
     def _hopeless(self) -> bool:
         """True if it is useless to wait for the other ranks; also discards messages that have arrived."""

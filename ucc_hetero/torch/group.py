@@ -353,7 +353,7 @@ def _end(leaving: _Leaving, seconds: float, every: bool) -> None:
     elif vote.least[0]:
         if not every:
             runner.timeout = _PATIENCE_S  # a rank that has voted may be busy elsewhere by now
-        comm.communicator.Free()
+        comm.communicator.Disconnect()
     elif not runner.broken:
         runner.abandon("a rank of it failed")
 
