@@ -272,6 +272,7 @@ def on_devices():
                 tester.stream = None if turn == hosts else streams[(index + turn // 2) % 2]
                 collective_call.device_memory = None if turn == hosts else arrays.Array
                 tester.one(each)
+        collective_call.device_memory = arrays.Array  # for the next script that runs here
         comm.Barrier()
         queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._runner.used.items()}
         sure = re.compile(rf"(?!{'|'.join(UNCOUNTED)}|scan|exscan)\w+ float32\[[\d,]*\]( SUM)?( root=\d+)?$")
