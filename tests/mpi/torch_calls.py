@@ -456,15 +456,16 @@ def mismatches():
 
 @case
 def tensors_without_memory():
-    """Only rank 0 has one; the other ranks learn of it."""
+    """Only rank 0 has one; the other ranks learn of it. On GPUs their streams would wait, so tensors are the host's."""
+    plain, whole = torch.eye(2, device="cpu"), torch.ones(2 * N, 2, device="cpu")
     for call in (
         lambda group, x: dist.broadcast(x, 0, group=group),
-        lambda group, x: dist.all_gather_into_tensor(torch.empty(2 * N, 2), x, group=group),
-        lambda group, x: dist.reduce_scatter_tensor(x, torch.ones(2 * N, 2), group=group),
+        lambda group, x: dist.all_gather_into_tensor(whole, x, group=group),
+        lambda group, x: dist.reduce_scatter_tensor(x, whole, group=group),
     ):
         group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
         with pytest.raises(TypeError if R == 0 else dist.DistBackendError, match="to_dense"):
-            call(group, torch.eye(2) if R else torch.eye(2).to_sparse())
+            call(group, plain if R else plain.to_sparse())
 
 
 @case
