@@ -84,7 +84,11 @@ def dropped_and_many():
 def split_groups():
     backwards = dist.new_group(list(reversed(range(N))))
     first = dist.split_group(split_ranks=[[1, 0], *([list(range(2, N))] if N > 2 else [])])
-    for parent, parts in ((None, [[0], [N - 1]]), (first, [[1], [0]]), (backwards, [[N - 1, 0]])):
+    for parent, parts in (
+        (None, [[0], [N - 1]]),
+        (first, [[r] for r in reversed(range(first.size()))]),
+        (backwards, [[N - 1, 0]]),
+    ):
         within = dist.get_process_group_ranks(parent or dist.group.WORLD)
         mine = next((part for part in parts if R in [within[r] for r in part]), None)
         part = dist.split_group(parent, parts, group_desc="part")
@@ -364,6 +368,8 @@ def monitored_barrier():
     group = dist.new_group()
     group.monitored_barrier(timedelta(seconds=200))
     dist.monitored_barrier()
+    with pytest.raises(TypeError, match="timedelta"):
+        dist.monitored_barrier(timeout=5)
     beside = dist.new_group(backend="gloo")
     dist.monitored_barrier(beside, timedelta(seconds=200))
     if R > 1:

@@ -19,7 +19,7 @@ from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bootstrap import exit as end
 from ucc_hetero.bootstrap import faults
 from ucc_hetero.bootstrap.process import Process
-from ucc_hetero.calls import runner
+from ucc_hetero.calls import closing
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.calls.persistent import idle
 from ucc_hetero.calls.request import Request, dropped_calls, reap, under_way
@@ -321,13 +321,13 @@ def test_a_rank_leaves_once(monkeypatch):
             return True
 
     looks = [False, True]
-    monkeypatch.setattr(runner, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
+    monkeypatch.setattr(closing, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
     ours = SimpleNamespace(
         mpi=Interrupted(), board=SimpleNamespace(native=None, shows_all=False), rank=0, _leaving=(), _hopeless=bool
     )
     with pytest.raises(KeyboardInterrupt):
-        runner.Runner.meet(ours, 5.0)
-    assert runner.Runner.meet(ours, 5.0) and len(asked) == 1
+        closing.Closing.meet(ours, 5.0)
+    assert closing.Closing.meet(ours, 5.0) and len(asked) == 1
 
 
 def test_threads_that_send_first_at_the_same_time_have_one_connection():

@@ -174,8 +174,10 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
-        """Free the communicator. Collective; ranks of one host without GPUs may call it in any order, as MPI's: what
-        late ranks still need is freed later.
+        """Free the communicator. Collective.
+
+        On one host without GPUs ranks may free communicators in different orders, as with MPI: this waits at most a
+        second, and what other ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.
@@ -185,7 +187,11 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         self._free(_LATE_S)
 
     def Disconnect(self) -> None:
-        """:meth:`Free`, which waits until all ranks have called it, for at most ``UCCH_TIMEOUT``."""
+        """Free the communicator, and wait until all ranks have called this, for at most ``UCCH_TIMEOUT``. Collective.
+
+        Raises:
+            ValueError, CollectiveTimeout, DataError: As :meth:`Free`.
+        """
         self._free(None)
 
     def _free(self, seconds: float | None) -> None:

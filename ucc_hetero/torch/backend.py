@@ -82,7 +82,10 @@ def _monitored_barrier(stock: Any, group: Any = None, timeout: Any = None, wait_
     """Wrap torch's function, which before 2.14 refuses all backends but gloo."""
     ours = group or c10d._get_default_group()
     if isinstance(ours, ProcessGroupUCCH):
-        ours.monitored_barrier(timedelta(seconds=timeout) if isinstance(timeout, float) else timeout, wait_all_ranks)
+        timeout = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+        if not isinstance(timeout, timedelta | None):
+            raise TypeError(f"timeout must be a datetime.timedelta, not {timeout!r}")
+        ours.monitored_barrier(timeout, wait_all_ranks)
     else:
         stock(group, timeout, wait_all_ranks)
 
