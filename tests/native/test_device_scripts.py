@@ -143,6 +143,7 @@ CASES = [
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
     ("rma: late by wires", rma.LATE, "nvidia:1,amd:1", {}, ()),
     ("rma: beside one that is stopped", rma.STOPPED, "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
+    ("rma: given up", rma.GIVEN_UP, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "2000"}, ()),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
     ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
@@ -202,9 +203,11 @@ def test_tuning_measures_on_devices(fake_crew, tmp_path):
 import arrays
 from ucc_hetero.__main__ import main
 assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
+assert main(["topo"]) == 0
 """
-    for env in ({}, BY_HOSTS):
+    for env, rings in ({}, "shared"), (BY_HOSTS, "none (ranks 0, 1: UCCH_CHANNELS=n)"):
         out = fake_crew(script, "nvidia:1,amd:1", **env).stdout
+        assert out.rpartition("rings between devices")[2].count(rings) == 2, out
         (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
         assert "split_rail" in measured and "tree" in measured, out
         assert len(json.loads(table.read_text())["topologies"]) == 1
