@@ -25,6 +25,7 @@ from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
 from ucc_hetero.api import comm as api_comm
+from ucc_hetero.native.libraries import lib
 
 WORLD = MPI.COMM_WORLD
 STREAM = None
@@ -170,6 +171,9 @@ def several_under_way(comm):
     for request in requests[2:]:
         with pytest.raises(RefusedError, match=f"rank {last} refused"):
             request.Wait()
+    while comm.rank != last and comm._runner.board.fate(last) != lib.UCCH_LEFT:
+        time.sleep(0.001)  # else a receive from it would wait until its deadline
+    WORLD.Barrier()
     ended(comm, [last])
 
 
