@@ -75,6 +75,32 @@ HELD += """
             comm.Isend(z, right, stream=wrong)
 """
 
+#: More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a rank
+#: gets what it waits for once it has sent, for which its receives may not block the queues.
+CROWDED = COMMON
+CROWDED += """
+with Communicator() as comm:
+    r, peer = comm.rank, 1 - comm.rank
+    gpu = runtime()
+    gpu.use(comm._runner.members.place.device)
+    stream, groups, kept = gpu.stream(), [comm.Dup() for _ in range(12)], []
+    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, LONG] * 12).tolist()
+    x, y = ([Array(each) for each in n] for _ in range(2))
+    for k, each in enumerate(x):
+        each.set(1000 * r + k)
+        y[k].set(-1)
+    for k, group in enumerate(groups * 2):
+        kept.append(group.Irecv(y[k], peer, k, stream=stream))
+    if r:  # then it sends only after it has received
+        [request.Wait() for request in kept]
+    for k, group in enumerate(groups * 2):
+        kept.append(group.Isend(x[k], peer, k, stream=stream))
+    [request.Wait() for request in kept]
+    assert all((each.peek == 1000 * peer + k).all() for k, each in enumerate(y))
+    [each.Free() for each in groups]
+print("right", flush=True)
+"""
+
 #: Messages that need not wait use no multiprocessors: long sends that fit into rings, receives of data that has
 #: arrived.
 COPIES = ROUND
