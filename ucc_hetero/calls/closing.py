@@ -52,33 +52,32 @@ class Closing(State, ABC):
         """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
 
         ``seconds``: None is returned if ranks have not come by then, or wait for this one in another communicator:
-        :meth:`close_late` frees everything later. ``ValueError`` if there are active requests; nothing was changed."""
+        :meth:`end` frees everything later. ``ValueError`` if there are active requests; nothing was changed."""
         self.ended_by_refusal()
         if not self.late:
             self._drain()
         if seconds is None or self._verification is not None:  # which compares checksums of the last calls
-            return self._end(bool(self.meet(self.timeout)))
+            return self.end(bool(self.meet(self.timeout)))
         met = self.meet(min(seconds, self.timeout or seconds), lambda: self._hopeless() or self._is_needed())
         self.late = met is None
-        return None if met is None else self._end(met)
+        return None if met is None else self.end(met)
 
     def _is_needed(self) -> bool:
         """True if a rank of this host that has not come waits in another communicator for a call of this one."""
         board = self.board
         return any(board.elsewhere(r) for r in board.ranks if board.label(r, board.next) != _FREE)
 
-    def close_late(self) -> bool | None:
-        """What :meth:`close` returns by now, without waiting."""
-        met = self.meet(-1.0)
-        return None if met is None else self._end(met)
+    def met_late(self) -> bool | None:
+        """What :meth:`close` returns by now, without waiting; if not None, one thread has to call :meth:`end`."""
+        return self.meet(-1.0)
 
     def attend(self) -> None:
         """Discard messages to this rank if it has freed the communicator and other ranks have not."""
         if self.late:
             self._discard()
 
-    def _end(self, together: bool) -> bool:
-        """Free everything; ``together``: all ranks do so."""
+    def end(self, together: bool) -> bool:
+        """Free everything; ``together``: all ranks do so. Returns ``together``."""
         self.late = False
         if self._leaving and not together:
             quarantine.keep(self._leaving, partial(_all_have_left, self._leaving[0], self.mpi), _all_have_left)
