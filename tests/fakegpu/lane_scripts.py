@@ -77,18 +77,20 @@ HELD += """
 
 #: More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a rank
 #: gets what it waits for once it has sent, for which its receives may not block the queues.
-CROWDED = COMMON
-CROWDED += """
+CROWDED = """
+import time
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator
 with Communicator() as comm:
-    r, peer = comm.rank, 1 - comm.rank
-    gpu = runtime()
+    r, peer, gpu = comm.rank, 1 - comm.rank, runtime()
     gpu.use(comm._runner.members.place.device)
-    stream, groups, kept = gpu.stream(), [comm.Dup() for _ in range(12)], []
-    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, LONG] * 12).tolist()
+    stream, groups, kept = gpu.stream(), [comm.Dup() for _ in range(COUNT)], []
+    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, 300_000] * COUNT).tolist()
     x, y = ([Array(each) for each in n] for _ in range(2))
     for k, each in enumerate(x):
-        each.set(1000 * r + k)
-        y[k].set(-1)
+        for array, value in (each, 1000 * r + k), (y[k], -1):
+            getattr(array.set(value), "push", bool)()
     for k, group in enumerate(groups * 2):
         kept.append(group.Irecv(y[k], peer, k, stream=stream))
     if r:  # then it sends only after it has received

@@ -32,6 +32,7 @@ QUICK = {"FAKEGPU_DELAY_US": "10"}
 GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "FAKEGPU_CONNECTIONS": "", "FAKEGPU_GOES_ON": "1", "GPU_MAX_HW_QUEUES": "99"}
 #: HIP's default: streams wait only for work that was queued before.
 CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
+CROWDED = "COUNT = 12\n" + lanes.CROWDED
 #: One of these is drawn.
 OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
 BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
@@ -134,7 +135,7 @@ CASES = [
     ("lanes: by copies", lanes.COPIES, "nvidia:2,amd:1", LANES, ANY),
     ("lanes: mistakes", lanes.MISTAKES, "nvidia:1,amd:1", LANES, ANY),
     ("lanes: late", lanes.LATE, "nvidia:1,amd:1", LANES, ANY),
-    ("lanes: more streams than queues", lanes.CROWDED, "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
+    ("lanes: more streams than queues", CROWDED, "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
     ("lanes: after many groups", lanes.GROUPS, "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ("rma: places of pieces", rma.EVERY, "amd:2", SOON, ()),
     ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, OWN),
@@ -161,7 +162,7 @@ CASES = [
 #: The output of one rank.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
 #: Cases for ranks that have pinned no memory before, or with another environment.
-FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER, lanes.CROWDED
+FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER, CROWDED
 
 
 @pytest.mark.parametrize(

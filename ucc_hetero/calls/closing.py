@@ -50,7 +50,8 @@ class Closing(State, ABC):
         """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
 
         ``seconds``: None is returned if ranks have not come by then, or wait for this one in another communicator, and
-        what they need can be freed later: :meth:`end` does so. ``ValueError`` if there are active requests; nothing was changed."""
+        what they need can be freed later, by :meth:`end`. ``ValueError`` if there are active requests; nothing was
+        changed."""
         self.ended_by_refusal()
         if not self.late:
             self._drain()
