@@ -47,13 +47,14 @@ BRIDGE_SETTINGS = {
 #: that ranks without the hardware never join. TL/CUDA takes reduce_scatter and allgather from NCCL and is several times
 #: slower (seen on H200s). With radix 2 every rank of a recursive exchange adds in the same order, so results are
 #: bit-identical on all ranks. TL/SHM takes longer to set up a small collective than TL/UCP to run it, and up to four
-#: ranks of a host exchange whole vectors faster than halves (seen: 64 KiB on two ranks 12 instead of 27 us). Completion
-#: by a word written behind each of the vendor's kernels delays the next kernel by some microseconds; completion by an
+#: ranks of a host exchange whole vectors faster than halves (seen: 64 KiB on two ranks 12 instead of 27 us). A short
+#: reduce_scatter takes a step for each doubling of the ranks, not one for each rank (seen: 256 bytes for each of 16 ranks
+#: 21 instead of 72 us). Completion by a word written behind each of the vendor's kernels delays the next kernel by some microseconds; completion by an
 #: event does not.
 NATIVE_SETTINGS = {
     "UCC_TLS": "^mlx5,sharp,cuda,shm",
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
-    "UCC_TL_UCP_TUNE": "allreduce:0-256k:host:[2-4]:@knomial",
+    "UCC_TL_UCP_TUNE": "allreduce:0-256k:host:[2-4]:@knomial#reduce_scatter:0-64k:host:[3-inf]:@knomial",
     "UCC_TL_NCCL_SYNC": "event",
     "UCC_TL_RCCL_SYNC": "event",
 }
