@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks share a core: threads inside numpy would only slow them down.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices front hosts clusters lint types unit plans exhaustive suites sanitize churn docs clean
+.PHONY: help demo test venv ranks jobs torch devices front hosts clusters losses lint types unit plans exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,7 +29,7 @@ demo:
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
 test: venv
-	@.ci/ungrouped $(PY) .ci/lanes.py ranks torch devices hosts clusters unit plans types lint
+	@.ci/ungrouped $(PY) .ci/lanes.py devices torch hosts ranks jobs unit clusters losses plans types lint
 
 venv:
 	@.ci/venv test
@@ -50,9 +50,9 @@ types: venv
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
-# Lanes: tests of single processes, plans, devices and the native engine, several hosts, torch, and all other jobs.
+# Lanes: tests of single processes, plans, devices and the native engine, several hosts, torch, and ranks of one host.
 # front: a fresh clone; README's and the first page's commands, installed in place and as a wheel, Open MPI and MPICH.
-unit plans devices hosts clusters front torch ranks: venv
+unit plans devices hosts clusters losses front torch ranks jobs: venv
 	@$(PY) .ci/lanes.py $@
 
 # Every kind of call with every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.

@@ -35,10 +35,17 @@ TORCH = {
     )
     for folder in ("tests/mpi", "tests/native", "tests/cluster")
 }
-#: Tests that start clusters of their own, and mostly wait; the others of tests/cluster share crews.
-CLUSTERS = [
-    f"tests/cluster/test_{name}.py" for name in ("emulated", "faults", "growth", "hang", "hosts_lost", "run", "slurm")
-]
+
+
+def files(folder: str, *names: str) -> list[str]:
+    """Return the paths of test files."""
+    return [f"{folder}/test_{name}.py" for name in names]
+
+
+#: Tests that start jobs and clusters of their own, and mostly wait; the others of these folders share crews.
+JOBS = files("tests/mpi", "ends", "faults", "hang", "launch", "loading", "timeline")
+CLUSTERS = files("tests/cluster", "emulated", "growth", "run", "slurm")
+LOSSES = files("tests/cluster", "faults", "hang", "hosts_lost")
 
 
 def without(*paths: str) -> list[str]:
@@ -51,11 +58,13 @@ SUITE = {
     "unit": ["tests/unit", *without(PLANS)],
     "plans": [PLANS],
     "devices": ["tests/native", *without(*TORCH["tests/native"])],
-    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"], *CLUSTERS)],
+    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"], *CLUSTERS, *LOSSES)],
     "clusters": CLUSTERS,
+    "losses": LOSSES,
+    "jobs": JOBS,
     "front": ["tests/front"],
     "torch": [path for paths in TORCH.values() for path in paths],
-    "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"]),
+    "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"], *JOBS),
 }
 #: lane -> command of a lane without pytest
 CHECKS = {name: ["make", "--no-print-directory", name] for name in ("types", "lint")}

@@ -1,5 +1,6 @@
 /* dlopen of libucc and libucp, and the tables of their functions. Python decides which file to load. */
 #include <dlfcn.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,25 @@ static int fail(void) {
 
 /* RTLD_NOW: a library that lacks a symbol fails here, with the symbol's name, and not at its first use. */
 int ucch_preload(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail(); }
+
+typedef struct wanted {
+    const char *name;
+    char *path;
+    size_t size;
+} wanted;
+
+static int is_wanted(struct dl_phdr_info *info, size_t size, void *data) {
+    wanted *w = data;
+    const char *file = strrchr(info->dlpi_name, '/');
+    if (!file || strncmp(file + 1, w->name, strlen(w->name))) return 0;
+    return (size_t)snprintf(w->path, w->size, "%s", info->dlpi_name) < w->size;
+}
+
+/* 1: `path` is that of a library in this process whose file name begins with `name`; 0: there is none. /proc/self/maps
+ * tells it, too, but takes milliseconds where hundreds of files are mapped. */
+int ucch_loaded(const char *name, char *path, size_t size) {
+    return dl_iterate_phdr(is_wanted, &(wanted){name, path, size});
+}
 
 static int load_table(const char *path, const symbol *list) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);

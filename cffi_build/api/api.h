@@ -6,6 +6,7 @@ int ucch_preload(const char *path);
 int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
 const char *ucch_load_error(void);
+int ucch_loaded(const char *name, char *path, size_t size);
 
 /* ---- guard.c: error codes that libucc cancels like requests ---- */
 int ucch_guard_cancel(void);

@@ -1,5 +1,6 @@
 """Where HIP and its compiler are searched for, and the compiler's target."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +72,11 @@ def test_the_compiler_is_told_the_target(tmp_path, monkeypatch):
 )
 def test_names_of_targets(number, name):
     assert vendors.gfx(number) == name
+
+
+@pytest.mark.parametrize(
+    "name, there", [("libc.so", True), ("libc.so.6", True), ("libc.so.66", False), ("ibc.so", False)]
+)
+def test_files_of_loaded_libraries(name, there):
+    found, all_mapped = libraries.mapped(name), Path("/proc/self/maps").read_text()
+    assert f" {found}\n" in all_mapped if there else found is None

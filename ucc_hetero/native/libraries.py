@@ -141,13 +141,10 @@ def candidates(library: Library) -> list[str]:
 
 
 def mapped(name: str) -> str | None:
-    """The file of library ``name`` that this process has already mapped, if any."""
-    pattern = re.compile(rf"\s(/\S*/{re.escape(name)}\S*)$", re.M)
-    try:
-        found = pattern.search(Path("/proc/self/maps").read_text())
-    except OSError:
-        return None
-    return found.group(1) if found else None
+    """The file of library ``name`` that this process has loaded, if any."""
+    path = ffi.new("char[]", os.pathconf("/", "PC_PATH_MAX"))
+    found = lib.ucch_loaded(name.encode(), path, len(path))
+    return os.path.realpath(os.fsdecode(ffi.string(path))) if found else None
 
 
 def _ucx_candidates() -> list[tuple[str, Path | None]]:
