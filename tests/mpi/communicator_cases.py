@@ -294,6 +294,31 @@ def case_free_needs_no_other_rank(comm):
     assert meeting._ids == used and all(taken) and (taken or comm.rank), taken
 
 
+def case_turns_of_two_threads(comm):
+    """A thread that waits for a rank keeps no turn, which that rank's other creations may need first."""
+    pair, alone = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED), comm.Split(comm.rank)
+    if comm.rank < 2:
+        both, has_come = [pair.Dup(), pair.Dup()], threading.Event()
+        first, second = both if comm.rank == 0 else both[::-1]
+        turn = first._split_meeting.turn
+        everyone = turn._everyone
+
+        def come(ready):
+            has_come.set()
+            return everyone(ready)
+
+        turn._everyone = come
+        thread = threading.Thread(target=lambda: first.Dup().Free())
+        thread.start()
+        has_come.wait()
+        alone.Dup().Free()
+        second.Dup().Free()
+        thread.join()
+        for each in (*both, pair):
+            each.Free()
+    alone.Free()
+
+
 def case_colors_that_one_rank_mistakes(comm):
     """The others get an error at once, where MPI would let them wait for ever."""
     for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
