@@ -28,8 +28,11 @@ LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
 #: Each of thousands of pieces is a separate copy.
 SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
+#: CUDA's own: eight queues, which go on behind a kernel that runs.
+GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "FAKEGPU_CONNECTIONS": "", "FAKEGPU_GOES_ON": "1", "GPU_MAX_HW_QUEUES": "99"}
 #: HIP's default: streams wait only for work that was queued before.
 CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
+CROWDED = "COUNT = 12\n" + lanes.CROWDED
 #: One of these is drawn.
 OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
 BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
@@ -132,6 +135,7 @@ CASES = [
     ("lanes: by copies", lanes.COPIES, "nvidia:2,amd:1", LANES, ANY),
     ("lanes: mistakes", lanes.MISTAKES, "nvidia:1,amd:1", LANES, ANY),
     ("lanes: late", lanes.LATE, "nvidia:1,amd:1", LANES, ANY),
+    ("lanes: more streams than queues", CROWDED, "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
     ("lanes: after many groups", lanes.GROUPS, "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ("rma: places of pieces", rma.EVERY, "amd:2", SOON, ()),
     ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, OWN),
@@ -143,6 +147,7 @@ CASES = [
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
     ("rma: late by wires", rma.LATE, "nvidia:1,amd:1", {}, ()),
     ("rma: beside one that is stopped", rma.STOPPED, "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
+    ("rma: given up", rma.GIVEN_UP, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "2000"}, ()),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
     ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
@@ -157,7 +162,7 @@ CASES = [
 #: The output of one rank.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
 #: Cases for ranks that have pinned no memory before, or with another environment.
-FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER
+FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER, CROWDED
 
 
 @pytest.mark.parametrize(
@@ -202,9 +207,11 @@ def test_tuning_measures_on_devices(fake_crew, tmp_path):
 import arrays
 from ucc_hetero.__main__ import main
 assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
+assert main(["topo"]) == 0
 """
-    for env in ({}, BY_HOSTS):
+    for env, rings in ({}, "shared"), (BY_HOSTS, "none (ranks 0, 1: UCCH_CHANNELS=n)"):
         out = fake_crew(script, "nvidia:1,amd:1", **env).stdout
+        assert out.rpartition("rings between devices")[2].count(rings) == 2, out
         (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
         assert "split_rail" in measured and "tree" in measured, out
         assert len(json.loads(table.read_text())["topologies"]) == 1

@@ -2,6 +2,7 @@
 
 import random
 import runpy
+from dataclasses import replace
 from itertools import combinations
 from math import ceil, log2
 from pathlib import Path
@@ -11,7 +12,7 @@ import plan_cases
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import Simulation, calls, drop, mutate, steps
+from plan_cases import Simulation, calls, drop, mutate, steps, substitute
 
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import alltoall, partition, registry
@@ -131,6 +132,19 @@ def test_valid_on_32_hosts_of_8(collective, count):
     validate(make_plan.__wrapped__(topology, call, choice), topology, call)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_an_alltoall_by_rails(monkeypatch, size, count):
+    """Equal islands of consecutive ranks, as with more messages than a plan for each of them has."""
+    monkeypatch.setattr(alltoall, "MOST_MESSAGES", 0)
+    topology = Topology.group(["host"] * 3 * size, [host for host in range(3) for _ in range(size)])
+    call = Call("alltoall", 3 * size, (count,), -1)
+    plan = plan_of(topology, call, "split_rail", 2)
+    assert {step.kind for *_, step in steps(plan)} == ({"alltoall"} if count else set())
+    for in_place in (False, True):
+        validate(plan, topology, call, in_place)
+
+
 def test_a_rank_that_passes_on_as_much_as_it_has_still_gets_its_own():
     """Rank 5, alone in its group, and a rail that moves another rank's element through it, as long as its own block."""
     vendors = ["nvidia", "amd", "nvidia", "amd", "nvidia", "nvidia", "nvidia", "host"]
@@ -159,6 +173,41 @@ def test_mutants_that_pass_are_right(data, seed, in_place):
         simulation = Simulation(mutant, call, in_place, seed + order)
         simulation.run()
         assert simulation.right()
+
+
+#: A change of a step of an allreduce over ranks 0 to 2 -> the words of its refusal.
+MISSHAPEN = {
+    "kind 'sum'": lambda step: replace(step, kind="sum"),
+    "must be distinct": lambda step: replace(step, ranks=(0, 1, 1)),
+    "have one src and one dst each": lambda step: replace(step, src=step.src[:2]),
+    "not all among 3": lambda step: replace(step, ranks=(0, 1, 3)),
+    "1 members, where allreduce takes at least 2": lambda step: replace(
+        step, ranks=(0,), src=step.src[:1], dst=step.dst[:1]
+    ),
+    "3 members, where message takes 2": lambda step: replace(step, kind="message", root=0),
+    "root 0 of 3": lambda step: replace(step, root=0),
+    "root 3 of 3": lambda step: replace(step, kind="bcast", root=3),
+    "member 0 needs src: each": lambda step: replace(step, kind="alltoall"),
+}
+
+
+@pytest.mark.parametrize("words", MISSHAPEN)
+def test_misshapen_steps_are_refused(words):
+    topology, call = Topology.group(["host"] * 3, [0] * 3), Call("allreduce", 3, (4,))
+    plan = plan_of(topology, call, "flat", 1)
+    ((*at, step),) = steps(plan)
+    with pytest.raises(InvalidPlan, match=f"^fragment 0, stage 0, .*{words}"):
+        validate(substitute(plan, *at, MISSHAPEN[words](step)), topology, call)
+
+
+def test_a_combination_in_another_order_is_refused():
+    """For operations that do not commute."""
+    topology, call = Topology.group(["host"] * 3, [0] * 3), Call("exscan", 3, (4,))
+    plan = plan_of(topology, call, "flat", 1)
+    ((*at, step),) = ((*at, step) for *at, step in steps(plan) if step.kind == "combine")
+    swapped = substitute(plan, *at, replace(step, src=step.dst, dst=step.src))
+    with pytest.raises(InvalidPlan, match="combines rank 1 before rank 0: the order of the ranks is lost"):
+        validate(swapped, topology, call, ordered=True)
 
 
 LAYOUTS = (

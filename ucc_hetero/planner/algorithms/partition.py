@@ -113,11 +113,7 @@ def _sweep(runs: Sequence[Block], total: int, current: list[int], changes: list[
         owners = tuple(current) if at > position else ()
         while position < at:
             count = min(at - position, run_left)
-            last = out[-1] if out else None
-            if last and last.owners == owners and last.offset + last.count == run_at:
-                out[-1] = Segment(last.offset, last.count + count, owners)
-            else:
-                out.append(Segment(run_at, count, owners))
+            out.append(Segment(run_at, count, owners))
             position, run_at, run_left = position + count, run_at + count, run_left - count
             if not run_left and position < total:
                 run = next(following)
@@ -153,7 +149,7 @@ def member_blocks(group: Group, shape: Shape, piece: Piece) -> list[list[Block]]
 
 
 def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] | None:
-    """``group_blocks`` of all islands if islands and blocks have equal sizes, else None.
+    """``group_blocks`` of all islands if islands and blocks (one per rank) have equal sizes, else None.
 
     Rail p is then the p-th rank of every island, and one operand serves many steps: a plan for m islands of s ranks has
     some m * m steps with a few operands each, where the general case makes m * m * s.
@@ -163,8 +159,6 @@ def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] |
         return None
     counts = shape.call.counts
     if shape.layout == "ranks" and counts.count(counts[0]) < len(counts):
-        return None
-    if shape.layout not in ("equal", "ranks"):
         return None
     part = piece.cut(Block(0, counts[0]))
     block = counts[0]
