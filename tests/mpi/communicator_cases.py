@@ -257,7 +257,8 @@ def case_without_a_call(comm):
 
 def case_free_needs_no_other_rank(comm):
     """A rank that has freed a communicator goes on to what other ranks of its host wait for before they free theirs."""
-    comm.Dup().Free()
+    comm.Barrier()
+    comm.Dup().Free()  # frees what earlier cases have left
     used = bytes(meeting._ids)
     for by_message in (False, True):
         made = comm.Dup()
@@ -292,6 +293,31 @@ def case_free_needs_no_other_rank(comm):
     with mock.patch.object(Membership, "close", close):
         comm.Dup().Free()  # frees what was left
     assert meeting._ids == used and all(taken) and (taken or comm.rank), taken
+
+
+def case_turns_of_two_threads(comm):
+    """A thread that waits for a rank keeps no turn, which that rank's other creations may need first."""
+    pair, alone = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED), comm.Split(comm.rank)
+    if comm.rank < 2:
+        both, has_come = [pair.Dup(), pair.Dup()], threading.Event()
+        first, second = both if comm.rank == 0 else both[::-1]
+        turn = first._split_meeting.turn
+        everyone = turn._everyone
+
+        def come(ready):
+            has_come.set()
+            return everyone(ready)
+
+        turn._everyone = come
+        thread = threading.Thread(target=lambda: first.Dup().Free())
+        thread.start()
+        has_come.wait()
+        alone.Dup().Free()
+        second.Dup().Free()
+        thread.join()
+        for each in (*both, pair):
+            each.Free()
+    alone.Free()
 
 
 def case_colors_that_one_rank_mistakes(comm):

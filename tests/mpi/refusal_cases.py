@@ -25,6 +25,7 @@ from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
 from ucc_hetero.api import comm as api_comm
+from ucc_hetero.calls.state import State
 from ucc_hetero.native.libraries import lib
 
 WORLD = MPI.COMM_WORLD
@@ -321,6 +322,35 @@ def freed_first(comm):
         comm.Dup().Free()
 
 
+def freed_before_it_is_known(comm):
+    """A rank refuses a call that others have begun in their streams, and all free the communicator: it waits for no
+    data of that call, although news of its end come last from another host."""
+    last, asked = comm.size - 1, []
+    if max(comm._runner.board.hosts) == 0:
+        return
+    x, y = (collective_call.device_memory(70_000, np.float32) for _ in range(2))
+    comm.Allreduce(x, y, stream=STREAM)
+    request = None if comm.rank == last else comm.Iallreduce(x, y, stream=STREAM)
+    WORLD.Barrier()
+    if request is not None:
+        with pytest.raises(RefusedError, match=f"rank {last} refused"):
+            request.Wait()
+            comm.Barrier()
+        comm.Free()
+        return
+
+    def late(state, seq=0, stock=State.ended_by_refusal):
+        asked.append(runner.closes)
+        return asked.count(True) > 2 and stock(state, seq)
+
+    runner = comm._runner
+    with mock.patch.object(State, "ended_by_refusal", late):
+        with pytest.raises(ValueError):
+            comm.Allreduce(x, collective_call.device_memory(3, np.float32), stream=STREAM)
+        comm.Free()
+    assert runner.broken
+
+
 def refused_by_others(comm):
     """A call that one rank has begun before all others refuse it."""
     data = np.zeros(2)
@@ -365,7 +395,7 @@ def main(trials):
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
         checks += [refused_own_operation, refused_objects, alone] * 3
         checks += [freed_first] * kept._runner.board.shows_all  # elsewhere Free waits
-        for check in checks if STREAM is None else (behind, answered_late):
+        for check in checks if STREAM is None else (behind, answered_late, freed_before_it_is_known):
             on_its_own(check)
         many_by_all(kept)
     if WORLD.rank == 0:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from .. import env, log
@@ -44,14 +45,17 @@ class Turn:
     receive each other's messages. Locks that ranks take in different orders would deadlock: so a rank tries to take its
     own, ``everyone(ready)`` tells the other ranks whether it has, and returns whether all have. That is collective
     among them, and repeated until all have.
+
+    The first time, ranks only come together, unless no other thread could need the lock: a rank that has not come may
+    be in another creation, which waits for another thread of this rank.
     """
 
     def __init__(self, everyone: Callable[[bool], bool]) -> None:
         self._everyone = everyone
 
     def __enter__(self) -> None:
-        while True:
-            ready = creating.acquire(blocking=False)
+        for attempt in count():
+            ready = (attempt > 0 or threading.active_count() == 1) and creating.acquire(blocking=False)
             together = False
             try:
                 together = self._everyone(ready)
@@ -60,7 +64,8 @@ class Turn:
                     creating.release()
             if together:
                 return
-            time.sleep(random.uniform(0, _PAUSE))
+            if attempt:
+                time.sleep(random.uniform(0, _PAUSE))
 
     def __exit__(self, *error: object) -> None:
         creating.release()

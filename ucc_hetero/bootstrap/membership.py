@@ -14,6 +14,7 @@ from ..bindings import quarantine
 from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
 from ..native.libraries import lib
+from ..native.waiting import progress_until
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.select import choose, make_plan
@@ -237,14 +238,21 @@ class Membership:
                     self.channels.reach(peer, here.connection(self.facts[peer], self.rank, peer).handle)
             lib.ucch_discard_all(*users)
 
+    def _all_channels(self) -> list[Channels]:
+        both = self.channels, self._graphs and self._graphs[0]
+        return [channels for channels in both if channels is not None]
+
+    def await_quiet(self, hopeless: Callable[[], object]) -> None:
+        """Wait until the rings are empty, ``hopeless()`` is true, or the time limit has passed."""
+        progress_until(lambda: all(map(Channels.quiet, self._all_channels())), self.teams.timeout, hopeless)
+
     def close(self, *, together: bool) -> None:
         """Free teams and board; collective. ``together``: all ranks are known to do so."""
         with self._discarding:
             self._is_closed = True
         self.job.process.discard(self.id)
-        for channels in (self.channels, self._graphs and self._graphs[0]):
-            if channels is not None:
-                channels.close(self.teams.timeout)
+        for channels in self._all_channels():
+            channels.close(self.teams.timeout)
         self.part()
         self.teams.close(self.board.close(clear=together), together=together)
         self.release_id()

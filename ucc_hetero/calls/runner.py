@@ -559,6 +559,8 @@ class Runner(Closing):
             self.unfit = self._verification.close(together)
         self.closes = True
         free_all(self)
+        if not self.broken:  # a call that this rank refused, other ranks may have begun: news of that may be on its way
+            self.members.await_quiet(self.ended_by_refusal)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.
             self.members.part()

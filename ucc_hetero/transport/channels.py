@@ -72,6 +72,10 @@ class Channels:
         """Set the endpoint to a rank, so that it can be told that its message will not be received."""
         lib.ucch_lanes_reach(self._lanes, rank, len(self.transports) + 1, endpoint)
 
+    def quiet(self) -> bool:
+        """True if all queued calls have ended and the rings are empty, or if a call has failed."""
+        return bool(lib.ucch_channels_quiet(self.handle))
+
     def close(self, timeout: float) -> None:
         """Free the memory once nothing is under way; collective. What has not ended by ``timeout`` is leaked."""
         until = time.monotonic() + timeout
