@@ -104,6 +104,7 @@ struct ucch_op {
     double deadline;  /* 0 = none */
     int has_listener; /* a thread sleeps until the doorbell rings at the op's end */
     int matched;      /* a message whose caller does the rest (p2p/lane.c) */
+    int called_back;  /* a library's callback ends it, or comes before it can be advanced */
     /* Its record for the flight recorder, NULL for none; `late`: it starts later than it begins, as when a stream
      * reaches it; `ended`: when it ended, if known already. */
     const ucch_record *about;
@@ -116,6 +117,7 @@ struct ucch_op {
 int ucch_ops_under_way(int way);
 void ucch_op_begin_locked(ucch_op *op, double timeout);
 void ucch_op_started_locked(ucch_op *op);
+void ucch_op_called_back_locked(ucch_op *op, int called_back);
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
 int ucch_ops_advance_locked(void);
 void ucch_ops_check_deadlines_locked(double now);

@@ -22,8 +22,23 @@ static void count_locked(int way, int more) {
 /* Operations in flight with this way of progress. Needs no lock. */
 int ucch_ops_under_way(int way) { return __atomic_load_n(&under_way[way], __ATOMIC_RELAXED); }
 
-/* Begin an operation. Operations in streams go to the end of the list, in order: of calls that fail together, the first
- * must be reported. */
+/* Operations in streams go to the end of their list, in order: of calls that fail together, the first is reported. */
+static void link_locked(ucch_op *op) {
+    ucch_op *list = op->called_back || !op->kind->advance_locked ? &called_back : &active;
+    ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? list : list->next;
+    op->next = behind;
+    op->prev = behind->prev;
+    behind->prev->next = op;
+    behind->prev = op;
+}
+
+static void unlink_locked(ucch_op *op) {
+    op->prev->next = op->next;
+    op->next->prev = op->prev;
+    if (upcoming == op) upcoming = op->next;
+}
+
+/* Begin an operation. */
 void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->error = (ucch_error){.status = 0, .step = -1, .peer = -1, .seq = op->error.seq};
     op->started = recent = ucch_now();
@@ -32,13 +47,16 @@ void ucch_op_begin_locked(ucch_op *op, double timeout) {
     op->record = op->about ? ucch_flight_begin(op->about, op->error.seq, op->started, !op->late) : 0;
     op->has_listener = op->matched = 0;
     op->state = UCCH_ACTIVE;
-    ucch_op *list = op->kind->advance_locked ? &active : &called_back;
-    ucch_op *behind = op->kind->way == UCCH_IN_STREAMS ? list : list->next;
-    op->next = behind;
-    op->prev = behind->prev;
-    behind->prev->next = op;
-    behind->prev = op;
+    link_locked(op);
     count_locked(op->kind->way, 1);
+}
+
+/* From now on a library's callback comes next, or rounds advance the operation. */
+void ucch_op_called_back_locked(ucch_op *op, int called_back) {
+    int moves = op->state == UCCH_ACTIVE && op->called_back != called_back;
+    if (moves) unlink_locked(op);
+    op->called_back = called_back;
+    if (moves) link_locked(op);
 }
 
 /* An operation that was to start later starts now. */
@@ -54,9 +72,7 @@ static void note_end_locked(ucch_op *op, int status) {
 }
 
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
-    op->prev->next = op->next;
-    op->next->prev = op->prev;
-    if (upcoming == op) upcoming = op->next;
+    unlink_locked(op);
     count_locked(op->kind->way, -1);
     op->matched = 0;
     if (status < 0) {

@@ -11,9 +11,6 @@
 /* Bits of a tag above the rank and the user's tag: the communicator. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
-/* Messages that libucp alone ends, by a callback, and those that rounds of progress advance. */
-static const ucch_op_kind kind, advanced;
-
 static void sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     ucch_message *m = data;
@@ -135,7 +132,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
     m->waits = start->what != START_MATCHED && (m->gate.closed || has_earlier_pending(m));
-    m->op.kind = m->waits || m->lanes ? &advanced : &kind;
+    m->op.called_back = !m->waits;
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
@@ -149,6 +146,7 @@ static int try_start_locked(ucch_message *m) {
     if (!status) return 0;
     dequeue_locked(m);
     ucch_op_started_locked(&m->op);
+    ucch_op_called_back_locked(&m->op, 1);
     if (status < 0)
         ucch_message_end_locked(m, status);
     else
@@ -226,7 +224,7 @@ int ucch_message_held(ucch_message *m) {
 
 static int advance_locked(ucch_op *op) {
     ucch_message *m = (ucch_message *)op;
-    return m->waits ? try_start_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
+    return m->waits ? try_start_locked(m) : ucch_offer_advance_locked(m);
 }
 
 /* A dead peer's messages fail at once. A peer that ended normally may have sent before, so a receive from it fails
@@ -257,12 +255,14 @@ static void give_up_locked(ucch_op *op, int status) {
     ucch_message_abandon_locked(m);
 }
 
-static const ucch_op_kind kind = {UCCH_BY_WORKERS, NULL, check_locked, give_up_locked};
-static const ucch_op_kind advanced = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
+/* Rounds advance those that wait for a stream or an earlier message, or whose data is on its way by a lane. */
+static const ucch_op_kind kind = {UCCH_BY_WORKERS, advance_locked, check_locked, give_up_locked};
 
 ucch_message *ucch_message_new(void) {
     ucch_message *m = calloc(1, sizeof(*m));
-    if (m) m->op.kind = &kind;
+    if (!m) return NULL;
+    m->op.kind = &kind;
+    m->op.called_back = 1;
     return m;
 }
 

@@ -117,6 +117,7 @@ static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info
         failure = ucch_lane_message_move_locked(m->lanes, m->lane_message, m->start.dest, 0, m->data, m->start.bytes,
                                                 &number);
     m->moving = !status && !m->answer.status && !failure;
+    ucch_op_called_back_locked(&m->op, !m->moving);
     if (!m->moving) ucch_message_end_locked(m, failure);
 }
 
@@ -160,6 +161,7 @@ static int accept_locked(ucch_message *m) {
 int ucch_offer_taken_locked(ucch_message *m) {
     m->info = (ucp_tag_recv_info_t){m->start.found.code & ~UCCH_OFFER_TAG, m->start.found.bytes};
     m->by_lane = 1;
+    ucch_op_called_back_locked(&m->op, 0);
     return accept_locked(m);
 }
 

@@ -5,10 +5,11 @@ starts as a rank: it sends its streams, arguments, variables, folder and cores, 
 id and how it ended. The rank lives as long as the connection and this process.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
-import json
+import marshal
 import os
 import selectors
 import signal
@@ -21,13 +22,22 @@ from pathlib import Path
 
 from warm_rank import end_as
 
-import ucc_hetero  # noqa: F401
-
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None, use_errno=True), 1
 #: Namespaces of emulated hosts; the user namespace comes first, as it gives the right to enter the others.
 SPACES = "user", "mnt", "net", "ipc", "uts", "pid"
 #: Import path of programs: without this file's folder, and without those of its own PYTHONPATH.
 COMMON = sys.path[1 + len([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]) :]
+
+#: Modules that end with Python as in any program: those under test, those that hold objects of theirs, and all below.
+ENDING = "__main__", "builtins", "sys", "ucc_hetero", "mpi4py", "torch.distributed.distributed_c10d"
+KEPT = []
+
+
+@atexit.register  # before any other function, so that it runs after them
+def keep_imported():
+    """Hide modules that were imported here from the end of Python. It would clear them, and so write to, and copy, most
+    of the memory that a rank shares with this process: half of what a rank costs, or three quarters with torch."""
+    sys.modules.update(dict.fromkeys(KEPT))
 
 
 def end_with_parent():
@@ -66,10 +76,10 @@ class Nursery:
         """Fork a rank. In the rank, return its description. The process that asked may have been killed meanwhile."""
         talk, _ = self.door.accept()
         try:
-            _, streams, _, _ = socket.recv_fds(talk, 1, 3)
-            with talk.makefile("rb") as lines:
-                asked = json.loads(lines.readline())
-        except (OSError, ValueError):
+            length, streams, _, _ = socket.recv_fds(talk, 8, 3)
+            with talk.makefile("rb") as file:
+                asked = marshal.loads(file.read(int.from_bytes(length, "little")))
+        except (OSError, ValueError, EOFError):
             talk.close()
             return None
         pid = os.fork()
@@ -135,9 +145,16 @@ def become(asked):
 if __name__ == "__main__":
     end_with_parent()
     gc.disable()  # an eighth of torch's import time is garbage collection
-    for name in sys.argv[2:]:
+    for name in ("ucc_hetero", *sys.argv[2:]):
         with suppress(ImportError):  # a test that needs the module will fail
             importlib.import_module(name)
+    KEPT += [name for name in sys.modules if not any(f"{name}.".startswith(f"{ending}.") for ending in ENDING)]
+    for name in KEPT:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules[name]))
+    if "torch" in sys.modules:
+        # Its destructors in C++ take longer than most ranks. Exit functions that a rank registers run before this one;
+        # ranks that are new Pythons run all destructors.
+        LIBC.on_exit(LIBC._exit, None)
     gc.freeze()
     gc.enable()
     exec(*become(Nursery(socket.socket(fileno=int(sys.argv[1]))).serve()))

@@ -255,7 +255,7 @@ def case_without_a_call(comm):
 
 
 def case_free_needs_no_other_rank(comm):
-    """A rank that has freed a communicator goes on to what other ranks of its host wait for before they free theirs."""
+    """A rank that has freed a communicator goes on to what other ranks wait for before they free theirs."""
     comm.Dup().Free()
     used = bytes(meeting._ids)
     for by_message in (False, True):
@@ -338,6 +338,11 @@ def case_identity(comm):
         refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
 
 
+def _merged(a, b):
+    a.update(b)
+    return a
+
+
 def case_objects(comm):
     """Methods in lower case, short and long objects, while other calls are under way."""
     p, me = comm.size, comm.rank
@@ -361,6 +366,10 @@ def case_objects(comm):
     assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
     assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)
     assert comm.allreduce(me, SUM) == comm.allreduce(me, op="sum") == sum(range(p))  # also this package's operations
+    mine = {me: "x"}
+    assert comm.allreduce(mine, op=_merged) == dict.fromkeys(range(p), "x")
+    assert comm.reduce(me, max, p - 1) == (p - 1 if me == p - 1 else None)
+    assert comm.scan(mine, _merged) == dict.fromkeys(range(me + 1), "x") and mine == {me: "x"}
     for_arrays = f"allreduce on rank {me}: op AVG is for arrays: Allreduce"
     refused(ValueError, lambda: comm.allreduce(me, op="avg"), for_arrays)
     refused(ValueError, lambda: comm.scan(me, "product"), "did you mean PROD?")

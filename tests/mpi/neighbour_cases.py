@@ -28,6 +28,8 @@ def topologies(comm):
         )
     right, left = (me + 1) % p, (me - 1) % p
     yield "adjacent", comm.Create_dist_graph_adjacent([left, me, left, left], [right, right, me, right])
+    with comm.Create_cart([p], periods=[True]) as ring:
+        yield "adjacent of a grid", ring.Create_dist_graph_adjacent([left], [right])
     # No rank sends to rank 0, and the last rank sends to none.
     yield "chain", comm.Create_dist_graph([me], [int(me + 1 < p)], [me + 1] if me + 1 < p else [])
 

@@ -24,6 +24,8 @@ from collective_reference import FOREIGN
 from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
+from ucc_hetero.api import comm as api_comm
+from ucc_hetero.native.libraries import lib
 
 WORLD = MPI.COMM_WORLD
 STREAM = None
@@ -169,6 +171,9 @@ def several_under_way(comm):
     for request in requests[2:]:
         with pytest.raises(RefusedError, match=f"rank {last} refused"):
             request.Wait()
+    while comm.rank != last and comm._runner.board.fate(last) != lib.UCCH_LEFT:
+        time.sleep(0.001)  # else a receive from it would wait until its deadline
+    WORLD.Barrier()
     ended(comm, [last])
 
 
@@ -291,6 +296,31 @@ def alone(comm):
     comm.Free()
 
 
+def freed_first(comm):
+    """A rank that has freed a communicator goes on; the others still get data that it sent before."""
+    made, last = comm.Dup(), comm.size - 1
+    how, memory = {"stream": STREAM} if STREAM else {}, collective_call.device_memory or np.empty
+    x, y, message = memory(70_000, np.float32), memory(70_000, np.float32), np.zeros(3)
+    seen(x)[:] = comm.rank
+    request = made.Iallreduce(x, y, **how)
+    if comm.rank == 0:
+        request.Wait()
+        made.Send(np.arange(3.0), last)
+        with mock.patch.object(api_comm, "_LATE_S", 0.01):
+            made.Free()
+        assert not made
+    comm.Barrier()
+    if comm.rank == last:
+        made.Recv(message, 0)
+        assert (message == np.arange(3)).all()
+    if made:
+        request.Wait()
+    assert ((y.copied(STREAM) if STREAM else seen(y)) == sum(range(comm.size))).all()
+    made.Free()
+    while comm.allreduce(len(api_comm._late)):  # this frees what was left
+        comm.Dup().Free()
+
+
 def refused_by_others(comm):
     """A call that one rank has begun before all others refuse it."""
     data = np.zeros(2)
@@ -334,7 +364,7 @@ def main(trials):
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
         checks += [refused_own_operation, refused_objects, alone] * 3
-        for check in checks if STREAM is None else (behind, answered_late):
+        for check in (freed_first, *(checks if STREAM is None else (behind, answered_late))):
             on_its_own(check)
         many_by_all(kept)
     if WORLD.rank == 0:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch_cases import DEVICE, TWO_VENDORS, case, data, same
 from torch_world import N, R
+
+from ucc_hetero.torch import work as torch_work
 
 OPS = dist.ReduceOp
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -330,3 +333,35 @@ def messages():
     dist.group.WORLD.send([torch.ones(3)], R, 9).wait()
     work.wait()
     same(to_self, torch.ones(3))
+
+
+@case
+def interrupted_copies():
+    """A signal's handler may raise while a result is copied out: the wait raises that once, and the next one copies."""
+    if DEVICE != "cpu":
+        return  # a stream copies there
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(_):
+        raise Stop
+
+    def from_left(into):
+        work = dist.irecv(into, (R - 1) % N)
+        dist.send(data(R, (4,)), (R + 1) % N)
+        return work
+
+    calls = (from_left, data((R - 1) % N, (4,))), (partial(dist.all_reduce, async_op=True), torch.full((4,), float(N)))
+    for call, want in calls:
+        into = torch.ones(4, 2)[:, 0]
+        with mock.patch.object(torch_work, "used_in_current", interrupt):
+            work = call(into)
+            with pytest.raises(Stop):
+                work.wait()
+        into.fill_(-1)
+        assert work.wait() and work.is_success() and work.exception() is None
+        same(into, want)
+        into.fill_(-1)
+        work.wait()
+        same(into, torch.full((4,), -1.0))

@@ -15,7 +15,7 @@ from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine import rdma
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.rdma import RdmaPort
-from ucc_hetero.machine.ucx_transports import without_devices
+from ucc_hetero.machine.ucx_transports import memory_hooks, without_devices
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.native.libraries import lib, load
 from ucc_hetero.transport import wires
@@ -31,6 +31,16 @@ def ucx():
         return Path(load().ucx_path).resolve().parent
     except LibraryNotFound as error:
         pytest.skip(str(error).splitlines()[0])
+
+
+@pytest.mark.parametrize("there, chosen, off", [
+    ("sys/class/net/eth0", {}, True), ("sys/class/infiniband/mlx5_0", {}, False), ("dev/xpmem", {}, False),
+    *((row.module, {}, False) for row in VENDORS.values() if row.module),
+    ("sys/class/infiniband", {"UCX_MEM_MMAP_HOOK_MODE": "bistro"}, False), ("dev/null", {"UCX_MEM_EVENTS": "y"}, False),
+])  # fmt: skip
+def test_memory_hooks_are_off_where_nothing_registers_memory(tmp_path, there, chosen, off):
+    (tmp_path / there).mkdir(parents=True)
+    assert memory_hooks(chosen, tmp_path) == ({"UCX_MEM_MMAP_HOOK_MODE": "none"} if off else {})
 
 
 def test_active_ports_that_ucx_can_use(tmp_path):

@@ -46,7 +46,7 @@ class GroupMethods(ABC):
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """Call MPI's method ``what`` once all ranks have come, and make a communicator of the result."""
-        runner, meeting, make = self._runner, self._split_meeting, partial(getattr(self._mpi, what), *args, **more)
+        runner, meeting, make = self._runner, self._split_meeting, partial(self._make, what, *args, **more)
         mpi, sure = timely(self._mpi, runner.timeout, what), what in _SURE
         if not isinstance(mpi, Timely):
             runner.run_labelled(what, CallSpec("barrier", None, None))
@@ -61,6 +61,17 @@ class GroupMethods(ABC):
             seat = meeting.bids.seat(runner.members.known, ranks, mpi.seconds)
             seat.take_page(made)
             return self._adopt(made, seat)
+
+    def _make(self, what: str, *args: Any, **more: Any) -> Any:
+        mpi = self._mpi
+        if what != "Create_dist_graph_adjacent" or not mpi.is_topo:
+            return getattr(mpi, what)(*args, **more)
+        # Open MPI takes such a graph for a grid if the ranks are those of a grid: give it ranks without a topology.
+        bare = mpi.Split(key=mpi.rank)
+        try:
+            return bare.Create_dist_graph_adjacent(*args, **more)
+        finally:
+            bare.Free()
 
     def _ranks_in(self, made: Any) -> list[int]:
         """This communicator's ranks of the members of an MPI communicator."""

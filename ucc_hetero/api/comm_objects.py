@@ -129,7 +129,7 @@ RAISES = (
 
 @described(
     raises=RAISES,
-    op="``SUM`` and the like, its name, ``MPI.SUM`` and the like, or an ``MPI.Op`` of a function of two objects.",
+    op="``SUM`` and the like, its name, ``MPI.SUM`` and the like, or a function of two objects.",
     root="Rank that has the object, or gets the result.",
     sendobj="A picklable object.",
 )
@@ -264,7 +264,7 @@ class ObjectMethods(NeighbourMethods):
         """The function of two objects for ``op``."""
         from mpi4py import MPI
 
-        if isinstance(op, MPI.Op):
+        if callable(op):  # MPI's operations, too
             return op
         try:
             ours = str(op_of(op))

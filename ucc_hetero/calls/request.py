@@ -616,7 +616,7 @@ def _is_null(request: object) -> bool:
 
 def _as_requests(requests: Sequence[Any]) -> Sequence[Request]:
     """The requests, with finished ones in place of ``MPI.REQUEST_NULL``."""
-    nulls = 0
+    found = list(requests)
     for i, request in enumerate(requests):
         if isinstance(request, Request):
             continue
@@ -625,8 +625,8 @@ def _as_requests(requests: Sequence[Any]) -> Sequence[Request]:
                 f"requests[{i}] is a {type(request).__name__}, not a request of ucc_hetero; "
                 "wait for MPI's own requests with MPI.Request"
             )
-        nulls += 1
-    return [request if isinstance(request, Request) else finished() for request in requests] if nulls else requests
+        found[i] = finished()
+    return found
 
 
 def _wait_many(requests: Sequence[Request], *, every: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from .vendors import VENDORS
 
@@ -15,6 +16,9 @@ _SHARED_GROUPS = frozenset({"sm", "shm", "mm"})
 RDMA = ("ib", "rc", "ud", "dc", "srd")
 #: Values of UCX_TLS that can set up connections between hosts; transports that are only reliable ones cannot.
 WIRE_UP = frozenset({"all", "tcp", "ib", "ud", "ud_v", "ud_x", "dc", "dc_x", "rc"})
+
+#: Files of a host on which UCX registers memory: of network cards, and of modules that copy between processes.
+_REGISTERS = ("sys/class/infiniband/*", "dev/kgni*", "dev/knem", "dev/xpmem")
 
 
 def of_devices() -> frozenset[str]:
@@ -58,3 +62,17 @@ def tcp_connections(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     source = os.environ if environ is None else environ
     return {"UCX_TCP_CONN_NB": source.get("UCX_TCP_CONN_NB", "y")}
+
+
+def memory_hooks(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> dict[str, str]:
+    """Environment for loading UCX on a host without devices and without what registers memory: no memory hooks, unless
+    the user chooses them.
+
+    UCX would patch 80 functions for its cache of registered memory. It waits for 5 ms at each, 0.4 s in all, in a loop
+    that yields the core.
+    """
+    source = os.environ if environ is None else environ
+    drivers = [row.module for row in VENDORS.values() if row.module]
+    needed = any(any(root.glob(each)) for each in (*_REGISTERS, *drivers))
+    chosen = {"UCX_MEM_MMAP_HOOK_MODE", "UCX_MEM_EVENTS"} & source.keys()
+    return {} if needed or chosen else {"UCX_MEM_MMAP_HOOK_MODE": "none"}

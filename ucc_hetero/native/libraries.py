@@ -26,6 +26,7 @@ from .._native import ffi, lib
 from ..errors import LibraryNotFound
 from ..installed import extra
 from ..machine.launchers import have_home
+from ..machine.ucx_transports import memory_hooks
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
@@ -195,9 +196,15 @@ def preload_ucx() -> str:
     note says so.
     """
     global _ucx
-    if _ucx is not None:
-        return _ucx[0]
-    _check_chosen_ucx()
+    if _ucx is None:
+        _check_chosen_ucx()
+        with env.meanwhile(memory_hooks()):
+            _ucx = _load_ucx()
+    return _ucx[0]
+
+
+def _load_ucx() -> tuple[str, list[str]]:
+    """Load libucp. Returns its path and notes about the choice."""
     notes: list[str] = []
     present = mapped("libucp.so")
     if present:
@@ -217,16 +224,15 @@ def preload_ucx() -> str:
             notes.append(f"{origin}: {why}")
         else:
             raise LibraryNotFound(_failure("libucp", notes))
-    _ucx = (mapped("libucp.so") or "libucp.so.0", notes)
-    return _ucx[0]
+    return mapped("libucp.so") or "libucp.so.0", notes
 
 
 class _BeforeMPI:
     """An import finder that finds nothing: when mpi4py.MPI is imported, which initializes MPI, it loads libucp first.
 
-    Not earlier, because libucs measures the clock when loaded, up to half a second on a busy machine; MPI libraries
-    with UCX spend that time anyway. It must not remove itself from the finders: Python is iterating over them at that
-    moment and would skip the next one.
+    Not earlier, because loading libucs takes up to half a second (`memory_hooks`); MPI libraries with UCX spend that
+    time anyway. It must not remove itself from the finders: Python is iterating over them at that moment and would skip
+    the next one.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:

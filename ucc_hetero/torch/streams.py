@@ -269,12 +269,18 @@ class SideStream:
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:
     """Divide a sum by the number of ranks on the device (else the host would do it), then run ``finish``."""
 
+    is_sum = tensor is not None and bool(tensor.numel())
+
     def divide() -> None:
-        if tensor is not None and tensor.numel():
+        nonlocal is_sum
+        if is_sum:
+            whole = tensor.detach()
             if tensor.is_floating_point() or tensor.is_complex():
-                tensor.detach().div_(size)
+                change, by = whole.div_, size
             else:
-                tensor.copy_(torch.div(tensor, size, rounding_mode="trunc"))
+                change, by = whole.copy_, torch.div(whole, size, rounding_mode="trunc")
+            is_sum = False  # first: if a signal's handler raises, which it does after the next line, this runs again
+            change(by)
         if finish is not None:
             finish()
 

@@ -162,17 +162,29 @@ class Work(dist.Work):
             if self._source is not None and self._source.cancelled:
                 where = f"group {self._group.group_name!r} on rank {self._group.rank()}"
                 error = dist.DistBackendError(f"{where} was destroyed before the message of a receive came")
-            if error is None and self._finish is not None:
-                try:
-                    self._deliver()
-                except Exception as failure:  # stored here, and raised where the call is waited for
-                    error = failure
-            elif error is None and self._ready is not None:
+            self._requests = ()
+            if error is not None:
+                self._finish = None
+            elif self._finish is not None:
+                error = self._try_to_deliver()
+            elif self._ready is not None:
                 self._ready.over()
             self._error = error
-            self._requests, self._finish, self._keep = (), None, None
+            if self._finish is None:
+                self._keep = None
             self._done = True  # set last, as other threads read it without the lock
         self._group.in_flight.pop(self, None)
+
+    def _try_to_deliver(self) -> Exception | None:
+        """Run ``finish``, if it is still to run. Returns its error, which is raised where the call is waited for; the
+        next wait then runs it again, as the error may be that of a signal's handler."""
+        try:
+            if self._finish is not None:
+                self._deliver()
+            self._finish = None
+        except Exception as failure:
+            return failure
+        return None
 
     def _deliver(self) -> None:
         """Run ``finish`` on the received data."""
@@ -245,6 +257,7 @@ class Work(dist.Work):
             if self._future is not None:
                 self._future.waited = True
         if self._error is not None:
+            self._done = self._finish is None
             raise self._error
         if self._group.streams_wait:
             self._group.check_data()
@@ -426,14 +439,12 @@ class LaneWork(Work):
         with self._lock:
             if self._lane_message is None:
                 return
-            if state != 1:
-                self._error = torch_error(self._group.failure_of(message))
-            elif self._finish is not None:
-                try:
-                    self._deliver()
-                except Exception as failure:  # stored here, and raised where the message is waited for
-                    self._error = failure
-            self._lane_message, self._finish, self._done = None, None, True
+            self._lane_message = None
+            if state == 1:
+                self._error = self._try_to_deliver()
+            else:
+                self._error, self._finish = torch_error(self._group.failure_of(message)), None
+            self._done = True
         self._group.in_flight.pop(self, None)
         if self._error is not None and self._followed:  # a stream went on without the data
             self._group.broke(self._error)
@@ -458,6 +469,8 @@ class LaneWork(Work):
         with self._lock:
             message = self._lane_message
             if message is None:
+                if not self._done:
+                    self._error, self._done = self._try_to_deliver(), True
                 return True
             if _follow(message.handle, self._stream(), self._seconds) != 1:
                 return False
@@ -575,6 +588,7 @@ class CombinedWork(Work):
                     raise part._error
             else:
                 part.wait(timeout)
+        self._error = None  # if a part had one, it has been raised
         behind = [ready.order() for ready in self._entered]
         for part in self._parts if behind and all(behind) else ():
             if part._ready is not None:

@@ -142,10 +142,11 @@ def begin(rank: int, job: str, vendor: str) -> None:
 
 def _tidy(folder: Path) -> None:
     """Remove files of old failures from the temporary folder."""
-    for path in folder.glob("*.flight"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _KEPT_S:
-                path.unlink()
+    with os.scandir(folder) as entries:
+        for each in entries:
+            with suppress(OSError):
+                if each.name.endswith(".flight") and time.time() - each.stat().st_mtime > _KEPT_S:
+                    os.unlink(each)
 
 
 def comms() -> list[dict[str, Any]]:
