@@ -128,12 +128,15 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
     return (!peer->out || ucch_slot_flow_has_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
-/* Start moving the pieces of a slot; every other slot uses another stream. */
+/* Start moving the pieces of a slot; every other slot uses another stream. After a failure nothing is under way: slot
+ * and memory may be used again. */
 static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
     int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
-    s->on_device = region->on_device;
-    return status || !s->on_device ? status : ucch_event_record(&s->event, ucch_way_stream(way));
+    if (!status && region->on_device) status = ucch_event_record(&s->event, ucch_way_stream(way));
+    if (status && region->on_device) ucch_bound_ops()->stream_sync(ucch_way_stream(way));
+    s->on_device = !status && region->on_device;
+    return status;
 }
 
 /* Returns 1 if the copies are complete, 0 if not yet, or a failure. */

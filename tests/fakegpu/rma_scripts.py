@@ -511,3 +511,22 @@ for turn in range(6):
 assert late
 worker.close()
 """
+
+#: A call of the driver fails while a chunk is being copied: the transfer tells why, and the next one is whole.
+FAILS = COMMON
+FAILS += """
+driver = ctypes.CDLL(gpu.path)
+(mine, given), (room, seen) = (memory(3_000_000) for _ in range(2))
+target = peers[right].open(mpi.allgather(room.descriptor)[right])
+for name in (b"cuEventCreate", b"cuEventRecord", b"cuEventQuery"):
+    given[:] = rng.integers(0, 256, given.size, dtype=np.uint8)
+    mpi.Barrier()
+    if r == 0:
+        driver.fakegpu_fail(name, 0)
+        with pytest.raises(DeviceError, match=r"FAKE_ERROR \\(719\\)"):
+            peers[right].put(mine, target).Wait()
+        peers[right].put(mine, target).Wait()
+    there = mpi.bcast(given)
+    assert r == 0 or (seen == there).all(), name
+worker.close()
+"""
