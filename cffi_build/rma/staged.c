@@ -279,8 +279,8 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
     if (ucch_transfer_by_device(t)) return advance_by_device_locked(t);
     int way = ucch_carries_locked(t->peer);
-    if (way < 0) t->status = way;
-    if (!way || t->status) return 0;
+    if (way < 0 && !t->status) t->status = way;
+    if (!way) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
@@ -293,7 +293,8 @@ int ucch_staged_move_locked(ucch_transfer *t) {
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
-        int done = t->status < 0 ? t->status : copies_done(s);
+        int done = copies_done(s);
+        if (done == 1 && t->status) done = t->status; /* the transfer has failed: its last copies have to end, too */
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;

@@ -148,6 +148,7 @@ CASES = [
     ("rma: beside one that is stopped", rma.STOPPED, "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
     ("rma: given up", rma.GIVEN_UP, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "2000"}, ()),
     ("rma: a driver that fails", rma.FAILS, "nvidia:1,amd:1", {"UCCH_TIMEOUT": "20"}, OWN),
+    ("rma: a driver that fails, by wires", rma.far(rma.FAILS), "nvidia:1,amd:1", {"UCCH_TIMEOUT": "20"}, OWN),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
     ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
