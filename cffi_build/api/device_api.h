@@ -14,7 +14,7 @@ int ucch_capture_mode(int mode);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
-int ucch_device_bind(int runtime, int device, int may_hold);
+int ucch_device_bind(int runtime, int device, int queues);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 

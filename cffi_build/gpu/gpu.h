@@ -9,6 +9,9 @@
 /* Runtime of the device bound to this rank; -1: none. */
 int ucch_bound(void);
 int ucch_may_hold(void);
+int ucch_streams_share(int more);
+int ucch_stream_new(void **stream);
+void ucch_stream_free(void *stream);
 const device_ops *ucch_bound_ops(void);
 int ucch_bound_engine(void);
 int ucch_device_fail(int code, const char *what);

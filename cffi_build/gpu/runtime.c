@@ -16,7 +16,7 @@ static const device_adapter *table[RUNTIMES] = {&ucch_cuda, &ucch_hip};
 
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];
-static int bound_runtime = -1, bound_device, may_hold = 1;
+static int bound_runtime = -1, bound_device, queues = 1, streams;
 
 /* ---- reasons of failures ---- */
 
@@ -146,22 +146,43 @@ int ucch_device_pointer(int runtime, uintptr_t address) {
 /* The progress thread may query events while other threads capture graphs, in which it has no part. */
 static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
-/* Bind the device that every thread with progress uses from now on. `may`: streams may wait for work that is queued
- * later. Otherwise streams wait only for work that is queued already. Then there is no deadlock even if streams share
- * queues: whatever is ahead of a wait in a queue was queued before it, and so was what it waits for, on any rank. */
-int ucch_device_bind(int runtime, int device, int may) {
+/* Bind the device that every thread with progress uses from now on. `number`: so many queues run its streams, which may
+ * wait for work that is queued later. If 0, streams wait only for work that is queued already. Then there is no deadlock
+ * even if streams share queues: whatever is ahead of a wait in a queue was queued before it, and so was what it waits
+ * for, on any rank. */
+int ucch_device_bind(int runtime, int device, int number) {
     int status =
         is_loaded(runtime) ? ucch_device_check(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     UCCH_LOCKED; /* the progress thread may be running already */
     bound_runtime = runtime;
     bound_device = device;
-    may_hold = may;
+    queues = number;
     ucch_progress_inside(ucch_device_enter, ucch_device_leave, relax);
     return 0;
 }
 
-int ucch_may_hold(void) { return may_hold; }
+int ucch_may_hold(void) { return queues > 0; }
+
+/* Streams that the program and its libraries may have made. */
+#define OTHERS 8
+
+/* True if streams may share queues, with so many more of them. */
+int ucch_streams_share(int more) { return __atomic_load_n(&streams, __ATOMIC_RELAXED) + more + OTHERS > queues; }
+
+/* Make a stream of the bound device that is not ordered with its default stream. Returns 0 or a failure. */
+int ucch_stream_new(void **stream) {
+    int status = ucch_device_fail(ucch_bound_ops()->stream_new(stream), "stream");
+    if (!status) __atomic_add_fetch(&streams, 1, __ATOMIC_RELAXED);
+    return status;
+}
+
+/* Free it, if there is one. */
+void ucch_stream_free(void *stream) {
+    if (!stream) return;
+    ucch_bound_ops()->stream_free(stream);
+    __atomic_sub_fetch(&streams, 1, __ATOMIC_RELAXED);
+}
 
 int ucch_bound(void) { return bound_runtime; }
 

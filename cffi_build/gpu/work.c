@@ -108,7 +108,7 @@ int ucch_device_reserve(void) {
     int status = 0;
     ucch_flags_reserve(FLAGS);
     for (int way = 0; way < STREAMS && !status; way++)
-        if (!streams[way]) status = ucch_device_fail(ucch_bound_ops()->stream_new(&streams[way]), "stream");
+        if (!streams[way]) status = ucch_stream_new(&streams[way]);
     return status;
 }
 

@@ -12,8 +12,8 @@
  * waited for the receiver could deadlock, so the stream makes a copy, which is sent. A short send is always moved by
  * the caller's stream if the rings have room: two events fewer for driver and device.
  *
- * Where streams of a device share queues (no ucch_may_hold), progress gives a kernel to its stream only when the kernel
- * has nothing to wait for, part of a long message at a time: then there is no deadlock. Long messages, or parts, that
+ * Where streams of a device share queues (no ucch_may_hold), or may share them while the lane's stream waits already
+ * (may_wait), progress gives a kernel to its stream only when the kernel has nothing to wait for, part of a long message at a time: then there is no deadlock. Long messages, or parts, that
  * need not wait are moved by copy engines, there and wherever a whole message is ready when it is posted (its slots are
  * free, or filled already). Copies that waited in a stream for slots would have to be released when a message is given
  * up, and would then write to slots that a receiver still reads; a kernel checks, and stops.
@@ -410,9 +410,18 @@ static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     return fits;
 }
 
+/* True if the stream may wait for the message. A second message that waits behind another one blocks the queue of both,
+ * and with it other streams of this queue: 40 receives and 40 sends of two messages each, in as many streams on 32
+ * queues, waited for ever, with one message each they did not (H200). */
+static int may_wait(const ucch_lane *l, const ucch_lane_message *m) {
+    if (!ucch_may_hold() || l->waiting) return 0;
+    int is_first = UCCH_LOAD(&line_of(l, m->number - 1)->done) == m->number - 1;
+    return is_first || !ucch_streams_share(2 * l->channels->size);
+}
+
 /* Give the stream its work if possible, else later; with the lane's turn. */
 static int queue(ucch_lane *l, ucch_lane_message *m) {
-    if (ucch_may_hold()) {
+    if (may_wait(l, m)) {
         int status = needs_no_wait(l, m) ? queue_ready(l, m) : queue_all(l, m);
         if (status < 0) ucch_lane_fail(l, status);
         return status < 0 ? status : 0;
@@ -460,8 +469,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
     ucch_lane *l = ucch_lane_with(all, peer, is_recv, 0, &status);
     if (!l) return status;
     if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is a retry */
-    *m = (ucch_lane_message){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
-                             .of = l,
+    *m = (ucch_lane_message){.of = l,
                              .board = all->board,
                              .slot = slot,
                              .data = (char *)data,
@@ -475,11 +483,13 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
     ucch_give(&l->turn, UCCH_AT_TURN);
     if (status) return status;
     ucch_lock();
+    int queued = m->queued;
+    m->op.kind = queued ? &in_streams : &by_progress;
     l->users++;
     ucch_op_begin_locked(&m->op, timeout);
-    m->op.matched = m->queued;
+    m->op.matched = queued;
     ucch_unlock();
-    ucch_may_hold() ? ucch_progress_streams() : (void)ucch_progress_thread(1);
+    queued ? ucch_progress_streams() : (void)ucch_progress_thread(1);
     return 0;
 }
 

@@ -31,7 +31,7 @@ static int make_streams(ucch_lane *l) {
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
     if (!l->kernel) return UCCH_FAIL_DEVICE;
-    int status = ucch_device_fail(ops->stream_new(&l->stream), "stream");
+    int status = ucch_stream_new(&l->stream);
     l->moved_by = l->stream;
     for (int i = 0; i < UCCH_LANE_DEPTH && !status; i++) {
         status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");
@@ -49,7 +49,7 @@ void ucch_lane_unref(ucch_lane *l) {
 
 static void drop(ucch_lane *l) {
     const device_ops *ops = ucch_bound_ops();
-    if (l->stream) ops->stream_free(l->stream);
+    ucch_stream_free(l->stream);
     for (int i = 0; i < UCCH_LANE_DEPTH; i++) {
         if (l->entered[i]) ops->event_free(l->entered[i]);
         if (l->done[i]) ops->event_free(l->done[i]);

@@ -366,7 +366,7 @@ int ucch_channels_open(ucch_channels *c) {
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
     for (int i = 0; i < STREAMS && !status; i++) {
         if (i == STREAM_WIRES && !c->copies) continue;
-        status = ucch_device_fail(ops->stream_new(&c->streams[i]), "stream");
+        status = ucch_stream_new(&c->streams[i]);
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
     if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event") ?: count_from_zero(c);
@@ -387,7 +387,7 @@ void ucch_channels_free(ucch_channels *c) {
     }
     int before = ucch_device_enter();
     for (int i = 0; i < STREAMS; i++) {
-        if (c->streams[i]) ops->stream_free(c->streams[i]);
+        ucch_stream_free(c->streams[i]);
         if (c->tail[i]) ops->event_free(c->tail[i]);
     }
     if (c->began) ops->event_free(c->began);

@@ -51,7 +51,7 @@ def begin_case():
         while _dropped:
             library.fakegpu_forget(ctypes.c_void_p(_dropped.pop()))
         library.fakegpu_settings()
-        lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
+        lib.ucch_device_bind(each.code, device.place_of().device, each.queues)
 
 
 def kernel(name, stream, memory, n, value):

@@ -14,7 +14,8 @@
  *
  * FAKEGPU_DEVICES: number of devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice
  * that (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: number of queues, regardless of
- * the runtime's settings (0: one for every stream). FAKEGPU_NO_PEERS: no process can open another one's device memory.
+ * the runtime's settings (0: one for every stream). FAKEGPU_GOES_ON: behind a running kernel a queue goes on with other
+ * streams, as CUDA's do, up to further work of the kernel's stream other than events. FAKEGPU_NO_PEERS: no process can open another one's device memory.
  * FAKEGPU_XGMI: the devices are linked. FAKEGPU_PINNED_MB: limit of host memory that devices see. FAKEGPU_HIP: the
  * version (6). FAKEGPU_AHEAD: length of a stream's queue above which the caller waits, and with it all callers of the
  * driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which waits until the device is idle,
@@ -83,6 +84,8 @@ typedef struct queue {
 typedef struct stream {
     queue *queue;
     int device, unfinished, ended;
+    queue *beside; /* runs its kernels and the events behind them, if queues go on (FAKEGPU_GOES_ON) */
+    int running;   /* works there */
     struct stream *next;
 } stream;
 
@@ -91,7 +94,7 @@ static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
 static int misuses, started, open_streams, most_queues, given, closing;
 /* Frequently used settings: the boards of this process's devices, a copy's least time, and a stream's longest queue. */
-static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
+static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy, goes_on;
 static _Thread_local int current = -1;
 
 /* A network thread must never call a driver, as the call may wait for data that this thread has to carry. */
@@ -254,6 +257,7 @@ static void read_settings(void) {
     least_us = setting("FAKEGPU_DELAY_US", 1000);
     most_ahead = setting("FAKEGPU_AHEAD", 0);
     lazy = setting("FAKEGPU_LAZY", 0);
+    goes_on = !HIP && setting("FAKEGPU_GOES_ON", 0);
 }
 
 /* The same, and the number of queues that new streams share: for ranks that run several cases. */

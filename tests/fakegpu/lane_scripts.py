@@ -99,6 +99,34 @@ HELD += """
             comm.Isend(z, right, stream=wrong)
 """
 
+#: More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a rank
+#: gets what it waits for once it has sent, for which its receives may not block the queues.
+CROWDED = """
+import time
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+with Communicator() as comm:
+    r, peer, gpu = comm.rank, 1 - comm.rank, runtime()
+    gpu.use(comm._runner.members.place.device)
+    stream, groups, kept = gpu.stream(), [comm.Dup() for _ in range(COUNT)], []
+    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, 300_000] * COUNT).tolist()
+    x, y = ([Array(each) for each in n] for _ in range(2))
+    for k, each in enumerate(x):
+        for array, value in (each, 1000 * r + k), (y[k], -1):
+            getattr(array.set(value), "push", bool)()
+    for k, group in enumerate(groups * 2):
+        kept.append(group.Irecv(y[k], peer, k, stream=stream))
+    if r:  # then it sends only after it has received
+        [request.Wait() for request in kept]
+    for k, group in enumerate(groups * 2):
+        kept.append(group.Isend(x[k], peer, k, stream=stream))
+    [request.Wait() for request in kept]
+    assert all((each.peek == 1000 * peer + k).all() for k, each in enumerate(y))
+    [each.Free() for each in groups]
+print("right", flush=True)
+"""
+
 #: Messages that need not wait use no multiprocessors: long sends that fit into rings, receives of data that has
 #: arrived.
 COPIES = ROUND

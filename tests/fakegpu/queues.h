@@ -1,4 +1,26 @@
 /* Streams, the queues that they share, and copy engines. Included by fakegpu.c. */
+static queue *new_queue(void);
+
+/* Give a kernel to the stream's own queue, and events behind it, once the stream's earlier kernel has ended: until then
+ * all that is behind in this queue waits. Returns 0 for work that runs here. */
+static int runs_beside_locked(const queue *q, work *w) {
+    stream *s = w->of;
+    if (!goes_on || !s || q == s->beside || (w->kind == RECORD && !s->running)) return 0;
+    while (w->kind != RECORD && s->running) {
+        pthread_mutex_unlock(&lock);
+        usleep(LOOK_US);
+        enter();
+    }
+    if (w->kind != KERNEL && w->kind != RECORD) return 0;
+    if (!s->beside && !(s->beside = new_queue())) return 0;
+    s->running++;
+    w->next = NULL;
+    *s->beside->tail = w;
+    s->beside->tail = &w->next;
+    pthread_cond_signal(&s->beside->given);
+    return 1;
+}
+
 static void *worker(void *data) {
     queue *q = data;
     enter();
@@ -8,10 +30,12 @@ static void *worker(void *data) {
         work *w = q->head;
         q->head = w->next;
         if (!q->head) q->tail = &q->head;
+        if (runs_beside_locked(q, w)) continue;
         pthread_mutex_unlock(&lock);
         run(q, w);
         enter();
         if (w->of) w->of->unfinished--;
+        if (w->of && q == w->of->beside) w->of->running--;
         free(w);
     }
     return NULL;

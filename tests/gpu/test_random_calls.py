@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from array_kinds import gpus
+from lane_scripts import CROWDED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +39,12 @@ def test_random(mpirun, hip_over_cuda, layout, devices, program):
     env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu", "mpi")), ROOT)))}
     job = mpirun(program, ranks, env=env, timeout=120, cold=True)
     assert job.said("right") == ranks, (env, job.output)
+
+
+def test_more_streams_than_queues(mpirun, hip_over_cuda):
+    if gpus() < 2:
+        pytest.skip("needs 2 NVIDIA GPUs and torch")
+    env = {"FAKEGPU_LAYOUT": "nvidia:1,amd:1", "CASES_HIP": str(hip_over_cuda), "UCCH_HOLD": "y"}
+    env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu")), ROOT)))}
+    job = mpirun("COUNT = 40\n" + CROWDED, 2, env=env, timeout=120, cold=True)
+    assert job.said("right") == 2, job.output

@@ -364,7 +364,8 @@ def main(trials):
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
         checks += [refused_own_operation, refused_objects, alone] * 3
-        for check in (freed_first, *(checks if STREAM is None else (behind, answered_late))):
+        checks += [freed_first] * kept._runner.board.shows_all  # elsewhere Free waits
+        for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)
     if WORLD.rank == 0:

@@ -28,8 +28,11 @@ LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
 #: Each of thousands of pieces is a separate copy.
 SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
+#: CUDA's own: eight queues, which go on behind a kernel that runs.
+GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "FAKEGPU_CONNECTIONS": "", "FAKEGPU_GOES_ON": "1", "GPU_MAX_HW_QUEUES": "99"}
 #: HIP's default: streams wait only for work that was queued before.
 CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
+CROWDED = "COUNT = 12\n" + lanes.CROWDED
 #: One of these is drawn.
 OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
 BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
@@ -135,6 +138,7 @@ CASES = [
     ("lanes: by copies", lanes.COPIES, "nvidia:2,amd:1", LANES, ANY),
     ("lanes: mistakes", lanes.MISTAKES, "nvidia:1,amd:1", LANES, ANY),
     ("lanes: late", lanes.LATE, "nvidia:1,amd:1", LANES, ANY),
+    ("lanes: more streams than queues", CROWDED, "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
     ("lanes: after many groups", lanes.GROUPS, "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ("rma: places of pieces", rma.EVERY, "amd:2", SOON, ()),
     ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, OWN),
@@ -163,7 +167,7 @@ CASES = [
 #: The output of one rank.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
 #: Cases for ranks that have pinned no memory before, or with another environment.
-FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER
+FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER, CROWDED
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def Free(self) -> None:
         """Free the communicator. Collective.
 
-        Ranks may free communicators in different orders, as with MPI: this waits at most a second, and what other ranks
-        still need is freed later.
+        On one host without GPUs ranks may free communicators in different orders, as with MPI: this waits at most a
+        second, and what other ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.
@@ -230,10 +230,12 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         """Free what `Free` has left if all other ranks have come meanwhile, or will never come."""
         with _first_call:
             runner, mpi = _late.get(self, (None, None))
-            if runner is not None and (together := runner.close_late()) is not None:
+            together = None if runner is None else runner.met_late()
+            if together is not None:
                 self._is_over()
                 exit.living.pop(self, None)
-                self._release(runner, mpi, together)
+        if runner is not None and together is not None:  # without the lock: threads that have their turn come here, too
+            self._release(runner, mpi, runner.end(together))
 
     def _release(self, runner: Runner, mpi: Any, together: bool) -> None:
         """Free what remains after the runner was closed. ``together``: all ranks do so."""

@@ -18,8 +18,6 @@ from .request import dropped, run_poll_hooks, under_way, withdraw
 from .state import State
 from .verification import Verification
 
-#: What the arrival board shows of a rank that frees the communicator.
-_FREE = "Free"
 #: Seconds between checks while a communicator is closed and nothing of this rank is active.
 _NAP_S = 2e-4
 #: Seconds in which the other ranks usually arrive: no nap before.
@@ -51,34 +49,43 @@ class Closing(State, ABC):
     def close(self, seconds: float | None = None) -> bool | None:
         """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
 
-        ``seconds``: None is returned if ranks have not come by then, or wait for this one in another communicator:
-        :meth:`close_late` frees everything later. ``ValueError`` if there are active requests; nothing was changed."""
+        ``seconds``: None is returned if ranks have not come by then, or wait for this one in another communicator, and
+        what they need can be freed later, by :meth:`end`. ``ValueError`` if there are active requests; nothing was
+        changed."""
         self.ended_by_refusal()
         if not self.late:
             self._drain()
-        if seconds is None or self._verification is not None:  # which compares checksums of the last calls
-            return self._end(bool(self.meet(self.timeout)))
+        if seconds is None or not self._frees_alone:
+            return self.end(bool(self.meet(self.timeout)))
         met = self.meet(min(seconds, self.timeout or seconds), lambda: self._hopeless() or self._is_needed())
         self.late = met is None
-        return None if met is None else self._end(met)
+        return None if met is None else self.end(met)
+
+    @property
+    def _frees_alone(self) -> bool:
+        """True if nothing that is freed once all ranks have come needs them again: no rings, which end when both sides
+        have taken everything out, and no checksums of the last calls."""
+        members = self.members
+        on_host = members.runtime is None and members.channels is None and self.board.shows_all
+        return on_host and members.tuning.plain and self._verification is None
 
     def _is_needed(self) -> bool:
-        """True if a rank of this host that has not come waits in another communicator for a call of this one."""
+        """True if a rank that has not come waits in another communicator for a call of this one."""
         board = self.board
-        return any(board.elsewhere(r) for r in board.ranks if board.label(r, board.next) != _FREE)
+        late = (r for slot, r in enumerate(board.ranks) if not lib.ucch_board_given_back(board.native, slot))
+        return any(map(board.elsewhere, late))
 
-    def close_late(self) -> bool | None:
-        """What :meth:`close` returns by now, without waiting."""
-        met = self.meet(-1.0)
-        return None if met is None else self._end(met)
+    def met_late(self) -> bool | None:
+        """What :meth:`close` returns by now, without waiting; if not None, one thread has to call :meth:`end`."""
+        return self.meet(-1.0)
 
     def attend(self) -> None:
         """Discard messages to this rank if it has freed the communicator and other ranks have not."""
         if self.late:
             self._discard()
 
-    def _end(self, together: bool) -> bool:
-        """Free everything; ``together``: all ranks do so."""
+    def end(self, together: bool) -> bool:
+        """Free everything; ``together``: all ranks do so. Returns ``together``."""
         self.late = False
         if self._leaving and not together:
             quarantine.keep(self._leaving, partial(_all_have_left, self._leaving[0], self.mpi), _all_have_left)
@@ -99,7 +106,7 @@ class Closing(State, ABC):
             given_up = len(dropped(self))  # before `busy` is read: this completes operations that have ended
             self._refuse_active(self.busy - given_up)
             if not self.board.shows_all:
-                self.board.announce(_FREE)  # ranks that make a call see this and need not time out
+                self.board.announce("Free")  # ranks that make a call see this and need not time out
         withdraw(self)
         progress_until(self._all_ended, self.timeout, longest=_NAP_S)
         if not self.broken:

@@ -64,7 +64,7 @@ def bind(place: Place) -> DeviceRuntime | None:
         )
     if _bound == place:
         return runtime
-    if lib.ucch_device_bind(runtime.code, place.device, runtime.holds) or lib.ucch_device_reserve():
+    if lib.ucch_device_bind(runtime.code, place.device, runtime.queues) or lib.ucch_device_reserve():
         raise DeviceError(f"{place.vendor} device {place.device}: {c_text(lib.ucch_device_error())}")
     _bound = place
     return runtime

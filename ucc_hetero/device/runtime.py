@@ -90,6 +90,13 @@ class DeviceRuntime:
         wanted = str(env.get("HOLD"))
         return self.eager and (wanted == "y" or (wanted == "auto" and bool(self.traits & lib.UCCH_OWN_QUEUES)))
 
+    @property
+    def queues(self) -> int:
+        """Queues that run a device's streams if these may wait (`holds`), else 0."""
+        variable, default = vendors.VENDORS[self.vendor].queues
+        number = os.environ.get(variable, "")
+        return 0 if not self.holds else max(1, int(number) if number.isdecimal() else default)
+
     def target(self, device: int) -> str:
         """Compiler target of a device. Empty if neither the runtime nor the kernel's files tell it.
 

@@ -126,6 +126,8 @@ class Vendor:
     compiler: Compiler | None = None
     settings: tuple[Setting, ...] = ()
     traps: tuple[Trap, ...] = ()
+    #: Variable with the number of queues that run a device's streams, and the number without it.
+    queues: tuple[str, int] = ("", 1 << 20)
 
     # --- the kernel's driver
     #: File that exists if the driver is loaded; (file, pattern) pairs that give its version, best first.
@@ -395,6 +397,7 @@ register(
             Setting("UCC_MC_CUDA_MPOOL_ELEM_SIZE", "256M", "always", _SCRATCH),
             Setting("UCC_MC_CUDA_MPOOL_MAX_ELEMS", "64", "always", _SCRATCH),
         ),
+        queues=("CUDA_DEVICE_MAX_CONNECTIONS", 8),
         traps=(
             Trap(
                 "CUDA_MODULE_LOADING",
@@ -467,6 +470,7 @@ register(
             *_SMALL_BAR,
         ),
         traps=_HIP_TRAPS,
+        queues=("GPU_MAX_HW_QUEUES", 4),
         module="sys/module/amdgpu",
         version=(("sys/module/amdgpu/version", r"\S+"), ("proc/sys/kernel/osrelease", r"\S+")),
         peer_kernel=6,
