@@ -422,8 +422,9 @@ uint64_t ucch_board_under_way(const ucch_board *b) { return UCCH_LOAD(&b->me->op
 /* The number of the next call. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
-/* A peer (see ucch_board_gone) that entered call `seq` with another signature, or freed the communicator instead; -1
- * for none. A peer that has not arrived will see this rank's signature; a peer whose ring has moved on has seen it. */
+/* A peer (see ucch_board_gone) that entered call `seq` with another signature, or freed the communicator instead
+ * although none of its calls had failed; -1 for none. A peer that has not arrived will see this rank's signature; a
+ * peer whose ring has moved on has seen it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     int other = b->far ? ucch_far_differs(b->far, seq) : -1;
     if (b->n < 2) return other;
@@ -431,7 +432,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (!read_arrival(b->me, seq, &ours, NULL)) return other; /* this rank's own ring has moved on */
     for (int i = 0; i < b->n; i++)
         if ((read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) ||
-            (has_freed(b, i) && call_of(&b->slots[i]) < seq))
+            (has_freed(b, i) && call_of(&b->slots[i]) < seq && !ucch_board_given_up(b, i)))
             return i;
     return other;
 }

@@ -125,6 +125,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
     g->again = 0;
     g->by_event = write_in(&g->in, stream) != 0;
     int status = g->by_event ? ucch_event_record(&g->event, stream) : 0;
+    if (status) g->by_event = 0; /* there may be no event */
     g->closed = !status;
     return status;
 }

@@ -128,12 +128,15 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
     return (!peer->out || ucch_slot_flow_has_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
-/* Start moving the pieces of a slot; every other slot uses another stream. */
+/* Start moving the pieces of a slot; every other slot uses another stream. After a failure nothing is under way: slot
+ * and memory may be used again. */
 static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
     int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
-    s->on_device = region->on_device;
-    return status || !s->on_device ? status : ucch_event_record(&s->event, ucch_way_stream(way));
+    if (!status && region->on_device) status = ucch_event_record(&s->event, ucch_way_stream(way));
+    if (status && region->on_device) ucch_bound_ops()->stream_sync(ucch_way_stream(way));
+    s->on_device = !status && region->on_device;
+    return status;
 }
 
 /* Returns 1 if the copies are complete, 0 if not yet, or a failure. */
@@ -276,8 +279,8 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
     if (ucch_transfer_by_device(t)) return advance_by_device_locked(t);
     int way = ucch_carries_locked(t->peer);
-    if (way < 0) t->status = way;
-    if (!way || t->status) return 0;
+    if (way < 0 && !t->status) t->status = way;
+    if (!way) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
@@ -290,7 +293,8 @@ int ucch_staged_move_locked(ucch_transfer *t) {
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
-        int done = t->status < 0 ? t->status : copies_done(s);
+        int done = copies_done(s);
+        if (done == 1 && t->status) done = t->status; /* the transfer has failed: its last copies have to end, too */
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;

@@ -143,9 +143,8 @@ static int attend_locked(ucch_op *op) {
     return busy > 1;
 }
 
-static void ignore_locked(ucch_op *op, int status) { ucch_op_end_locked(op, status, -1, -1); }
-
-static const ucch_op_kind attention = {UCCH_BY_WORKERS, attend_locked, NULL, ignore_locked};
+/* It has no deadline, and is never abandoned. */
+static const ucch_op_kind attention = {.way = UCCH_BY_WORKERS, .advance_locked = attend_locked};
 
 static void *thread_main(void *arg) {
     ucch_rma *at = arg;

@@ -131,3 +131,32 @@ if comm.rank == 0:
         print("right:", error)
 comm.mpi.Barrier()
 """
+
+#: A call of the driver fails on one rank: it says which, and the others which rank has given up; a new communicator is
+#: whole.
+DRIVER = """
+from ranks import *
+first = Communicator()
+gpu = runtime()
+gpu.use(first._runner.members.place.device)
+driver, stream, who = ctypes.CDLL(gpu.path), gpu.stream(), first.size - 1
+x, y = Array(100_000).set(1), Array(100_000)
+
+def work(comm):
+    comm.Allreduce(x, y.set(-1))
+    comm.Iallreduce(x, y, stream=stream).Wait()
+    assert (y.peek == comm.size).all()
+
+work(first)
+for name in os.environ["FAILING"].split():
+    with Communicator() as comm:
+        work(comm)
+        comm.mpi.Barrier()
+        if comm.rank == who:
+            driver.fakegpu_fail(name.encode(), 0)
+        words = rf"FAKE_ERROR \\(719\\)" if comm.rank == who else f"rank {who} (has given up|refused)"
+        with pytest.raises((CollectiveError, DeviceError), match=words):
+            for _ in range(3):
+                work(comm)
+work(first)
+"""

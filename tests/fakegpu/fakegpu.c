@@ -37,6 +37,7 @@
 #endif
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_DEVICE = 101, NOT_READY = 600 };
+enum { LAUNCH_FAILED = 719 };
 enum { NOT_SUPPORTED = 801, ALREADY_MAPPED = 208 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
@@ -278,6 +279,15 @@ static int begin(void) {
     return device_count() ? OK : 100; /* no device */
 }
 
+static const char *failing;
+static int before_failing;
+
+static int fails(const char *name) {
+    const char *which = __atomic_load_n(&failing, __ATOMIC_SEQ_CST);
+    if (!which || (*which && strcmp(which, name))) return 0;
+    return __atomic_fetch_sub(&before_failing, 1, __ATOMIC_SEQ_CST) == 0;
+}
+
 static int query(event *e) {
     if (e->last && e->last->of) return CAPTURED_EVENT;
     if (refused()) return refused();
@@ -329,6 +339,13 @@ void fakegpu_forget(void *address) {
     enter();
     if (begins(r, address)) poison_locked(r);
     pthread_mutex_unlock(&lock);
+}
+
+/* After `more` calls of this name (CUDA's for both runtimes; "": of any name) let one fail. */
+void fakegpu_fail(const char *name, int more) {
+    __atomic_store_n(&failing, NULL, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&before_failing, more, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&failing, strdup(name), __ATOMIC_SEQ_CST);
 }
 
 void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ_CST); }

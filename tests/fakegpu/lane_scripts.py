@@ -3,6 +3,7 @@
 from device_scripts import program
 
 COMMON = """
+from unittest import mock
 from ranks import *
 
 LONG = 300_000  # float32: several pieces
@@ -65,6 +66,29 @@ HELD += """
         comm.Recv(y, left, k, stream=stream)
         assert (y.peek == 10 * left + k % 8).all(), k
     [request.Wait() for request in (late, synchronous)]
+    # More messages than a lane numbers at a time: the next one waits for room, at most until the deadline.
+    (outof, first), (into, second), limit = held(), held(), comm._messages.timeout
+    xs, ys, waits = [Array(9).set(1000 * r + k) for k in range(100)], [Array(9).set(-1) for _ in range(100)], []
+    post_when_room = type(comm._messages)._post_when_room
+
+    def full(messages, message, timeout, status):
+        if status and not waits:
+            messages.timeout = 0.05
+            with pytest.raises(CollectiveTimeout, match=f"to rank {right}.*: timeout, 64 earlier messages"):
+                post_when_room(messages, message, timeout, status)
+            messages.timeout = limit
+            first.open()
+            second.open()
+        waits.extend([message] * (status != 0))
+        post_when_room(messages, message, timeout, status)
+
+    with mock.patch.object(type(comm._messages), "_post_when_room", full):
+        requests = []
+        for x, y in zip(xs, ys):
+            requests += comm.Isend(x, right, 3, stream=outof), comm.Irecv(y, left, 3, stream=into)
+    assert waits
+    [request.Wait() for request in requests]
+    assert all((y.peek == 1000 * left + k).all() for k, y in enumerate(ys))
     # What cannot be.
     with pytest.raises(NotSupported, match="name its source"):
         comm.Irecv(y, stream=stream)

@@ -1,10 +1,10 @@
 /* The entry points of the two runtimes that ucc_hetero uses. Included by fakegpu.c. */
 #ifdef FAKE_CUDA
 #define ENTRY(cuda, hip, params, does)                                                                                 \
-    int cuda params { return does; }
+    int cuda params { return fails(#cuda) ? LAUNCH_FAILED : (does); }
 #else
 #define ENTRY(cuda, hip, params, does)                                                                                 \
-    int hip params { return does; }
+    int hip params { return fails(#cuda) ? LAUNCH_FAILED : (does); }
 #endif
 /* Calls that need a current device. */
 #define READY(does) (usable() ? usable() : (does))

@@ -511,3 +511,34 @@ for turn in range(6):
 assert late
 worker.close()
 """
+
+#: A call of the driver fails for the first or a later chunk, while others are being copied: the transfer tells why,
+#: and the next one is whole. A region that is closed meanwhile is refused, and waits for no timeout.
+FAILS = COMMON
+FAILS += """
+driver = ctypes.CDLL(gpu.path)
+(mine, given), (room, seen) = (memory(20_000_000) for _ in range(2))  # more than slots hold
+target = peers[right].open(mpi.allgather(room.descriptor)[right])
+for name, before in (b"cuEventCreate", 1), (b"cuEventRecord", 0), (b"cuEventRecord", 1), (b"cuEventQuery", 1):
+    given[:] = rng.integers(0, 256, given.size, dtype=np.uint8)
+    mpi.Barrier()
+    if r == 0:
+        driver.fakegpu_fail(name, before)
+        with pytest.raises(DeviceError, match=r"FAKE_ERROR \\(719\\)"):
+            peers[right].put(mine, target).Wait()
+        peers[right].put(mine, target).Wait()
+    there = mpi.bcast(given)
+    assert r == 0 or (seen == there).all(), name
+# The owner closes the region.
+for turn in range(4):
+    room, _ = memory(20_000_000)
+    target = peers[right].open(mpi.allgather(room.descriptor)[right])
+    mpi.Barrier()
+    if r == 0:
+        with suppress(RefusedError):
+            peers[right].put(mine, target).Wait()
+    else:
+        room.close()
+    mpi.Barrier()
+worker.close()
+"""

@@ -212,6 +212,25 @@ def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
         lib.ucch_board_free(ours)
 
 
+def test_a_rank_that_frees_after_a_failure_has_given_up():
+    """It has not called Free where it should have made another call: that would hide why."""
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    memory, peer = ffi.from_buffer(page), ffi.new("int *")
+    boards = [lib.ucch_board_new(memory, 2, slot, [0, 1], 1) for slot in (0, 1)]
+    ours, theirs = boards
+    for board in boards:
+        lib.ucch_board_expect(board, [os.getpid()] * 2)
+        assert publish(board, 1, "allreduce") == 1
+    lib.ucch_board_failed(theirs, 1)
+    lib.ucch_board_leave(theirs)
+    lib.ucch_board_give_back(memory, 1, 1, False)
+    assert publish(ours, 2, "bcast") == 2
+    assert lib.ucch_board_verdict(ours, 2, peer) == 0
+    assert lib.ucch_board_gone(ours, 2) == 1 and lib.ucch_board_given_up(ours, 1) == 1
+    for board in boards:
+        lib.ucch_board_free(board)
+
+
 #: In a PID namespace, where the next process id can be chosen.
 REUSED = """
 import os, subprocess

@@ -24,6 +24,7 @@ from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.rma import channel as channels
+from ucc_hetero.rma import endpoint as endpoints
 from ucc_hetero.rma import region as regions
 from ucc_hetero.rma import request as requests
 from ucc_hetero.rma import worker as workers
@@ -95,6 +96,23 @@ def test_lists_are_of_one_length_and_inside():
     for bad in ("x", 1.5, [[1]], [], None):
         with pytest.raises(TypeError, match="local_offsets"):
             _lists(100, 100, bad, 0, 0)
+
+
+@pytest.mark.parametrize("function", ["ucch_region_new", "ucch_target_new", "ucch_transfer_new"])
+def test_no_memory_for_what_the_engine_makes(monkeypatch, function):
+    """It returns NULL, which its other functions would use."""
+
+    class NoMemory:
+        def __getattr__(self, name):
+            return (lambda *_: ffi.NULL) if name == function else getattr(lib, name)
+
+    with rma.Worker() as one, rma.Worker() as other:
+        there, _ = one.connect(other.address), other.connect(one.address)
+        room = other.register(bytearray(8)).descriptor
+        for module in regions, endpoints, requests:
+            monkeypatch.setattr(module, "lib", NoMemory())
+        with pytest.raises(MemoryError):
+            there.put(one.register(bytearray(8)), there.open(room))
 
 
 def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing():

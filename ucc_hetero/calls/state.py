@@ -207,6 +207,8 @@ def _failure_for(error: Any, board: Board, rank: int, label: str, timeout: float
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s ({settings.limit_text(timeout)}){who}"
         )
+    if status == lib.UCCH_FAIL_DEVICE:
+        return CollectiveError(f"{where}: {c_text(lib.ucch_device_last_error())}")
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
     if not ended and lib.ucch_board_doubtful(board.native, seq):

@@ -78,8 +78,10 @@ def owned(native: Any, free: Any) -> Any:
 
     Python runs finalizers of objects in a cycle in any order, and cffi's is one of them: ``__del__`` of an object that
     refers to the native object could find it freed. So this object is not tracked by the garbage collector and is freed
-    after all of them.
+    after all of them. ``MemoryError`` if it is NULL.
     """
+    if not native:
+        raise MemoryError("no memory is left")
     found = ffi.gc(native, free)
     if _untrack is not None:
         _untrack(found)

@@ -44,9 +44,9 @@ class Target(Sided):
 
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
-        #: Freed with this object, which transfers keep alive: another thread may close the endpoint and its targets.
-        self._memory = owned(native, lib.ucch_target_free) if native else native
         self._have(native)
+        #: Freed with this object, which transfers keep alive: another thread may close the endpoint and its targets.
+        self._memory = owned(native, lib.ucch_target_free)
         #: Why this process's device cannot reach it directly; empty if it can, or should not.
         self.lack = ""
 
@@ -87,9 +87,10 @@ class Endpoint(Sided):
         process = address.process if near else 0
         patience = 0.0 if near else wires.HEARTBEATS * env.get("HEARTBEAT")
         about = self._address, len(self._address), process, patience
-        self._have(lib.ucch_peer_new(worker.native, self.uid, *about, status))
-        if not self.engine:
+        native = lib.ucch_peer_new(worker.native, self.uid, *about, status)
+        if status[0]:
             raise failure("the connection", status[0])
+        self._have(native)
         self._targets: list[Target] = []
         self._closing = threading.Lock()
 

@@ -163,7 +163,9 @@ class Sided:
     _raises: type[Exception] = ValueError
 
     def _have(self, native: Any) -> None:
-        """Set the native part."""
+        """Set the native part, which is NULL without memory."""
+        if not native:
+            raise MemoryError(f"no memory for a {type(self).__name__}")
         self.engine = int(ffi.cast("uintptr_t", native))
 
     @property

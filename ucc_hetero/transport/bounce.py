@@ -76,4 +76,5 @@ class Bounce:
     def _copy(self, dst: int, src: int, nbytes: int, stream: int | None) -> None:
         if nbytes:
             to, of, at = (ffi.cast("void *", a) for a in (dst, src, self._stream.handle if stream is None else stream))
-            self._runtime.check("copy", lib.ucch_device_move(to, of, nbytes, at, stream is None))
+            if lib.ucch_device_move(to, of, nbytes, at, stream is None):
+                raise self._runtime.failure()
