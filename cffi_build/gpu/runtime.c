@@ -147,9 +147,9 @@ int ucch_device_pointer(int runtime, uintptr_t address) {
 static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
 /* Bind the device that every thread with progress uses from now on. `number`: so many queues run its streams, which may
- * wait for work that is queued later. If 0, streams wait only for work that is queued already. Then there is no deadlock
- * even if streams share queues: whatever is ahead of a wait in a queue was queued before it, and so was what it waits
- * for, on any rank. */
+ * wait for work that is queued later. If 0, streams wait only for work that is queued already. Then there is no
+ * deadlock even if streams share queues: whatever is ahead of a wait in a queue was queued before it, and so was what
+ * it waits for, on any rank. */
 int ucch_device_bind(int runtime, int device, int number) {
     int status =
         is_loaded(runtime) ? ucch_device_check(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;

@@ -13,10 +13,11 @@
  * the caller's stream if the rings have room: two events fewer for driver and device.
  *
  * Where streams of a device share queues (no ucch_may_hold), or may share them while the lane's stream waits already
- * (may_wait), progress gives a kernel to its stream only when the kernel has nothing to wait for, part of a long message at a time: then there is no deadlock. Long messages, or parts, that
- * need not wait are moved by copy engines, there and wherever a whole message is ready when it is posted (its slots are
- * free, or filled already). Copies that waited in a stream for slots would have to be released when a message is given
- * up, and would then write to slots that a receiver still reads; a kernel checks, and stops.
+ * (may_wait), progress gives a kernel to its stream only when the kernel has nothing to wait for, part of a long
+ * message at a time: then there is no deadlock. Long messages, or parts, that need not wait are moved by copy engines,
+ * there and wherever a whole message is ready when it is posted (its slots are free, or filled already). Copies that
+ * waited in a stream for slots would have to be released when a message is given up, and would then write to slots that
+ * a receiver still reads; a kernel checks, and stops.
  *
  * Messages matched by libucp (offer.c) have lanes of their own with one ring for pieces. They are moved in the order of
  * the numbers that the receiver gives, and always in parts: no kernel waits for another message's data. For a receive

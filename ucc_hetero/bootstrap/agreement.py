@@ -49,8 +49,8 @@ BRIDGE_SETTINGS = {
 #: bit-identical on all ranks. TL/SHM takes longer to set up a small collective than TL/UCP to run it, and up to four
 #: ranks of a host exchange whole vectors faster than halves (seen: 64 KiB on two ranks 12 instead of 27 us). A short
 #: reduce_scatter takes a step for each doubling of the ranks, not one for each rank (seen: 256 bytes for each of 16
-#: ranks 21 instead of 72 us). Completion by a word written behind each of the vendor's kernels delays the next kernel by
-#: some microseconds; completion by an event does not.
+#: ranks 21 instead of 72 us). Completion by a word written behind each of the vendor's kernels delays the next kernel
+#: by some microseconds; completion by an event does not.
 NATIVE_SETTINGS = {
     "UCC_TLS": "^mlx5,sharp,cuda,shm",
     "UCC_TL_UCP_ALLREDUCE_KN_RADIX": "2",
