@@ -491,18 +491,18 @@ print("right", flush=True)
 os._exit(0)  # MPI waits for the dead
 """
 
-#: Transfers whose time is over while their data is on its way: the next one is whole.
+#: Transfers whose time is over while their data is on its way: the next one, of other memory, is whole.
 GIVEN_UP = COMMON
 GIVEN_UP += """
 N, late = 20_000_000, 0  # more than slots hold
-(first, _), (second, given), (room, seen) = (memory(N) for _ in range(3))
-target = peers[right].open(mpi.allgather(room.descriptor)[right])
+(first, _), (second, given), (other, _), (room, seen) = (memory(N) for _ in range(4))
+aside, target = (peers[right].open(mpi.allgather(each.descriptor)[right]) for each in (other, room))
 for turn in range(6):
     given[:] = rng.integers(0, 256, N, dtype=np.uint8)
     mpi.Barrier()
     move = peers[right].put if turn % 2 else peers[right].get
     try:
-        move(first, target, timeout=rng.uniform(1e-3, 5e-3)).Wait()
+        move(first, aside, timeout=rng.uniform(1e-3, 5e-3)).Wait()
     except CollectiveTimeout:
         late += 1
     peers[right].put(second, target).Wait()
