@@ -13,12 +13,17 @@ import socket
 import struct
 import subprocess
 import tempfile
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 RANK = Path(__file__).with_name("crew_rank.py")
+#: The program of a case in a job of its own.
+CASE = RANK.with_name("case.py")
+#: Folders with modules of cases for tests of all folders.
+SHARED = [RANK.parents[1] / each for each in ("fakegpu", "mpi")]
 #: Seconds for the other ranks to finish after one has failed; and to print their stacks.
 MOMENT = 3.0
 
@@ -37,6 +42,33 @@ def of_case_and_job(env):
     """(variables that a case may set, variables that its job must have from the start)."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
+
+
+def located(case, test):
+    """(file, function) of a case ``module:function``, whose module is beside the test or in a shared folder; None for a
+    program, given as a path or as source text."""
+    if not (found := re.fullmatch(r"(\w+):(\w+)", str(case))):
+        return None
+    places = [folder / f"{found[1]}.py" for folder in (test.parent, *SHARED)]
+    return next(path for path in places if path.exists()), found[2]
+
+
+def write_script(folder, script):
+    """The path of a script, given as a path or as source text."""
+    if isinstance(script, Path):
+        return script
+    if "\n" not in script and script.endswith(".py"):
+        return RANK.parents[2] / script
+    path = folder / "snippet.py"
+    path.write_text(textwrap.dedent(script))
+    return path
+
+
+def program(folder, script, args, test):
+    """Words of a script with these arguments: given as a path, as source text, or as ``module:function``."""
+    if case := located(script, test):
+        return [str(CASE), *map(str, case), json.dumps(args)]
+    return [str(write_script(folder, script)), *args]
 
 
 def vendors(layout):
