@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 
 import numpy as np
 
@@ -19,6 +20,13 @@ DICE = random.Random(os.environ["TESTS_DRAW"])
 def arrays(n=1000):
     """Ones to send, and where to receive."""
     return np.ones(n), np.full(n, np.nan)
+
+
+def meet():
+    """Barrier that naps: in MPI's a rank would use a core until others reach a deadline."""
+    there = WORLD.Ibarrier()
+    while not there.Test():
+        time.sleep(0.01)
 
 
 def caught(kind, call, *words):
