@@ -1,0 +1,158 @@
+"""Cases of test_safety.py: forked and started processes, limits, signals, and jobs that are killed."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+from world import RANK, SIZE, WORLD, arrays, caught
+
+import ucc_hetero as u
+
+
+def forked_child_is_refused(comm):
+    """The child used to take part in its parent's calls. The parent continues."""
+    (x, y), z, other = arrays(10), np.empty(10), 1 - RANK
+    comm.Allreduce(x, y)
+    again = comm.Allreduce_init(x, y)
+    receive = comm.Irecv(z, other)  # is matched when the child has gone
+    calls = [
+        lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, other), again.Start,
+        lambda: comm.Bcast(x), comm.Barrier, u.Communicator, lambda: comm.bcast(RANK), lambda: comm.mpi.Barrier(),
+        receive.Wait, receive.Test, lambda: u.Request.Waitall([receive]),
+    ]  # fmt: skip
+    if not (child := os.fork()):
+        signal.alarm(100)
+        try:
+            for call in calls:
+                caught(u.UCCHError, call, "fork")
+            comm.Free()  # nothing is done, and no rank is waited for
+            os._exit(7)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 7, status
+    again.Start()
+    again.Wait()
+    comm.Allreduce(x, y)
+    assert (y == SIZE).all()
+    comm.Send(x, other)
+    receive.Wait()
+    assert (z == 1).all()
+
+
+# --- signals
+
+
+def made(comm):
+    """A communicator whose calls have been made before, which is another way for short ones."""
+    own, (x, y) = u.Communicator(comm), arrays()
+    for n in (1000, 1):
+        own.Allreduce(x[:n], y[:n])
+    return own
+
+
+def signalled(comm, call, number):
+    """Raise a handler's exception out of a call on rank 0, in which the other ranks do not take part."""
+
+    def handler(*_):
+        raise InterruptedError("asked to end")
+
+    own, before = made(comm), signal.signal(number, handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()  # most likely in the call
+    try:
+        call(own)
+        raise SystemExit("the call has ended")
+    finally:
+        signal.signal(number, before)
+
+
+def persistent(comm):
+    request = comm.Allreduce_init(*arrays())
+    request.Start()
+    request.Wait()
+
+
+def signal_in_a_call(comm):
+    """Handlers run during the call, and their exceptions come out of it."""
+    x, y = arrays()
+    for call in (
+        lambda own: own.Allreduce(x, y), lambda own: own.Iallreduce(x, y).Wait(), persistent,
+        lambda own: own.Recv(y, 1), lambda own: own.Allreduce(x[:1], y[:1]),
+    ):  # fmt: skip
+        if RANK == 0:
+            caught(InterruptedError, lambda call=call: signalled(comm, call, signal.SIGINT), "asked to end")
+        else:
+            kept = made(comm)  # has not left it
+        WORLD.Barrier()
+    assert RANK == 0 or kept
+
+
+def signal_ends_the_job():
+    comm = u.Communicator()
+    if RANK == 0:
+        signalled(comm, lambda own: own.Allreduce(*arrays()), signal.SIGTERM)
+    kept = made(comm)
+    time.sleep(1000)
+    kept.Free()
+
+
+# --- processes
+
+
+def starts_processes(comm):
+    """They used to join MPI as the same rank again, which crashed the rank. Variables with ranks and sizes stay."""
+    done = subprocess.run([sys.executable, *sys.argv[:2], "alone", "[]"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", *["4.0"] * 3, "2"], done.stdout
+    x, y = arrays(10)
+    comm.Allreduce(x, y)
+    assert (y == SIZE).all()
+
+
+def alone():
+    comm = u.Communicator()
+    comm.Allreduce(np.full(3, 4.0), y := np.empty(3))
+    print(comm.size, *y, os.environ["OMPI_COMM_WORLD_SIZE"])
+
+
+def message_dropped_by_a_child(comm):
+    """Its sender used to be told that it had been received, and the parent received wrong data."""
+    x, y = np.random.default_rng(7).random((2, 1_000_000)), np.empty(1_000_000)
+    if RANK == 1:
+        for each in x:
+            comm.Send(each, 0)
+            each[:] = np.nan
+    else:
+        message = comm.Mprobe(1)
+        if not (child := os.fork()):
+            del message
+            os._exit(0)
+        os.waitpid(child, 0)
+        message.Recv(y)
+        assert (y == x[0]).all()
+        comm.Recv(y, 1)
+        assert (y == x[1]).all()
+
+
+def few_files():
+    """Each step used to fail with another message, from a timeout to an abort, and none named the limit."""
+    used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = [0, 20][RANK]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + left, hard))
+    caught(ValueError, u.Communicator, f"ulimit -n is {used - 1 + left}", "rank 0: only 0 more")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def killed():
+    comm, (x, y) = u.Communicator(), arrays(1 << 18)
+    comm.Allreduce(x, y)
+    comm.Iallreduce(x, y)
+    print(f"pid {os.getpid()}", flush=True)
+    WORLD.Barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
