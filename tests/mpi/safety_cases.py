@@ -10,7 +10,7 @@ import time
 import traceback
 
 import numpy as np
-from world import RANK, SIZE, WORLD, arrays, caught
+from world import RANK, SIZE, WORLD, arrays, caught, meet
 
 import ucc_hetero as u
 
@@ -101,6 +101,21 @@ def signal_ends_the_job():
     kept = made(comm)
     time.sleep(1000)
     kept.Free()
+
+
+def deaf():
+    """A rank that does not handle the signal of the flight recorder is not asked for its records: the signal would end
+    the process, and so any process that has the process id of an ended rank."""
+    comm, number = u.Communicator(), 43
+    comm.Allreduce(*arrays())
+    if RANK:
+        before = signal.signal(number, signal.SIG_DFL)
+        meet()
+        signal.signal(number, before)
+    else:
+        comm._runner.timeout = 1.0
+        caught(u.CollectiveTimeout, lambda: comm.Allreduce(*arrays()))
+        meet()
 
 
 # --- processes

@@ -31,7 +31,7 @@ JOBS = [
     *(Job("ends_cases:a_rank_fails_at_first", 2, [how], {ENDS_JOB(rf"\(status {status}\)"): None}, status, NEVER)
       for how, status in (("exit", 3), ("argument", 1), ("interrupt", 1))),
     *(Job("ends_cases:a_rank_fails", 2, [how], {said: None}, status) for how, status, said in FAILS),
-    Job("new_cases:forked_before_mpi", 2, [], {ENDS_JOB(r"\(status 3\)"): None}, None, NEVER, {"cold": True}),
+    Job("script_cases:forked_before_mpi", 2, [], {ENDS_JOB(r"\(status 3\)"): None}, None, NEVER, {"cold": True}),
     Job("ends_cases:an_exception_in_an_operation", 2, [], {"KeyError": None, "'mine alone'": None, "result": 0}, None),
     *(Job("ends_cases:does_not_come", 3, [to], {"^named$": None, "Assert": 0}, None, SOON)
       for to in ("first", "next", "call")),

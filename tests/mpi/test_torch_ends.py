@@ -36,7 +36,7 @@ def test_a_script_that_asks_for_another_backend(mpirun, asked, emulated, said):
 
 
 def test_replaced_on_some_ranks_only(mpirun):
-    job = mpirun("new_cases:replaced_on_some_ranks", 2, env={"UCCH_TIMEOUT": "4"}, check=False)
+    job = mpirun("script_cases:replaced_on_some_ranks", 2, env={"UCCH_TIMEOUT": "4"}, check=False)
     assert job.returncode != 0, job.output
     assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
