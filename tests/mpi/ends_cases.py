@@ -92,14 +92,6 @@ def not_made_ready():
 # --- ranks that fail
 
 
-def a_rank_leaves():
-    """The others raise at once, long before the deadline."""
-    comm = u.Communicator()
-    if RANK == 1:
-        sys.exit(0)
-    caught(u.PeerError, lambda: comm.Allreduce(*arrays()), "rank 1 has left the job or died")
-
-
 def a_rank_fails_at_first(how):
     """Before the others have met it in the making of the first communicator; they do not wait for the deadline."""
     if RANK == 1 and how == "exit":

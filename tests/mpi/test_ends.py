@@ -27,7 +27,6 @@ FAILS = [
 ]  # fmt: skip
 
 JOBS = [
-    Job("ends_cases:a_rank_leaves", 3, env=NEVER),
     *(Job("ends_cases:a_rank_fails_at_first", 2, [how], {ENDS_JOB(rf"\(status {status}\)"): None}, status, NEVER)
       for how, status in (("exit", 3), ("argument", 1), ("interrupt", 1))),
     *(Job("ends_cases:a_rank_fails", 2, [how], {said: None}, status) for how, status, said in FAILS),

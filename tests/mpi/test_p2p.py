@@ -25,7 +25,7 @@ def test_messages_of_mpi(mpirun):
 
 
 def test_a_peer_ends(mpirun):
-    mpirun("p2p_cases:a_peer_ends", env=TIME)
+    mpirun("p2p_cases:a_peer_ends", 3, env={"UCCH_TIMEOUT": "1000"})
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("a_peer_dies", 3), ("a_sender_dies", 2)])
