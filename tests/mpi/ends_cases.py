@@ -30,7 +30,7 @@ KEPT = []
 
 
 def interrupted(*_, **how):
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("out of flour")
 
 
 # --- on a crew
@@ -111,6 +111,10 @@ def a_rank_fails(how):
     if RANK == 1 and how == "signal":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(100)
+    if RANK == 1 and how == "handler":  # its exception comes out of a call
+        signal.signal(signal.SIGTERM, interrupted)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        comm.Recv(np.zeros(4), 0)
     if RANK == 1:
         if how == "exit without a stream":
             sys.stderr.close()

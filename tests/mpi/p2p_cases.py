@@ -116,7 +116,7 @@ def received_by_the_wrong_method(comm):
 
 
 #: The innermost function of the main thread while it waits.
-WAITS = {"wait", "wait_in_slices", "probe", "progress_until"}
+WAITS = {"wait", "wait_in_slices", "probe", "progress_until", "Allreduce"}
 
 
 def interrupt_soon():
@@ -155,11 +155,34 @@ def interrupts():
     WORLD.Barrier()
     ring(comm, 50_000)
     comm.Barrier()
-    if RANK == 0:
-        interrupt_soon()
-        caught(KeyboardInterrupt, lambda: comm.Allreduce(np.ones(4), np.ones(4)))
-        caught(u.CollectiveError, lambda: comm.Send(one, 0), "can no longer be used")
-    WORLD.Barrier()
+
+
+def handlers(comm):
+    """Handlers of signals run during a collective call that the other rank does not make, and their exceptions come out
+    of it: of first calls, and of repeated ones, long and short, which are made in C."""
+    x, y = arrays()
+
+    def handler(*_):
+        raise InterruptedError("asked to end")
+
+    def persistent(own):
+        request = own.Allreduce_init(x, y)
+        request.Start()
+        request.Wait()
+
+    before = signal.signal(signal.SIGINT, handler)
+    for known, call in (
+        ([], lambda own: own.Allreduce(x, y)), ([1000], lambda own: own.Allreduce(x, y)),
+        ([1], lambda own: own.Allreduce(x[:1], y[:1])), ([], lambda own: own.Iallreduce(x, y).Wait()), ([], persistent),
+    ):  # fmt: skip
+        own = u.Communicator(comm)  # the other rank does not leave it
+        for n in known:
+            own.Allreduce(x[:n], y[:n])
+        if RANK == 0:
+            interrupt_soon()
+            caught(InterruptedError, lambda own=own, call=call: call(own), "asked to end")
+        meet()
+    signal.signal(signal.SIGINT, before)
 
 
 # --- interrupts at each place of a call where Python may raise KeyboardInterrupt

@@ -5,8 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-import time
 import traceback
 
 import numpy as np
@@ -45,62 +43,6 @@ def forked_child_is_refused(comm):
     comm.Send(x, other)
     receive.Wait()
     assert (z == 1).all()
-
-
-# --- signals
-
-
-def made(comm):
-    """A communicator whose calls have been made before, which is another way for short ones."""
-    own, (x, y) = u.Communicator(comm), arrays()
-    for n in (1000, 1):
-        own.Allreduce(x[:n], y[:n])
-    return own
-
-
-def signalled(comm, call, number):
-    """Raise a handler's exception out of a call on rank 0, in which the other ranks do not take part."""
-
-    def handler(*_):
-        raise InterruptedError("asked to end")
-
-    own, before = made(comm), signal.signal(number, handler)
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()  # most likely in the call
-    try:
-        call(own)
-        raise SystemExit("the call has ended")
-    finally:
-        signal.signal(number, before)
-
-
-def persistent(comm):
-    request = comm.Allreduce_init(*arrays())
-    request.Start()
-    request.Wait()
-
-
-def signal_in_a_call(comm):
-    """Handlers run during the call, and their exceptions come out of it."""
-    x, y = arrays()
-    for call in (
-        lambda own: own.Allreduce(x, y), lambda own: own.Iallreduce(x, y).Wait(), persistent,
-        lambda own: own.Recv(y, 1), lambda own: own.Allreduce(x[:1], y[:1]),
-    ):  # fmt: skip
-        if RANK == 0:
-            caught(InterruptedError, lambda call=call: signalled(comm, call, signal.SIGINT), "asked to end")
-        else:
-            kept = made(comm)  # has not left it
-        WORLD.Barrier()
-    assert RANK == 0 or kept
-
-
-def signal_ends_the_job():
-    comm = u.Communicator()
-    if RANK == 0:
-        signalled(comm, lambda own: own.Allreduce(*arrays()), signal.SIGTERM)
-    kept = made(comm)
-    time.sleep(1000)
-    kept.Free()
 
 
 def deaf():

@@ -23,7 +23,8 @@ ENDS_JOB = "rank 1 has failed {} and ends the job".format
 #: How a rank fails, the job's status, and the output.
 FAILS = [
     ("exit", 3, ENDS_JOB(r"\(status 3\)")), ("exit without a stream", 3, ""), ("exit with a text", 1, "out of flour"),
-    ("raise", 1, "RuntimeError: out of flour"), ("end at once", 3, ""), ("signal", 128 + 15, ""),
+    ("raise", 1, "RuntimeError: out of flour"), ("handler", 1, "KeyboardInterrupt: out of flour"),
+    ("end at once", 3, ""), ("signal", 128 + 15, ""),
 ]  # fmt: skip
 
 JOBS = [

@@ -9,7 +9,7 @@ TIME = {"UCCH_TIMEOUT": "200"}
 
 
 @pytest.mark.parametrize(
-    "case", ["what_never_comes", "freed_by_the_receiver", "received_by_the_wrong_method", "interrupts"]
+    "case", ["what_never_comes", "freed_by_the_receiver", "received_by_the_wrong_method", "interrupts", "handlers"]
 )
 def test_calls(crew, case):
     crew(f"p2p_cases:{case}", env=TIME)
