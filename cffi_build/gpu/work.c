@@ -105,7 +105,7 @@ void ucch_work_free(ucch_work *w) {
 /* Create the streams and flags of the bound device. Returns 0 or a failure. Later, while a stream is held, creating
  * them could wait for that stream. */
 int ucch_device_reserve(void) {
-    int status = ucch_streams_reserve();
+    int status = 0;
     ucch_flags_reserve(FLAGS);
     for (int way = 0; way < STREAMS && !status; way++)
         if (!streams[way]) status = ucch_stream_new(&streams[way]);
