@@ -254,11 +254,8 @@ class Cluster:
         """
         bits = emulated_net.parse_rate(rate)
         old = self.layout[host].links[link]
-        if bits == old.rate:
-            return
-        batch = emulated_net.reshape_batch(bits)
         ends = ((self.hosts[host].pid, old.name), (self._switch_pid(), old.port))
-        emulated_host.configure_all({pid: ("", batch.format(device=device)) for pid, device in ends})
+        emulated_host.configure_all({pid: ("", emulated_net.shape(end, bits, old.rate)) for pid, end in ends})
         plan = emulated_net.with_rate(self.layout[host], link, bits)
         self.layout = (*self.layout[:host], plan, *self.layout[host + 1 :])
 

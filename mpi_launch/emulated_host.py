@@ -53,7 +53,7 @@ def new_directory(hosts: Sequence[HostLayout]) -> Path:
     """Make the cluster's directory: hostfiles, ``/etc/hosts``, launch agent, sockets, temporary files."""
     base = None if len(tempfile.gettempdir()) < _LONGEST_DIRECTORY - 24 else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="ucch-emulate-", dir=base))
-    (directory / "hostfile").write_text(emulated_net.hostfile(hosts))
+    (directory / "hostfile").write_text("".join(f"{host.name} slots={host.slots}\n" for host in hosts))
     (directory / "machinefile").write_text("".join(f"{host.name}:{host.slots}\n" for host in hosts))
     (directory / "hosts").write_text(emulated_net.hosts_file(hosts))
     agent = directory / "bin" / "ssh"

@@ -62,11 +62,6 @@ def _private_sys(scratch: str) -> None:
         mount(scratch, groups, flags=MS_MOVE)
 
 
-def _write(path: str, value: str) -> None:
-    with open(path, "w") as file:
-        file.write(value)
-
-
 def become_host(config: dict[str, Any]) -> None:
     """Give this process's namespaces the host's identity: name, boot id, /etc/hosts, /dev/shm, /sys."""
     socket.sethostname(config["name"])
@@ -78,11 +73,13 @@ def become_host(config: dict[str, Any]) -> None:
     for name, value in config["sysctl"].items():
         path = "/proc/sys/" + name
         if os.path.exists(path):
-            _write(path, value)
+            with open(path, "w") as file:
+                file.write(value)
 
 
 def serve(config: dict[str, Any]) -> None:
-    """Run as process 1 of a host, with a child process for each client, until the owner ends it."""
+    """Run as process 1 of a host, with a child process for each client, until the owner ends it. Prints ``up`` when it
+    accepts commands."""
     # Let the kernel reap children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
@@ -171,14 +168,6 @@ def _kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def run_init(config_path: str) -> None:
-    """Become process 1 of the host that a JSON file describes. Prints ``up`` when it accepts commands."""
-    with open(config_path) as file:
-        config = json.load(file)
-    become_host(config)
-    serve(config)
-
-
 def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | None) -> int:
     """Run ``argv`` on ``host``. Returns its exit status, 128 + n for signal n, or 255 if there is no such host."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -215,7 +204,10 @@ def parse_ssh(argv: list[str]) -> tuple[str, str]:
 def main(argv: list[str]) -> int:
     mode, *rest = argv
     if mode == "init":
-        run_init(rest[0])
+        with open(rest[0]) as file:
+            config = json.load(file)
+        become_host(config)
+        serve(config)
         return 0
     if mode == "exec":
         return run_on(rest[0], rest[1], rest[2:], dict(os.environ))

@@ -103,7 +103,7 @@ def torch(facts: Facts) -> Iterator[Finding]:
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
-    """Every GPU of the machine is usable, and its whole memory is addressable."""
+    """Every GPU of the machine is usable."""
     usable = {device.pci for device in facts.usable}
     drivers = dict(facts.drivers)
     for vendor in sorted({vendor for vendor, _ in facts.gpus}):
@@ -117,24 +117,13 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             yield finding("gpu-unusable", f"the machine has {counted(len(all_of_them), f'{vendor} GPU')}, but {why}")
     if not facts.gpus:
         yield ok("gpu", "none: ranks use host memory")
-    small = [device for device in facts.usable if device.small_bar]
-    if small:
-        worst = small[0]
-        yield finding(
-            "bar-small",
-            f"the processor reaches {_gib(worst.window)} of {_gib(worst.memory)} of {len(small)} GPUs' memory; "
-            "the short paths of UCX and UCC are off there, and small messages are slower",
-        )
 
 
 def network(facts: Facts) -> Iterator[Finding]:
     """There is a network, it is the configured one, and its MTU fits."""
     chosen = dict(facts.env).get("UCX_NET_DEVICES", "")
-    known = {
-        *facts.all_interfaces,
-        *(port.name for port in facts.ports),
-        *(p.name.partition(":")[0] for p in facts.ports),
-    }
+    ports = {port.name for port in facts.ports}
+    known = {*facts.all_interfaces, *ports, *(name.partition(":")[0] for name in ports)}
     unknown = [name for name in chosen.split(",") if name and name != "all" and name not in known]
     if unknown:
         yield finding(
@@ -218,6 +207,9 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
     ("ucx-lacks-shm", lambda f: f.libraries.ucx and not SHARED_MEMORY & set(f.libraries.transports)
      and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
+    ("bar-small", lambda f: (small := [device for device in f.usable if device.small_bar])
+     and f"the processor reaches {_gib(small[0].window)} of {_gib(small[0].memory)} of {len(small)} GPUs' memory; "
+     "the short paths of UCX and UCC are off there, and small messages are slower"),
     ("iommu", lambda f: f.usable and f.iommu_translates
      and "the IOMMU translates traffic between GPUs and network cards"),
     ("rdma-down", lambda f: (down := [port.name for port in f.ports if port.state != "ACTIVE"])
