@@ -162,10 +162,11 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
     count = 1 + max(each.component for each in found)
     if components and len(components) < count:
         raise ClusterError(f"components: the job has {count}, not {len(components)}")
-    vendors = [components[each.component] if components else each.vendor or vendor for each in found]
-    for each, word in zip(found, vendors, strict=True):
-        _vendor(f"{ways[0]}: vendor of {each.name}", word)
-    return tuple(replace(e, slots=e.slots or slots or 1, vendor=v) for e, v in zip(found, vendors, strict=True))
+    for i, each in enumerate(found):
+        word = components[each.component] if components else each.vendor or vendor
+        of = _vendor(f"{ways[0]}: vendor of {each.name}", word)
+        found[i] = replace(each, slots=each.slots or slots or 1, vendor=of)
+    return tuple(found)
 
 
 def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
