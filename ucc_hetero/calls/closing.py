@@ -63,8 +63,11 @@ class Closing(State, ABC):
 
     @property
     def _frees_alone(self) -> bool:
-        """True if nothing that is freed once all ranks have come needs them again: no rings, which end when both sides
-        have taken everything out, and no checksums of the last calls."""
+        """True if nothing that is freed once all ranks have come needs them again.
+
+        Rings end when both sides have taken everything out. NCCL frees a communicator only with the other ranks of the
+        host: ncclCommDestroy took the 8 s by which the other rank called it later (2.28.9, two H200s), and that rank
+        might have waited for this one. Checksums of the last calls are compared."""
         members = self.members
         on_host = members.runtime is None and members.channels is None and self.board.shows_all
         return on_host and members.tuning.plain and self._verification is None
