@@ -80,9 +80,9 @@ class Start:
         self._check_devices()
         self.given = {name: value for name, _, value in (setting.partition("=") for setting in options.set)}
         self.env = {**environ, **self.given}
-        there = self.vendors.seen(self.vendor, self.devices, self.env)
+        there = self.vendors.seen(self.vendor, self.devices, self.env) or [("", None)]
         #: The word that selects this rank's device among the visible ones, and the device if it is known.
-        self.chosen, self.device = there[(self.local_rank - options.first_local) % len(there)] if there else ("", None)
+        self.chosen, self.device = there[(self.local_rank - options.first_local) % len(there)]
         self._complete_environment()
 
     def _check_devices(self) -> None:
