@@ -211,29 +211,26 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
             if peer < 0 or peer >= len(group.ranks):
                 yield _waiting(group.dumps[m], record, "hang-message")
                 continue
-            theirs = (sent if receives else received).get((peer, m), Counter())
-            ours = (received if receives else sent).get((m, peer), Counter())
+            theirs, ours = (sent, received) if receives else (received, sent)
             done[peer, tag, own] += 1
             if group.dumps[m].lost or (peer in group.dumps and group.dumps[peer].lost):
-                short = not theirs[tag, own]  # earlier messages are not in the records
+                short = not theirs[peer, m, tag, own]  # earlier messages are not in the records
             else:
-                finished = ours[tag, own] - _pending(records, record)
-                short = theirs[tag, own] + theirs[-1, own] < finished + done[peer, tag, own]
+                finished = ours[m, peer, tag, own] - _pending(records, record)
+                short = theirs[peer, m, tag, own] + theirs[peer, m, -1, own] < finished + done[peer, tag, own]
             if peer in group.dumps and not short:
                 continue
             waits[group.ranks[m]].add(group.ranks[peer])
-            yield _unmatched(group, m, peer, record, _others(theirs, ours, tag, own))
+            between = (r for r in group.messages.get(peer, ()) if (r["peer"], r["own"]) == (m, own))
+            tags = {int(r["tag"]) for r in between} - {tag, -1}
+            others = sorted(t for t in tags if theirs[peer, m, t, own] > ours[m, peer, t, own])
+            yield _unmatched(group, m, peer, record, others)
 
 
-def _counts(group: _Group, kind: int) -> dict[tuple[int, int], Counter[tuple[int, bool]]]:
-    """(rank, peer) -> number of messages of a kind that the rank has started, by tag."""
-    found: dict[tuple[int, int], Counter[tuple[int, bool]]] = {}
-    for m, records in group.messages.items():
-        for record in records:
-            if record["kind"] == kind:
-                at = found.setdefault((m, int(record["peer"])), Counter())
-                at[int(record["tag"]), bool(record["own"])] += 1
-    return found
+def _counts(group: _Group, kind: int) -> Counter[tuple[int, int, int, bool]]:
+    """(rank, peer, tag, own) -> number of messages of a kind that the rank has started."""
+    of_kind = ((m, r) for m, records in group.messages.items() for r in records if r["kind"] == kind)
+    return Counter((m, int(r["peer"]), int(r["tag"]), bool(r["own"])) for m, r in of_kind)
 
 
 def _pending(records: Sequence[Any], like: Any) -> int:
@@ -241,12 +238,8 @@ def _pending(records: Sequence[Any], like: Any) -> int:
     return sum(_waits(r) and all(r[name] == like[name] for name in alike) for r in records)
 
 
-def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], tag: int, own: bool) -> list[int]:
-    """Other tags under which more messages were sent than received."""
-    return sorted(t for (t, o), n in theirs.items() if o == own and t not in (tag, -1) and n > ours[t, o])
-
-
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
+    """``others``: other tags under which the peer has begun more messages than this rank."""
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
     who = group.who([peer])
     if peer not in group.dumps:
