@@ -176,8 +176,8 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def Free(self) -> None:
         """Free the communicator. Collective.
 
-        On one host without GPUs ranks may free communicators in different orders, as with MPI: this waits at most a
-        second, and what other ranks still need is freed later.
+        Ranks without GPUs may free communicators in different orders, as with MPI: this waits at most a second, and
+        what other ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.
