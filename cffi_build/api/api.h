@@ -49,6 +49,7 @@ void ucch_set_spin(int iterations);
 
 /* ---- progress.c: progress and who makes it; waits of callers ---- */
 int ucch_progress_thread(int on);
+int ucch_inherited(void);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker);
