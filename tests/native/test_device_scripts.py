@@ -30,10 +30,10 @@ SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
 #: CUDA's own: eight queues, which go on behind a kernel that runs.
 GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "GPU_MAX_HW_QUEUES": "99", "FAKEGPU_CONNECTIONS": ""}
-GOES_ON["FAKEGPU_GOES_ON"] = "1"
+GOES_ON |= {"FAKEGPU_GOES_ON": "1", "UCCH_WIRE_SLOT": "65536"}
 #: HIP's default: streams wait only for work that was queued before.
 CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
-CROWDED = "COUNT = 12\n" + lanes.CROWDED
+CROWDED = "COUNT = 40\n" + lanes.CROWDED
 #: One of these is drawn.
 OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
 BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
