@@ -10,6 +10,7 @@ int ucch_loaded(const char *name, char *path, size_t size);
 
 /* ---- guard.c: error codes that libucc cancels like requests ---- */
 int ucch_guard_cancel(void);
+int ucch_guard_finalize(void);
 int ucch_endpoint_errors(void);
 
 /* ---- op.c: operations in flight ---- */

@@ -97,6 +97,7 @@ for name, call in WAYS.items():
 
 JOBS = {
     # Children used to join MPI as the same rank again, which crashed the rank. Variables with ranks and sizes stay.
+    # Forked ones that end as Python does used to wait in MPI_Finalize.
     "processes that a rank starts are alone": Job("""
 import subprocess, sys
 child = '''
@@ -108,6 +109,11 @@ comm.Allreduce(np.full(3, 4.0), y)
 print(comm.size, *y, os.environ["OMPI_COMM_WORLD_SIZE"])
 '''
 print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout, flush=True)
+for status in 0, 3:
+    if not (forked := os.fork()):
+        signal.alarm(100)
+        raise SystemExit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == status
 x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 assert (y == size).all()

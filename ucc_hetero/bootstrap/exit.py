@@ -194,6 +194,7 @@ def _exit(status: Any = None, /) -> NoReturn:
 def _at_exit() -> None:
     global _status
     if os.getpid() != _pid:  # a forked child
+        lib.ucch_guard_finalize()
         return
     if "mpi4py.MPI" not in sys.modules:
         lib.ucch_lock_ends()
