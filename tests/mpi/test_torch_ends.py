@@ -204,7 +204,8 @@ def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun):
 
 
 def test_a_forked_child_ends_no_group(torchrun, tmp_path):
-    """It used to tell the other ranks that its parent had left."""
+    """It used to tell the other ranks that its parent had left. A child that waits for its parent's call, or makes a
+    group, gets an error: it used to take its parent's messages, and groups hung at random."""
     script = tmp_path / "forks.py"
     script.write_text(
         SCRIPT.partition("if dist")[0]
@@ -215,6 +216,21 @@ if not (child := os.fork()):
 if not (other := os.fork()):
     sys.exit()
 assert os.waitpid(child, 0)[1] == os.waitpid(other, 0)[1] == 0
+call = dist.irecv(came := torch.zeros(9), 1 - dist.get_rank())
+if not (third := os.fork()):
+    dist.destroy_process_group()
+    for begin in call.wait, lambda: dist.init_process_group("ucch", store=dist.HashStore(), rank=0, world_size=1):
+        try:
+            begin()
+        except RuntimeError as error:
+            assert "spawn" in str(error), error
+        else:
+            os._exit(1)
+    os._exit(0)
+assert os.waitpid(third, 0)[1] == 0
+dist.send(torch.full([9], 5.0), 1 - dist.get_rank())
+call.wait()
+assert (came == 5).all()
 for _ in range(2):  # the first one may have been posted ahead of the others' end
     dist.barrier()
 dist.all_reduce(t)
@@ -226,19 +242,33 @@ dist.destroy_process_group()
 
 
 CHILD = """
-import sys
+import os, sys
 import torch
 import torch.distributed as dist
+
+def add(meeting, rank, size):
+    dist.init_process_group("ucch", init_method=meeting, rank=rank, world_size=size)
+    dist.all_reduce(total := torch.ones(1))
+    dist.destroy_process_group()
+    return int(total)
+
 rank, size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("ucch", init_method=meeting, rank=rank, world_size=size)
-dist.all_reduce(total := torch.ones(1))
-print(f"{int(total)} children", flush=True)
-dist.destroy_process_group()
+assert add(f"{meeting}-{rank}", 0, 1) == 1
+children = []
+for i in range(3):
+    if not (child := os.fork()):
+        os._exit(add(f"{meeting}-{rank}-forked", i, 3) != 3)
+    children.append(child)
+assert not any(os.waitpid(child, 0)[1] for child in children)
+print(f"{add(meeting, rank, size)} children", flush=True)
 """
 
 
 def test_processes_that_ranks_start_make_a_group(mpirun, tmp_path):
-    """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes."""
+    """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes.
+
+    Before that each makes a group by itself, and forks processes that make one: their first call used to hang.
+    """
     script = f"""
 import subprocess, sys
 import torch
