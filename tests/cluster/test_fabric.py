@@ -2,7 +2,7 @@
 
 import pytest
 from channel_jobs import JOBS, judge
-from device_scripts import LATE_KERNELS
+from settings import LATE_KERNELS
 
 #: Fake GPUs have no collective library for several ranks on a host: by default vendors then stay one island.
 HOST = {"UCCH_FABRIC": "host"}

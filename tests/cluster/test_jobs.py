@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
+from settings import OWN_QUEUES
 
 from ucc_hetero.launch import emulated_host
 
@@ -84,15 +84,15 @@ def test_hosts_inside_vendors(host_crew):
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
 
 
-APART = "nvidia:2,amd:2"
+APART, ANY_CALL = "nvidia:2,amd:2", "collective_cases:on_devices"
 
 
-@pytest.mark.parametrize("script, layout, env", [
-    (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
-    (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
+@pytest.mark.parametrize("case, layout, env", [
+    (ANY_CALL, APART, {"UCCH_WIRES": "0"}), (ANY_CALL, "nvidia:2,host:1,amd:1", {}),
+    ("device_cases:streams", APART, OWN_QUEUES),
 ], ids=["calls without wires", "calls, one without", "streams"])  # fmt: skip
-def test_devices_of_two_hosts(on_crew, script, layout, env):
-    on_crew(script, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
+def test_devices_of_two_hosts(on_crew, case, layout, env):
+    on_crew(case, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
 
 
 def test_clocks_of_two_hosts(cluster, tmp_path):

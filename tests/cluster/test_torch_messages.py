@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch_scripts
-from device_scripts import OWN_QUEUES
+from settings import OWN_QUEUES
 
 pytestmark = pytest.mark.usefixtures("with_torch")
 PAIR = "nvidia:1,amd:1", 2, 1

@@ -7,11 +7,9 @@ import re
 import channel_failure_scripts as failures
 import channel_scripts
 import graph_scripts
-import lane_scripts
-import message_scripts
 import pytest
 from channel_jobs import JOBS, OF_ITS_OWN, judge, judge_death
-from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
+from settings import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
@@ -103,20 +101,22 @@ with Communicator() as comm:
     assert (bare.stdout + bare.stderr).count("no channels between devices") == 1
 
 
-@pytest.mark.parametrize("script", [lane_scripts.RANDOM, lane_scripts.MISTAKES, lane_scripts.LATE])
-def test_streams_hand_each_other_messages(on_crew, script):
-    on_crew(script, *PAIR, **OWN_QUEUES)
+@pytest.mark.parametrize("case", ["random_messages:main", "lane_cases:mistakes", "lane_cases:late"])
+def test_streams_hand_each_other_messages(on_crew, case):
+    on_crew(case, *PAIR, **OWN_QUEUES)
 
 
-@pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.MATCHING])
-def test_messages_of_several_ranks_a_host(on_crew, script):
-    by_pinned_memory = {"UCCH_STAGING": "staged", "UCCH_TUNE": ""} if script == message_scripts.MATCHING else {}
-    on_crew(script, *MIXED, **OWN_QUEUES, **random.choice([{}, by_pinned_memory]))
+def test_random_messages_of_several_ranks_a_host(on_crew):
+    on_crew("random_messages:main", *MIXED, **OWN_QUEUES)
 
 
-@pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}], ids=["own queues", "few slots"])
-def test_messages_by_rules_of_mpi(on_crew, env):
-    on_crew(message_scripts.MATCHING, *PAIR, **env)
+@pytest.mark.parametrize("where, envs", [
+    (PAIR, [OWN_QUEUES]), (PAIR, [SMALL | {"UCCH_HOLD": "n"}]),
+    (MIXED, [OWN_QUEUES, {"UCCH_STAGING": "staged", "UCCH_TUNE": "", **OWN_QUEUES}]),
+], ids=["own queues", "few slots", "several ranks a host"])  # fmt: skip
+def test_messages_by_rules_of_mpi(on_crew, where, envs):
+    """Each host's messages between its ranks by libucp, or through pinned memory."""
+    on_crew("cases:run_module", *where, ["message_cases"], **random.choice(envs))
 
 
 def test_a_part_is_used_again_for_other_hosts(on_crew):
@@ -283,4 +283,4 @@ def test_rings_come_with_calls(alone):
 
 def test_random_mistakes(on_crew):
     """One rank makes the mistake: ranks of other hosts name the rank that refused the call, too."""
-    assert "mistakes told" in on_crew(MISTAKES, *MIXED, UCCH_TIMEOUT="300", **OWN_QUEUES).stdout
+    assert "mistakes told" in on_crew("refusal_cases:main", *MIXED, [15], UCCH_TIMEOUT="300", **OWN_QUEUES).stdout

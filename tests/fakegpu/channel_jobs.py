@@ -10,10 +10,8 @@ import channel_life_scripts as lives
 import channel_scripts as calls
 import graph_scripts as graphs
 import pytest
-from device_scripts import COLLECTIVES, FEW_QUEUES, OWN_QUEUES
+from settings import FEW_QUEUES, OWN_QUEUES
 
-#: Environment of all jobs: every collective as messages, on fast devices.
-USUAL = {"UCCH_TUNE": calls.FLAT, "FAKEGPU_DELAY_US": "20"}
 _LONG = {"UCCH_TIMEOUT": "200"}
 _DRAWN = {"DICE": str(secrets.randbelow(1 << 30))}
 _BROKEN = _LONG | {"LENGTH": "1000", **OWN_QUEUES}
@@ -30,7 +28,7 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "every collective in every form": Job(COLLECTIVES, {"QUEUED": "y"}),
+    "every collective in every form": Job("collective_cases:on_devices", {"QUEUED": "y"}),
     "many calls in many streams": Job(calls.CROWD, {"DICE": "7"}), "replicas are equal": Job(calls.REPLICAS),
     # Threads use streams in any order, which devices without enough queues do not allow (docs/gpu-inside.md).
     "several communicators": Job(lives.SEVERAL, OWN_QUEUES),

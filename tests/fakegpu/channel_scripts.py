@@ -1,11 +1,8 @@
 """Scripts of ranks for test_channels.py: completely queued calls among devices of two vendors on one host."""
 
-from device_scripts import HERE
+from pathlib import Path
 
-from ucc_hetero.planner.collectives import ROWS
-
-#: Every collective as messages: the fake GPUs have no vendor library for an island's part in a stream.
-FLAT = "#".join(f"{name}:@flat" for name in ROWS if name != "barrier")
+HERE = Path(__file__).parents[1] / "mpi"
 
 COMMON = """
 from ranks import *

@@ -28,6 +28,17 @@ def numbers(k, rank, n, dtype=np.float32):
     return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
 
 
+def around(comm):
+    """The next and the previous rank of a ring."""
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def own_device(comm):
+    """The runtime, with this rank's device in use."""
+    runtime().use(comm._runner.members.place.device)
+    return runtime()
+
+
 def held():
     """Return a blocked stream, and the gate that blocks it."""
     stream = runtime().stream()

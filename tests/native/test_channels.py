@@ -6,8 +6,8 @@ Every script asserts that its calls were queued, or that they were not.
 import random
 
 import pytest
-from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
-from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
+from channel_jobs import JOBS, OF_ITS_OWN, judge, judge_death
+from settings import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES, USUAL
 
 pytestmark = pytest.mark.mpi
 

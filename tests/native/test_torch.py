@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch_scripts
-from device_scripts import FEW_QUEUES, OWN_QUEUES
+from settings import FEW_QUEUES, OWN_QUEUES
 
 JOB = Path(__file__).parents[1] / "fakegpu" / "torch_calls_job.py"
 
