@@ -282,7 +282,7 @@ static int check_graphs_locked(ucch_op *op, double now) {
     uint32_t wrong = word_of(&g->words->wrong);
     int late = is_late(g, now), rank = -1, under_way = g->begun != g->ended;
     op->error.peer = -1;
-    if (0) return wrong == REPLAY_OVERLAPS ? UCCH_FAIL_OVERLAP : UCCH_FAIL_MISMATCH;
+    if (wrong) return wrong == REPLAY_OVERLAPS ? UCCH_FAIL_OVERLAP : UCCH_FAIL_MISMATCH;
     int status = ucch_channels_lost(g->channels, op->error.seq, &rank);
     if (!status) rank = ucch_channels_tainted_by(g->channels, UINT64_MAX); /* its data is undefined */
     if (!status && rank >= 0 && rank != g->channels->rank) status = UCCH_FAIL_PEER;

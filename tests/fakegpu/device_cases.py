@@ -10,6 +10,7 @@ from arrays import Array, Gate, runtime
 from ranks import own_device
 
 from ucc_hetero import Communicator
+from ucc_hetero.device import kernels
 from ucc_hetero.errors import CollectiveError, CollectiveTimeout, DeviceError, MismatchError, RefusedError
 
 N = 3000
@@ -191,6 +192,24 @@ def doctor(comm):
         assert vector.block is not None
     assert [found.code for found in measure.canaries(comm)] == ["collectives"]
     assert list(measure.pairs(comm, 20)) == [(0, 1)]
+
+
+class Image(bytes):
+    """A kernel's image, which HIP reads in place."""
+
+    gone = 0
+
+    def __del__(self):
+        Image.gone += 1
+
+
+def images():
+    made, compile = [], kernels._Compiler.compile
+    kernels._Compiler.compile = lambda *args: made.append(1) or Image(compile(*args))
+    with Communicator() as comm:
+        x = Array(1000).set(comm.rank + 1)
+        comm.Allreduce(x, y := Array(1000).set(-1))
+        assert (y.peek == 3).all() and made and not Image.gone
 
 
 def twice(comm):
