@@ -1,16 +1,10 @@
 """One vendor on several hosts: islands by fabric, and calls between hosts without a common fabric; on fake GPUs."""
 
 import pytest
-from channel_jobs import environment
 from settings import LATE_KERNELS
 
 #: Fake GPUs have no collective library for several ranks on a host: by default vendors then stay one island.
 HOST = {"UCCH_FABRIC": "host"}
-
-
-def test_calls_between_hosts(on_crew):
-    case = "collective_cases:on_devices"
-    on_crew(case, "amd:4", 2, 2, **environment(case, HOST))
 
 
 NONE = "no active port of InfiniBand, RoCE or EFA"

@@ -1,8 +1,5 @@
 """Environments of the cases of channels and graphs, on one host and on several."""
 
-import re
-
-import pytest
 from settings import OWN_QUEUES, USUAL
 
 _LONG = {"UCCH_TIMEOUT": "200"}
@@ -26,10 +23,3 @@ OF_ITS_OWN = {
 
 def environment(case, more):
     return USUAL | _MORE.get(case, {}) | more
-
-
-def judge_death(recovery, out):
-    """Each of two other ranks has told what its calls raise after `channel_failure_cases:halfway`."""
-    if not recovery and "died" not in out:
-        pytest.skip("this launcher ends every rank when one dies")
-    assert len(re.findall(r"died: (?:\w+Error|nothing) (?:Collective|Peer)Error", out)) == 2, out

@@ -6,7 +6,7 @@ Every case asserts that its calls were queued, or that they were not.
 import random
 
 import pytest
-from channel_jobs import OF_ITS_OWN, environment, judge_death
+from channel_jobs import OF_ITS_OWN, environment
 from settings import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
@@ -20,8 +20,9 @@ CASES = [
     ("channel_cases:crowd", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
     ("channel_cases:kept", PAIR, LATE_KERNELS), ("channel_cases:several", PAIR, {}), ("channel_cases:many", FOUR, {}),
     ("channel_cases:pinned_out", PAIR, {}), ("channel_cases:replicas", FOUR, {}), ("channel_cases:left", THREE, {}),
-    ("channel_cases:no_compiler", PAIR, {}), ("channel_failure_cases:missing", PAIR, {}),
-    ("channel_failure_cases:garbage", THREE, {}), ("channel_failure_cases:different", PAIR, {}),
+    ("channel_cases:no_compiler", PAIR, {}), ("channel_cases:grows", THREE, {}),
+    ("channel_failure_cases:missing", PAIR, {}), ("channel_failure_cases:garbage", THREE, {}),
+    ("channel_failure_cases:different", PAIR, {}),
     ("graph_cases:replays 1 1000 60000", PAIR, FEW_QUEUES), ("graph_cases:replays 3000", FOUR, FEW_QUEUES),
     ("graph_cases:replays 3 5000", FOUR, {"UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
     ("graph_cases:replays 1 60000", "amd:3", OWN_QUEUES), ("graph_cases:messages", THREE, FEW_QUEUES),
@@ -47,12 +48,8 @@ def test_on_one_host(run, case, layout, env):
     run(case, layout, **env)
 
 
-def test_rings_come_with_calls(run):
-    out = run("channel_cases:grows", THREE).stdout
-    assert out.count("right rings: rank") == 3 and "shared" in out and "wire" not in out, out
-
-
 def test_a_rank_that_dies(fakes, recovery):
     case, after = "channel_failure_cases:halfway", random.choice([0, random.uniform(0, 0.1)])
     mpi = {"check": False, "mpi_args": recovery}
-    judge_death(recovery, fakes(case, THREE, [after], timeout=90, mpi=mpi, **environment(case, {})).stdout)
+    done = fakes(case, THREE, [after], timeout=90, mpi=mpi, **environment(case, {}))
+    assert done.said("died") == 2 or not recovery, done.output  # else the launcher ends every rank when one dies
