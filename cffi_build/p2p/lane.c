@@ -192,14 +192,20 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     return 1;
 }
 
+/* True if nothing keeps the lane's stream from reaching a message, and its header has come, or has a free slot. A send
+ * may be behind a long one for whose pieces there is no room yet. */
+static int can_start(const ucch_lane *l, const ucch_lane_message *m) {
+    if (l->is_recv) return ucch_reached(l->shorts->published.at, m->number);
+    return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
+           ucch_reached(l->longs->consumed.at, m->base - UCCH_RING_SLOTS);
+}
+
 /* Give the stream what need not wait of a message. Returns 1 if it then has the whole message, 0 if not, or a
  * failure. */
 static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     int status = 0;
     if (!m->headed) {
-        if (l->is_recv ? !ucch_reached(l->shorts->published.at, m->number)
-                       : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
-            return 0;
+        if (!can_start(l, m)) return 0;
         if (l->is_recv) read_header(l, m);
         m->pieces = m->status && cannot_arrive(l) ? 0 : pieces_of(l, m->found_bytes);
         m->headed = 1;

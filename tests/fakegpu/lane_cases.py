@@ -106,7 +106,8 @@ def refused(comm):
 
 def crowded(comm, count):
     """More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a
-    rank gets what it waits for once it has sent, for which its receives may not block the queues."""
+    rank gets what it waits for once it has sent, for which its receives may not block the queues, nor may sends for
+    which its rings have no room."""
     r, peer, stream = comm.rank, 1 - comm.rank, own_device(comm).stream()
     groups, kept = [comm.Dup() for _ in range(int(count))], []
     n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, 300_000] * len(groups)).tolist()
@@ -122,6 +123,17 @@ def crowded(comm, count):
         kept.append(group.Isend(x[k], peer, k, stream=stream))
     [request.Wait() for request in kept]
     assert all((each.peek == 1000 * peer + k).all() for k, each in enumerate(y))
+    x, y, kept = [Array(n).set(1000 * r + n) for n in (300_000, 9, 50_000)], [], []
+    for group in groups if not r else ():
+        kept += [group.Isend(each, peer, stream=stream) for each in x[:2]]
+    for group, n in (comm, 50_000), *((group, n) for group in groups for n in (300_000, 9)):
+        if r:
+            y.append(Array(n).set(-1))
+            group.Recv(y[-1], peer, stream=stream)
+        elif group is comm:
+            comm.Isend(x[2], peer, stream=stream).Wait()
+    [request.Wait() for request in kept]
+    assert all((each.peek == 1000 * peer + each.peek.size).all() for each in y)
     [each.Free() for each in groups]
     print("right", flush=True)
 
