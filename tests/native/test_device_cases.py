@@ -25,7 +25,7 @@ SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
 #: CUDA's own: eight queues, which go on behind a kernel that runs.
 GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "GPU_MAX_HW_QUEUES": "99", "FAKEGPU_CONNECTIONS": ""}
-GOES_ON["FAKEGPU_GOES_ON"] = "1"
+GOES_ON |= {"FAKEGPU_GOES_ON": "1", "UCCH_WIRE_SLOT": "65536"}
 MATCHING = "run_module message_cases"
 #: One of these is drawn.
 OWN, FEW, EITHER = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES)
