@@ -16,25 +16,22 @@ F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 FN, FNUZ = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e4m3fnuz)
 
 
+def drawn(shape, dtype):
+    return RNG.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
+
+
 class Cache:
     """An array in device memory with a shape."""
 
     def __init__(self, shape, dtype):
-        self.itemsize = np.dtype(dtype).itemsize
-        self.memory = Array(int(np.prod(shape)) * self.itemsize, np.uint8)
-        self.peek = self.memory.peek.view(dtype).reshape(shape)
-        self.peek.view(np.uint8)[:] = RNG.integers(0, 256, self.peek.view(np.uint8).shape, np.uint8)
-        self.shape = shape
+        self.memory = Array(int(np.prod(shape)), dtype)
+        self.shape, self.peek = shape, self.memory.peek.reshape(shape)
+        self.peek[:] = drawn(shape, dtype)
 
     @property
     def __cuda_array_interface__(self):
-        raw = dict(self.memory.__cuda_array_interface__)
-        return raw | {"shape": self.shape, "typestr": f"<u{self.itemsize}"}
-
-
-def on_host(shape, dtype):
-    """The same of a rank without a device."""
-    return RNG.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
+        raw, size = self.memory.__cuda_array_interface__, self.memory.dtype.itemsize
+        return raw | {"shape": self.shape, "typestr": f"<u{size}"}
 
 
 class Pair(Side):
@@ -48,7 +45,7 @@ class Pair(Side):
         """(a table, its layers as [K, B, N, H, D])"""
         first, here, total = heads
         sizes = {"K": 2, "B": self.pages, "N": N, "H": here, "D": D}
-        caches = [(Cache if self.gpu else on_host)(tuple(sizes[a] for a in axes), dtype) for _ in range(L)]
+        caches = [(Cache if self.gpu else drawn)(tuple(sizes[a] for a in axes), dtype) for _ in range(L)]
         seen = [getattr(c, "peek", c).transpose([axes.index(a) for a in "KBNHD"]) for c in caches]
         return rma.PageTable(self.worker, caches, axes, dtype=np.dtype(dtype).name, heads=(first, total)), seen
 

@@ -153,6 +153,7 @@ def faults(folder, library):
 
 
 def signalled_when_writing(folder):
+    """Stacks of two writers are not mixed, and both files are written."""
     rec = Recorder(folder, 2)
     number, parent = rec.as_in_the_package(), os.getpid()
     if (child := os.fork()) == 0:
@@ -195,6 +196,7 @@ def interrupted(folder):
 
 
 def wanted_signal(folder):
+    """A signal for which the program has a handler is left alone."""
     Recorder(folder, 1)
     signal.signal(signal.SIGUSR2, lambda *_: None)
     assert lib.ucch_flight_catch(signal.SIGUSR2) == 0 == lib.ucch_flight_catch(999)

@@ -98,18 +98,14 @@ def test_a_fault_while_stacks_are_written(tmp_path, compiled):
     assert run("faults", folder, str(library), ends=-signal.SIGSEGV) == "lives\n"
 
 
-def test_a_signal_while_records_are_written(tmp_path):
-    """Stacks of two writers are not mixed, and both files are written."""
-    run("signalled_when_writing", tmp_path)
+@pytest.mark.parametrize("case", ["signalled_when_writing", "wanted_signal"])
+def test_signals(tmp_path, case):
+    run(case, tmp_path)
 
 
 def test_an_interrupted_dump(tmp_path):
     """It leaves the handler of signals to later dumps: they used to wait for ever."""
     assert run("interrupted", tmp_path) == f"{tmp_path}/x.3.flight\n"
-
-
-def test_a_signal_that_somebody_wants(tmp_path):
-    run("wanted_signal", tmp_path)
 
 
 def test_a_child_records_nothing(tmp_path):
