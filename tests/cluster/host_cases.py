@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from ucc_hetero.launch.emulate import Cluster
+
 
 def sums(comm):
     rng = np.random.default_rng(comm.rank)
@@ -29,15 +31,36 @@ def sums(comm):
         print("found", found)
 
 
-def names(comm):
-    """Of hosts, as ucch-run has placed the ranks and told them so."""
+def hostnames():
+    """By MPI alone."""
+    world, data = MPI.COMM_WORLD, np.full(1 << 18, MPI.COMM_WORLD.rank + 1.0, np.float32)
+    world.Allreduce(MPI.IN_PLACE, data)
+    assert (data == world.size * (world.size + 1) / 2).all()
+    names = world.gather(os.uname().nodename)
+    if world.rank == 0:
+        print(*names)
+
+
+def owner(end):
+    """Start two emulated hosts, and end without closing them."""
+    cluster = Cluster(hosts=2).start()
+    cluster.hosts[1].popen(["sleep", "600"])
+    print(cluster.directory, *(os.readlink(f"/proc/{host.pid}/ns/net") for host in cluster.hosts), flush=True)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif end == "raise":
+        raise RuntimeError("a bug in the program")
+
+
+def placed(comm):
+    """As ucch-run has placed the ranks, and told them so."""
     assert comm.rank == int(os.environ["RANK"]) and comm.size == int(os.environ["WORLD_SIZE"])
     data = np.full(1 << 16, comm.rank + 1, np.float32)
     comm.Allreduce(MPI.IN_PLACE, data)
     assert (data == comm.size * (comm.size + 1) // 2).all()
     told = comm.mpi.gather((os.uname().nodename, os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]))
     if comm.rank == 0:
-        print(comm.topology.describe())
+        print(*(f"{island.vendor} {len(island.ranks)}" for island in comm.topology.islands))
         print(told)
 
 

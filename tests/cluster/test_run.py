@@ -43,12 +43,12 @@ def test_two_vendors_on_three_hosts(emulate, ucch_run):
         "interfaces": ["eth0"],
         "env": {"UCCH_TIMEOUT": 300},
     }
-    done = ucch_run(cluster, document, "--emulate", sys.executable, *alone("host_cases:names", []))
+    done = ucch_run(cluster, document, "--emulate", sys.executable, *alone("host_cases:placed", []))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[('node0', '0', 'node0'), ('node0', '1', 'node0'), ('node1', '0', 'node0'), ('node2', '0', 'node0')]" in (
         done.stdout
     )
-    assert "nvidia" in done.stdout and "amd" in done.stdout
+    assert "nvidia 2 amd 1 amd 1\n" in done.stdout
 
 
 def test_first_failure_over_hosts(cluster, ucch_run, flavour):
