@@ -9,15 +9,21 @@
 /* Runtime of the device bound to this rank; -1: none. */
 int ucch_bound(void);
 int ucch_may_hold(void);
-int ucch_streams_share(int more);
-int ucch_stream_new(void **stream);
-void ucch_stream_free(void *stream);
+int ucch_queues(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_bound_engine(void);
 int ucch_device_fail(int code, const char *what);
 int ucch_event_record(void **event, void *stream);
 int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
+
+/* streams.c */
+int ucch_streams_reserve(void);
+int ucch_streams_share(int more);
+int ucch_stream_new(void **stream);
+int ucch_stream_spare(void **stream);
+void ucch_stream_free(void *stream);
+void *ucch_stream_common(void);
 
 /* Memory that is reused: allocating and freeing it would synchronize the device. */
 void ucch_pool_keep(const void *memory);

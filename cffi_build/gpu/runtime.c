@@ -16,7 +16,7 @@ static const device_adapter *table[RUNTIMES] = {&ucch_cuda, &ucch_hip};
 
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];
-static int bound_runtime = -1, bound_device, queues = 1, streams;
+static int bound_runtime = -1, bound_device, queues = 1;
 
 /* ---- reasons of failures ---- */
 
@@ -164,25 +164,7 @@ int ucch_device_bind(int runtime, int device, int number) {
 
 int ucch_may_hold(void) { return queues > 0; }
 
-/* Streams that the program and its libraries may have made. */
-#define OTHERS 8
-
-/* True if streams may share queues, with so many more of them. */
-int ucch_streams_share(int more) { return __atomic_load_n(&streams, __ATOMIC_RELAXED) + more + OTHERS > queues; }
-
-/* Make a stream of the bound device that is not ordered with its default stream. Returns 0 or a failure. */
-int ucch_stream_new(void **stream) {
-    int status = ucch_device_fail(ucch_bound_ops()->stream_new(stream), "stream");
-    if (!status) __atomic_add_fetch(&streams, 1, __ATOMIC_RELAXED);
-    return status;
-}
-
-/* Free it, if there is one. */
-void ucch_stream_free(void *stream) {
-    if (!stream) return;
-    ucch_bound_ops()->stream_free(stream);
-    __atomic_sub_fetch(&streams, 1, __ATOMIC_RELAXED);
-}
+int ucch_queues(void) { return queues; }
 
 int ucch_bound(void) { return bound_runtime; }
 

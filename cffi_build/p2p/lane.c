@@ -192,9 +192,19 @@ static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     return 1;
 }
 
+/* True if the lane's stream would not wait for the caller's stream or the previous message (order_in_stream). */
+static int has_entered(const ucch_lane *l, const ucch_lane_message *m) {
+    int entered = 1, behind = 1;
+    if (m->stream != l->stream) return 1;
+    if (l->moved_by != l->stream) ucch_bound_ops()->event_done(l->done[(m->number - 1) % DEPTH], &behind);
+    if (behind) ucch_bound_ops()->event_done(l->entered[m->number % DEPTH], &entered);
+    return behind && entered;
+}
+
 /* True if nothing keeps the lane's stream from reaching a message, and its header has come, or has a free slot. A send
  * may be behind a long one for whose pieces there is no room yet. */
 static int can_start(const ucch_lane *l, const ucch_lane_message *m) {
+    if (l->shares && !has_entered(l, m)) return 0;
     if (l->is_recv) return ucch_reached(l->shorts->published.at, m->number);
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
            ucch_reached(l->longs->consumed.at, m->base - UCCH_RING_SLOTS);
@@ -421,7 +431,7 @@ static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
  * and with it other streams of this queue: 40 receives and 40 sends of two messages each, in as many streams on 32
  * queues, waited for ever, with one message each they did not (H200). */
 static int may_wait(const ucch_lane *l, const ucch_lane_message *m) {
-    if (!ucch_may_hold() || l->waiting) return 0;
+    if (!ucch_may_hold() || l->shares || l->waiting) return 0;
     int is_first = UCCH_LOAD(&line_of(l, m->number - 1)->done) == m->number - 1;
     return is_first || !ucch_streams_share(2 * l->channels->size);
 }
@@ -447,6 +457,7 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     int ordered = m->ordered && m->bytes, may_be_direct = ordered || m->bytes <= l->shorts->slot;
     int alone = !l->is_recv && may_be_direct && ends_without_receiver(l, m, stream);
     int direct = alone && goes_directly(l, m, stream);
+    alone &= direct || !l->shares;
     m->stream = direct ? stream : l->stream;
     if (ordered && !alone) status = copy_aside(m, stream);
     if (!status && !direct)

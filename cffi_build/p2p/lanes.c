@@ -22,8 +22,8 @@ ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
     return all;
 }
 
-/* Create the stream and events of a lane. Returns 0 or a failure. No memory is allocated: that could wait for streams
- * that wait for messages of this lane. */
+/* Give a lane a stream, and make its events. Returns 0 or a failure. Where streams wait for messages none is made, and
+ * no memory is allocated: both could wait for streams that wait for messages of this lane. */
 static int make_streams(ucch_lane *l) {
     const device_ops *ops = ucch_bound_ops();
     ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->is_recv, &l->arrived);
@@ -31,7 +31,12 @@ static int make_streams(ucch_lane *l) {
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
     if (!l->kernel) return UCCH_FAIL_DEVICE;
-    int status = ucch_stream_new(&l->stream);
+    int status = 0;
+    l->shares = ucch_may_hold() && !ucch_stream_spare(&l->stream);
+    if (l->shares)
+        l->stream = ucch_stream_common();
+    else if (!l->stream)
+        status = ucch_stream_new(&l->stream);
     l->moved_by = l->stream;
     for (int i = 0; i < UCCH_LANE_DEPTH && !status; i++) {
         status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");
@@ -49,7 +54,7 @@ void ucch_lane_unref(ucch_lane *l) {
 
 static void drop(ucch_lane *l) {
     const device_ops *ops = ucch_bound_ops();
-    ucch_stream_free(l->stream);
+    if (!l->shares) ucch_stream_free(l->stream);
     for (int i = 0; i < UCCH_LANE_DEPTH; i++) {
         if (l->entered[i]) ops->event_free(l->entered[i]);
         if (l->done[i]) ops->event_free(l->done[i]);

@@ -76,6 +76,7 @@ typedef struct ucch_lane {
     ucch_channel *shorts, *longs;
     int is_recv, peer, is_matched;
     void *stream, *kernel;
+    int shares; /* the stream is also that of other lanes: nothing may wait in it */
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
     ucch_lane_line *lines, *lines_seen; /* lines[0]: whether to stop; the others: ends of messages */
     unsigned *arrived;              /* counters where a kernel's blocks meet: by slot, at the header and at the end */

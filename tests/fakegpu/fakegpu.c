@@ -15,11 +15,12 @@
  * FAKEGPU_DEVICES: number of devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice
  * that (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: number of queues, regardless of
  * the runtime's settings (0: one for every stream). FAKEGPU_GOES_ON: behind a running kernel a queue goes on with other
- * streams, as CUDA's do, up to further work of the kernel's stream other than events. FAKEGPU_NO_PEERS: no process can
- * open another one's device memory. FAKEGPU_XGMI: the devices are linked. FAKEGPU_PINNED_MB: limit of host memory that
- * devices see. FAKEGPU_HIP: the version (6). FAKEGPU_AHEAD: length of a stream's queue above which the caller waits,
- * and with it all callers of the driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which
- * waits until the device is idle, and blocks all callers of the driver meanwhile. */
+ * streams, as CUDA's do, up to further work of the kernel's stream other than events; and the 35th stream, and every
+ * 43rd one behind it, is made only when no kernel runs. FAKEGPU_NO_PEERS: no process can open another one's device
+ * memory. FAKEGPU_XGMI: the devices are linked. FAKEGPU_PINNED_MB: limit of host memory that devices see. FAKEGPU_HIP:
+ * the version (6). FAKEGPU_AHEAD: length of a stream's queue above which the caller waits, and with it all callers of
+ * the driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which waits until the device is
+ * idle, and blocks all callers of the driver meanwhile. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

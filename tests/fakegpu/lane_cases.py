@@ -124,11 +124,13 @@ def crowded(comm, count):
     [request.Wait() for request in kept]
     assert all((each.peek == 1000 * peer + k).all() for k, each in enumerate(y))
     x, y, kept = [Array(n).set(1000 * r + n) for n in (300_000, 9, 50_000)], [], []
+    [getattr(each, "push", bool)() for each in x]
     for group in groups if not r else ():
         kept += [group.Isend(each, peer, stream=stream) for each in x[:2]]
     for group, n in (comm, 50_000), *((group, n) for group in groups for n in (300_000, 9)):
         if r:
             y.append(Array(n).set(-1))
+            getattr(y[-1], "push", bool)()
             group.Recv(y[-1], peer, stream=stream)
         elif group is comm:
             comm.Isend(x[2], peer, stream=stream).Wait()

@@ -70,9 +70,24 @@ static queue *queue_for_locked(void) {
     return best;
 }
 
+/* Room for more streams is made only when no kernel runs, as in CUDA. */
+static void make_room_locked(void) {
+    static int room = 34;
+    while (goes_on && open_streams >= room) {
+        int runs = 0;
+        for (const stream *s = streams; s; s = s->next)
+            runs |= s->running;
+        room += runs ? 0 : 43;
+        pthread_mutex_unlock(&lock);
+        usleep(runs ? LOOK_US : 0);
+        enter();
+    }
+}
+
 static int make_stream(stream **out) {
     stream *s = calloc(1, sizeof(*s));
     enter();
+    make_room_locked();
     if (s) s->queue = queue_for_locked();
     if (s && s->queue) {
         s->device = current < 0 ? 0 : current;

@@ -44,7 +44,7 @@ def test_more_streams_than_queues(mpirun, hip_over_cuda):
     if gpus() < 2:
         pytest.skip("needs 2 NVIDIA GPUs and torch")
     env = {"FAKEGPU_LAYOUT": "nvidia:1,amd:1", "CASES_HIP": str(hip_over_cuda), "UCCH_HOLD": "y"}
-    env |= {"UCCH_WIRE_SLOT": "65536"}  # messages longer than a ring
+    env |= {"UCCH_WIRE_SLOT": "65536", "UCCH_TIMEOUT": "30"}  # messages longer than a ring
     env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu")), ROOT)))}
     job = mpirun("lane_cases:crowded", 2, args=[40], env=env, timeout=120, cold=True)
     assert job.said("right") == 2, job.output

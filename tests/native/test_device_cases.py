@@ -60,7 +60,7 @@ CASES = {
     "lane_cases": [
         *((case, "nvidia:2,amd:1", LANES, OWN) for case in ("streams_wait", "room", "refused")),
         ("copies", "nvidia:2,amd:1", LANES, EITHER), ("mistakes", "nvidia:1,amd:1", LANES, EITHER),
-        ("late", "nvidia:1,amd:1", LANES, EITHER), ("crowded 12", "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
+        ("late", "nvidia:1,amd:1", LANES, EITHER), ("crowded 40", "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
         ("groups", "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ],
     "device_rma_cases": [
