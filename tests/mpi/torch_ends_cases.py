@@ -96,6 +96,7 @@ def forked_children_end_no_group():
                 start()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 7
+    dist.barrier()
     dist.send(torch.full([9], 5.0), 1 - rank)
     call.wait()
     assert (came == 5).all()
