@@ -237,11 +237,11 @@ def mpirun(tmp_path, pythons, request):
     -> MPIResult.
 
     ``script``: a Path, a path relative to the repository ending in ``.py``, source text, or a case ``module:function``
-    (crew/case.py), whose module is beside the test, in fakegpu or in mpi. ``env`` is added to the ranks' environment;
-    the caller's own ``UCCH_…`` variables are dropped, except those in INHERITED. ``timeout`` in seconds: a job that
-    takes `ROOM` times longer is killed, and the test fails with the ranks' output. With ``check`` an exit status other
-    than 0 fails the test. ``cold``: each rank is a new Python that imports the package itself; otherwise ranks are
-    forked from a process that has done so. See `Pythons`.
+    (crew/case.py), whose module is beside the test or in another folder of tests. ``env`` is added to the ranks'
+    environment; the caller's own ``UCCH_…`` variables are dropped, except those in INHERITED. ``timeout`` in seconds: a
+    job that takes `ROOM` times longer is killed, and the test fails with the ranks' output. With ``check`` an exit
+    status other than 0 fails the test. ``cold``: each rank is a new Python that imports the package itself; otherwise
+    ranks are forked from a process that has done so. See `Pythons`.
     """
     launcher, numbers = need_mpirun(), itertools.count(1)
 
@@ -443,7 +443,7 @@ def fakegpu(fake_library):
 def fake_environment(fakegpu):
     """Environment for a layout such as ``nvidia:2,amd:2``: a fake GPU per rank whose script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
-    folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(ROOT), str(FAKEGPU), str(ROOT / "tests" / "mpi"), *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
     # Every rank sees all devices, while ucch-run would show it one and set the first variable. Streams share four
     # queues, as in HIP; a test that holds streams asks for more (OWN_QUEUES).

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from channel_jobs import USUAL
 from crews import RANK, Crew, MPIResult, chosen, located, of_case_and_job, program, vendors, write_script
+from settings import USUAL
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable

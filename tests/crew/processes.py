@@ -1,27 +1,24 @@
 """Helpers for all tests: run a script in a new Python, wait for a condition."""
 
 import fcntl
-import json
 import os
 import subprocess
 import sys
 import time
 from itertools import count
 
-from crews import CASE
+from crews import alone
 
 #: Timeout in seconds for things that take a moment: only failures take that long.
 LONG = 300.0
 
 
 def python(script, *args, env=None, check=True, **how):
-    """Run a script, or a function of a module, in a new Python with ``env`` added to the environment. With ``check`` it
-    must succeed."""
-    words = ["-c", script, *map(str, args)]
-    if callable(script):
-        words = [str(CASE), script.__code__.co_filename, script.__name__, json.dumps(args)]
+    """Run a script, or a case ``module:function``, in a new Python with ``env`` added to the environment. With
+    ``check`` it must succeed."""
+    words = [sys.executable, *(alone(script, args) or ["-c", script, *map(str, args)])]
     how = {"capture_output": True, "text": True, "timeout": 2 * LONG, "env": {**os.environ, **(env or {})}, **how}
-    done = subprocess.run([sys.executable, *words], check=False, **how)
+    done = subprocess.run(words, check=False, **how)
     assert not check or done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done
 

@@ -78,8 +78,9 @@ def leaves_all_groups(how):
 
 
 def forked_children_end_no_group():
-    """One used to tell the other ranks that its parent had left."""
-    _, t = begin()
+    """One used to tell the other ranks that its parent had left. One that waits for its parent's call, or makes a
+    group, gets an error: it used to take its parent's messages, and groups hung at random."""
+    rank, t = begin()
     dist.all_reduce(t)
     if not (child := os.fork()):
         dist.destroy_process_group()
@@ -87,6 +88,18 @@ def forked_children_end_no_group():
     if not (other := os.fork()):
         sys.exit()
     assert os.waitpid(child, 0)[1] == os.waitpid(other, 0)[1] == 0
+    call = dist.irecv(came := torch.zeros(9), 1 - rank)
+    if not (third := os.fork()):
+        dist.destroy_process_group()
+        for start in call.wait, lambda: dist.init_process_group("ucch", store=dist.HashStore(), rank=0, world_size=1):
+            with pytest.raises(RuntimeError, match="spawn"):
+                start()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 7
+    dist.barrier()
+    dist.send(torch.full([9], 5.0), 1 - rank)
+    call.wait()
+    assert (came == 5).all()
     for _ in range(2):  # the first one may have been posted ahead of the others' end
         dist.barrier()
     dist.all_reduce(t)
@@ -95,7 +108,10 @@ def forked_children_end_no_group():
 
 
 def children_make_a_group(folder):
-    """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes."""
+    """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes.
+
+    Before that each makes a group by itself, and forks processes that make one: their first call used to hang.
+    """
     rank, _ = begin()
     args = json.dumps([rank, dist.get_world_size(), f"file://{folder}/meeting"])
     subprocess.run([sys.executable, *sys.argv[:2], "child", args], check=True)
@@ -105,10 +121,20 @@ def children_make_a_group(folder):
 
 
 def child(rank, size, meeting):
-    dist.init_process_group("ucch", init_method=meeting, rank=rank, world_size=size)
-    dist.all_reduce(total := torch.ones(1))
-    print(f"{int(total)} children", flush=True)
-    dist.destroy_process_group()
+    def total(place, rank, size):
+        dist.init_process_group("ucch", init_method=f"{meeting}-{place}", rank=rank, world_size=size)
+        dist.all_reduce(ones := torch.ones(1))
+        dist.destroy_process_group()
+        return int(ones)
+
+    assert total(f"alone-{rank}", 0, 1) == 1
+    children = []
+    for i in range(3):
+        if not (forked := os.fork()):
+            os._exit(total(f"forked-{rank}", i, 3) != 3)
+        children.append(forked)
+    assert not any(os.waitpid(each, 0)[1] for each in children)
+    print(f"{total('all', rank, size)} children", flush=True)
 
 
 def bound_to_one_core():

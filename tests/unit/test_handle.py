@@ -94,4 +94,4 @@ def ends_with_the_lock_held():
 def test_the_lock_at_the_end_of_python():
     """A thread that holds the lock then, and ends on its way back to Python, never releases it: a message's end waits
     for it."""
-    python(ends_with_the_lock_held, timeout=60)
+    python("test_handle:ends_with_the_lock_held", timeout=60)

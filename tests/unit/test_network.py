@@ -174,7 +174,7 @@ def threads_run_where_they_should():
 
 @pytest.mark.usefixtures("ucx")
 def test_threads_run_where_they_should():
-    python(threads_run_where_they_should)
+    python("test_network:threads_run_where_they_should")
 
 
 def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch):

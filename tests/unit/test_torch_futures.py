@@ -298,7 +298,7 @@ def groups_that_threads_make_at_once():
 
 def test_groups_that_threads_make_at_once():
     """All groups are listed, and so ended at process exit."""
-    python(groups_that_threads_make_at_once, timeout=100)
+    python("test_torch_futures:groups_that_threads_make_at_once", timeout=100)
 
 
 @pytest.mark.parametrize("comes", [False, True], ids=["late", "in time"])
