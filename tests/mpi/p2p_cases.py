@@ -179,7 +179,7 @@ def handlers(comm):
         (None, persistent),
     ):  # fmt: skip
         own = u.Communicator(comm)  # the other rank does not leave it
-        for n in known or ():
+        for n in 3 * (known or []):  # the third call is known
             own.Allreduce(x[:n], y[:n])
         if RANK == 0:
             interrupt_soon()
