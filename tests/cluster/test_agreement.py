@@ -10,22 +10,18 @@ pytestmark = pytest.mark.usefixtures("libraries")
 CASES = Path(__file__).resolve().parents[1] / "mpi"
 
 
-def bad_input(case):
-    return f"import sys; sys.path.insert(0, {str(CASES)!r}); import bad_input_cases; bad_input_cases.{case}"
-
-
 @pytest.mark.parametrize("islands", ["one", "three"])
 def test_unlike_calls(host_crew, islands):
     # As on hosts with RDMA, so that calls of one island over several hosts are compared, too.
     one = random.choice([((1, 2), ""), ((1, 1, 1), "nvidia:3")])
     slots, vendors = one if islands == "one" else ((2, 2), "nvidia:1,amd:2,nvidia:1")
-    script, env = bad_input("mismatches(long_blocks=False)"), {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}
-    done = host_crew(script, slots, **env, UCCH_FABRIC="all")
+    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors, "UCCH_FABRIC": "all"}
+    done = host_crew("bad_input_cases:mismatches", slots, [False], **env)  # without long blocks
     assert "mismatches noticed" in done.stdout, done.output
 
 
 @pytest.mark.parametrize(("script", "args", "said"), [
-    (CASES / "refusal_cases.py", ["20"], "mistakes told"), (bad_input("given_up()"), [], ""),
+    (CASES / "refusal_cases.py", ["20"], "mistakes told"), ("bad_input_cases:given_up", [], ""),
 ], ids=["random", "given up"])  # fmt: skip
 def test_refusals(host_crew, script, args, said):
     done = host_crew(script, (2, 2), args, UCCH_TIMEOUT="300")
@@ -33,4 +29,4 @@ def test_refusals(host_crew, script, args, said):
 
 
 def test_communicators_in_another_order(host_crew):
-    host_crew(bad_input("order(both=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")
+    host_crew("bad_input_cases:order", (2, 2), [True], UCCH_EMULATE="nvidia:2,amd:2")
