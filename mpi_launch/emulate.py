@@ -50,7 +50,8 @@ def unavailable() -> str | None:
     beyond = [folder for folder in ("/usr/sbin", "/sbin") if folder not in os.environ.get("PATH", "").split(os.pathsep)]
     # Debian has ip and tc in folders that are not on a user's PATH.
     os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), *beyond])
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc", "cat") if shutil.which(tool) is None]
+    tools = ("unshare", "nsenter", "mount", "mountpoint", "ip", "tc", "cat")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not found: install iproute2 and util-linux"
     if os.geteuid() != 0:
