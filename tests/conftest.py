@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from dataclasses import replace
 from functools import cache
@@ -25,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import RANK, CaseFailed, Crew, MPIResult, chosen, vendors  # noqa: E402
+from crews import RANK, CaseFailed, Crew, MPIResult, chosen, located, program, vendors, write_script  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -178,17 +177,6 @@ def run_limited(command, env, cwd, timeout):
     return MPIResult(job.returncode, *texts), late
 
 
-def write_script(folder, script):
-    """The path of a script, given as a path or as source text."""
-    if isinstance(script, Path):
-        return script
-    if "\n" not in script and script.endswith(".py"):
-        return ROOT / script
-    path = folder / "snippet.py"
-    path.write_text(textwrap.dedent(script))
-    return path
-
-
 #: Variables that are read when a process starts, or imports torch: ranks with them are new Pythons.
 COLD = ("LD_PRELOAD", "SANITIZER", "UCCH_TORCH_REPLACE")
 #: Test files -> slow imports of ranks. Files of one lane share them, and the crews with these.
@@ -248,29 +236,30 @@ def mpirun(tmp_path, pythons, request):
     """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=(), cold=False)``
     -> MPIResult.
 
-    ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
-    ranks' environment; the caller's own ``UCCH_…`` variables are dropped, except those in INHERITED. ``timeout`` in
-    seconds: a job that takes `ROOM` times longer is killed, and the test fails with the ranks' output. With ``check``
-    an exit status other than 0 fails the test. ``cold``: each rank is a new Python that imports the package itself;
-    otherwise ranks are forked from a process that has done so. See `Pythons`.
+    ``script``: a Path, a path relative to the repository ending in ``.py``, source text, or a case ``module:function``
+    (crew/case.py), whose module is beside the test or in another folder of tests. ``env`` is added to the ranks'
+    environment; the caller's own ``UCCH_…`` variables are dropped, except those in INHERITED. ``timeout`` in seconds: a
+    job that takes `ROOM` times longer is killed, and the test fails with the ranks' output. With ``check`` an exit
+    status other than 0 fails the test. ``cold``: each rank is a new Python that imports the package itself; otherwise
+    ranks are forked from a process that has done so. See `Pythons`.
     """
-    program, numbers = need_mpirun(), itertools.count(1)
+    launcher, numbers = need_mpirun(), itertools.count(1)
 
     def run(script, n=2, *, args=(), env=None, timeout=60, check=True, mpi_args=(), cold=False):
         folder = tmp_path / f"job{next(numbers)}"
         folder.mkdir()
-        path = write_script(folder, script)
+        words = program(folder, script, args, request.path)
         python = [sys.executable] if cold else pythons.of(request.path, env or {})
-        command = [*mpi_command(program, n, mpi_args), *python, str(path), *args]
+        command = [*mpi_command(launcher, n, mpi_args), *python, *words]
         start, limit = time.monotonic(), timeout * ROOM
-        environment = mpi_environment(program) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
+        environment = mpi_environment(launcher) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
         paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         result, late = run_limited(command, environment, folder, limit)
         if late or (check and result.returncode != 0):
             how = "were killed" if late else f"ended with status {result.returncode}"
             took = time.monotonic() - start
-            pytest.fail(f"{n} ranks of {path.name} {how} after {took:.1f} s\n{result.output}", pytrace=False)
+            pytest.fail(f"{n} ranks of {' '.join(words)} {how} after {took:.1f} s\n{result.output}", pytrace=False)
         return replace(result, ranks=n)
 
     yield run
@@ -354,19 +343,15 @@ def crews(pythons):
 def crew(crews, pythons, request, tmp_path):
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
-    A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
-    before; or a program, given as for `mpirun`, is run there. ``env`` and a ``layout`` of emulated vendors are set for
-    the case, ``job`` from the start of the processes (which may make another crew). Ranks of a ``pool`` of vendors have
-    a fake GPU each, and the layout selects ranks of it. The test fails if a rank raises, or does not finish within
-    ``timeout`` times `ROOM` seconds.
+    Every rank of a job that has run others before runs a case or a program, given as for `mpirun`. ``env`` and a
+    ``layout`` of emulated vendors are set for the case, ``job`` from the start of the processes (which may make another
+    crew). Ranks of a ``pool`` of vendors have a fake GPU each, and the layout selects ranks of it. The test fails if a
+    rank raises, or does not finish within ``timeout`` times `ROOM` seconds.
     """
 
     def run(case, n=2, *, args=(), layout="", env=None, job=None, of=0, pool="", timeout=60):
-        module, _, name = str(case).partition(":")
-        if not name or "\n" in name:
-            path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
-        else:
-            path = request.path.with_name(f"{module}.py")
+        if not (place := located(case, request.path)):
+            place, args = (RANK, "script"), [str(write_script(tmp_path, case)), *args]
         whole, world, here = dict(job or {}), [*range(n)], {"UCCH_EMULATE": layout}
         size = of or next(size for size in (*SIZES, n) if size >= n)
         if pool:
@@ -374,7 +359,7 @@ def crew(crews, pythons, request, tmp_path):
             size, world = len(vendors(pool)), chosen(vendors(pool), vendors(layout))
         python = pythons.of(request.path, whole)
         key, start = (size, *python, *sorted(whole.items())), functools.partial(local_crew, size, whole, python)
-        return crews.run(key, start, world, path, name, args, here | dict(env or {}), timeout * ROOM)
+        return crews.run(key, start, world, *place, args, here | dict(env or {}), timeout * ROOM)
 
     return run
 
@@ -458,7 +443,7 @@ def fakegpu(fake_library):
 def fake_environment(fakegpu):
     """Environment for a layout such as ``nvidia:2,amd:2``: a fake GPU per rank whose script imports ``arrays``."""
     libraries = {f"FAKEGPU_{vendor.upper()}": str(path) for vendor, path in fakegpu.items()}
-    folders = [str(ROOT), str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(ROOT), str(FAKEGPU), str(ROOT / "tests" / "mpi"), *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"FAKEGPU_DELAY_US": "200", "PYTHONPATH": os.pathsep.join(folders)}
     # Every rank sees all devices, while ucch-run would show it one and set the first variable. Streams share four
     # queues, as in HIP; a test that holds streams asks for more (OWN_QUEUES).

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from channel_jobs import USUAL
-from crews import RANK, Crew, MPIResult, chosen, of_case_and_job, vendors
+from crews import RANK, Crew, MPIResult, chosen, located, of_case_and_job, program, vendors, write_script
+from settings import USUAL
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
@@ -112,19 +112,17 @@ def places(slots, layout):
 
 
 @pytest.fixture
-def host_crew(hosts, crews, tmp_path, room):
-    """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult, for a script that succeeds.
+def host_crew(hosts, crews, request, tmp_path, room):
+    """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult, for a script that succeeds. It is
+    given as for `mpirun`.
 
     Its ranks, on hosts with these slots, have run other scripts before, some with other variables.
     ``devices``: variables of ranks with fake GPUs.
     """
 
     def run(script, slots, args=(), devices=None, **env):
-        path = tmp_path / "job.py"
-        if isinstance(script, Path):
-            path = script
-        else:
-            path.write_text(script)
+        if not (place := located(script, request.path)):
+            place, args = (RANK, "script"), [str(write_script(tmp_path, script)), *args]
         case, job = of_case_and_job({**(devices or {}), **env})
         layout = case.get("FAKEGPU_LAYOUT", "")
         pool, fakes = ([len(vendors(host)) for host in FAKE], ",".join(FAKE)) if layout else (PLAIN, "")
@@ -133,20 +131,18 @@ def host_crew(hosts, crews, tmp_path, room):
         world = chosen(places(pool, fakes), places(slots, layout))
         job |= {"FAKEGPU_LAYOUT": fakes} if fakes else {}
         start = functools.partial(crew_on_hosts, pool, job, 60 * room)
-        return crews.run(
-            (*pool, *sorted(job.items())), start, world, RANK, "script", [str(path), *args], case, 60 * room
-        )
+        return crews.run((*pool, *sorted(job.items())), start, world, *place, args, case, 60 * room)
 
     return run
 
 
 @pytest.fixture
 def on_crew(host_crew, fake_environment):
-    """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, **env)``. UCX must
-    not print warnings."""
+    """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, args=(), **env)``.
+    UCX must not print warnings."""
 
-    def run(script, layout, hosts, slots, **env):
-        done = host_crew(script, [slots] * hosts, devices=fake_environment(layout), **USUAL | env)
+    def run(script, layout, hosts, slots, args=(), **env):
+        done = host_crew(script, [slots] * hosts, args, devices=fake_environment(layout), **USUAL | env)
         assert "UCX  ERROR" not in done.output, done.output
         return done
 
@@ -154,18 +150,17 @@ def on_crew(host_crew, fake_environment):
 
 
 @pytest.fixture
-def alone(emulate, fake_environment, tmp_path):
-    """The same in a separate job: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
-    beside=None, **env)``; a thread calls ``beside(cluster)``."""
+def alone(emulate, fake_environment, request, tmp_path):
+    """The same in a separate job: ``alone(script, layout, hosts, slots, args=(), links=1, rate="none", options=(),
+    check=True, beside=None, **env)``; a thread calls ``beside(cluster)``."""
 
-    def run(script, layout, hosts, slots, *, links=1, rate="none", options=(), check=True, beside=None, **env):
+    def run(script, layout, hosts, slots, args=(), *, links=1, rate="none", options=(), check=True, beside=None, **env):
         cluster = emulate(hosts=hosts, slots=slots, links=links, rate=rate)
         if beside is not None:
             threading.Thread(target=beside, args=[cluster], daemon=True).start()
-        job = tmp_path / "job.py"
-        job.write_text(script)
+        words = [sys.executable, *program(tmp_path, script, args, request.path)]
         env = fake_environment(layout) | USUAL | env
-        done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
+        done = cluster.mpirun(words, env=env, options=options, timeout=120)
         result = MPIResult(done.returncode, done.stdout, done.stderr, hosts * slots)
         assert not check or (done.returncode == 0 and "UCX  ERROR" not in result.output), result.output
         return result

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import until
+from crews import alone
+from processes import python, until
 
 from ucc_hetero.launch import emulate as emulate_module
 from ucc_hetero.launch.emulate import EmulatedHost, goodput
@@ -17,18 +18,7 @@ from ucc_hetero.launch.emulate import EmulatedHost, goodput
 KINDS = ("net", "ipc", "uts", "pid", "mnt")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-ALLREDUCE = """
-import socket
-import numpy as np
-from mpi4py import MPI
-comm = MPI.COMM_WORLD
-data = np.full(1 << 18, comm.rank + 1.0, np.float32)
-comm.Allreduce(MPI.IN_PLACE, data)
-assert (data == comm.size * (comm.size + 1) / 2).all()
-names = comm.gather(socket.gethostname())
-if comm.rank == 0:
-    print(*names)
-"""
+ALLREDUCE = [sys.executable, *alone("host_cases:hostnames", [])]
 
 
 def read(cluster, host, *argv):
@@ -104,9 +94,8 @@ def test_links_have_their_rate(emulate):
 def test_uneven_hosts(emulate, flavour):
     """Each host has its own folder for the files of mpirun's daemon."""
     cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
-    program = [sys.executable, "-c", ALLREDUCE]
-    assert cluster.mpirun(program, check=True).stdout.split() == ["node0", "node0", "node1", "node2"]
-    interleaved = cluster.mpirun(program, options=["--map-by", "node"], check=True)
+    assert cluster.mpirun(ALLREDUCE, check=True).stdout.split() == ["node0", "node0", "node1", "node2"]
+    interleaved = cluster.mpirun(ALLREDUCE, options=["--map-by", "node"], check=True)
     assert interleaved.stdout.split() == ["node0", "node1", "node2", "node0"]
     if flavour[0] == "openmpi" and flavour[1] >= 5:
         kept = cluster.mpirun(["sh", "-c", "ls -d $TMPDIR/prted.* || true"], check=True).stdout.split()
@@ -142,7 +131,7 @@ def test_commands(cluster):
         process.kill()
     until(lambda: running(cluster, 1) == 0, "the command has ended")
     cluster.power_off(1)
-    result = cluster.mpirun([sys.executable, "-c", ALLREDUCE], timeout=20)
+    result = cluster.mpirun(ALLREDUCE, timeout=20)
     assert result.returncode != 0 and "node1" in result.stdout + result.stderr
     assert [cluster.run(["true"], host=host).returncode for host in (0, 1)] == [0, 255]
 
@@ -153,7 +142,7 @@ def test_timeout_ends_the_job(cluster):
         cluster.mpirun([sys.executable, "-c", script], timeout=1)
     for host in (0, 1):
         until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
-    assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
+    assert cluster.mpirun(ALLREDUCE).returncode == 0
 
 
 def links_of_this_machine():
@@ -178,22 +167,9 @@ def test_nothing_remains(emulate):
     cluster.close()
 
 
-OWNER = """
-import os, signal, sys
-from ucc_hetero.launch.emulate import Cluster
-cluster = Cluster(hosts=2).start()
-cluster.hosts[1].popen(["sleep", "600"])
-print(cluster.directory, *(os.readlink(f"/proc/{host.pid}/ns/net") for host in cluster.hosts), flush=True)
-if sys.argv[1] == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-elif sys.argv[1] == "raise":
-    raise RuntimeError("a bug in the program")
-"""
-
-
 @pytest.mark.parametrize("end", ["kill", "raise", "forget"])
 def test_nothing_remains_when_the_owner_dies(emulate, end):
-    owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=240, check=False)
+    owner = python("host_cases:owner", end, check=False)
     directory, *spaces = owner.stdout.split()
     assert owner.returncode == {"kill": -signal.SIGKILL, "raise": 1, "forget": 0}[end]
     until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
@@ -212,7 +188,7 @@ def test_failed_start_leaves_nothing(emulate, monkeypatch):
 
 def test_command_line(emulate):
     tool = [sys.executable, "-m", "ucc_hetero.launch.emulate", "--hosts", "2", "--slots", "1,1"]
-    words = [*tool, "--", "mpirun", "-np", "2", sys.executable, "-c", ALLREDUCE]
+    words = [*tool, "--", "mpirun", "-np", "2", *ALLREDUCE]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "node0 node1\n"), done.stderr
     done = subprocess.run([*tool, "--", "sh", "-c", "exit 9"], capture_output=True, timeout=240, check=False)

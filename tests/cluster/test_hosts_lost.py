@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from crews import alone
 
 from ucc_hetero.launch import emulated_host
 
@@ -101,97 +102,6 @@ def test_a_rank_ends(outputs, name):
     assert re.search(end.last, out[last]), (how, out)
 
 
-#: Jobs of two or three ranks within one: what they wait in, by host memory, when the link of their data is cut, with
-#: how many elements, the seconds of a heartbeat, those of a deadline, and FIRST if it is their first call. The first
-#: rank of a transfer that goes one way sees that the other one does not acknowledge it, and tells it; also if it has
-#: sent and waits for nothing (``once``).
-ONE_LINK = """
-import os, time
-from pathlib import Path
-import numpy as np
-from mpi4py import MPI
-
-everyone, folder = MPI.COMM_WORLD, Path(os.environ["FOLDER"])
-job = int(os.environ["JOBS"].split(",")[everyone.rank])
-name = os.environ["CASES"].split(",")[job]
-call, n, os.environ["UCCH_HEARTBEAT"], os.environ["UCCH_TIMEOUT"], *first = name.split()
-n, mpi = int(n), everyone.Split(job)
-ranks = mpi.allgather(everyone.rank)
-from ucc_hetero import CollectiveError, Communicator, rma
-
-def right(comm, n):
-    x, y = np.full(n, comm.rank + 1.0), np.full(n, -1.0)
-    comm.Allreduce(x, y)
-    assert (y == comm.size * (comm.size + 1) // 2).all()
-
-def send(comm, n):
-    x = np.full(n, comm.rank + 1.0)
-    if comm.rank < 2:
-        (comm.Recv if comm.rank else comm.Send)(x, 1 - comm.rank)
-        assert (x == 1).all()
-
-def any(comm, n):
-    x = np.full(n, comm.rank + 1.0)
-    comm.Recv(x, MPI.ANY_SOURCE) if comm.rank else comm.Send(x, 1)
-    assert (x == 1).all()
-
-def of_any(comm, n):  # of whom one is behind the cut, and sends, and one is beside this rank and does not
-    if comm.rank == 0:
-        comm.Recv(np.ones(n), MPI.ANY_SOURCE)
-    elif comm.rank == 2:
-        comm.Send(np.ones(n), 0)
-    raise CollectiveError("nothing to wait for")
-
-def probe(comm, n):
-    if comm.rank:
-        comm.Probe(MPI.ANY_SOURCE)
-    send(comm, n)
-
-def once(comm, n):
-    (comm.Recv if comm.rank else comm.Send)(np.ones(3), 1 - comm.rank)
-    if comm.rank == 0 and (folder / "cut").exists():
-        while not (folder / f"down{ranks[1]}").exists():
-            time.sleep(0.01)
-        raise CollectiveError("it has not waited")
-
-def put(comm, n):
-    if not at:
-        worker = rma.Worker()
-        mine = worker.register(np.ones(n))
-        peer, theirs = rma.connect_all(worker, comm)[1 - comm.rank], comm.allgather(mine.descriptor)[1 - comm.rank]
-        at.extend((peer, mine, peer.open(theirs)))
-    at[0].put(*at[1:]).Wait()
-
-def wait(what):
-    while not (folder / what).exists():
-        time.sleep(0.01)
-
-at = []
-comm = Communicator(mpi)
-if not first:
-    (right if call == "of_any" else globals()[call])(comm, n)
-(folder / f"up{everyone.rank}").touch()
-wait("cut")
-try:
-    while True:
-        globals()[call](comm, n)
-except CollectiveError as error:
-    print(f"{name}: rank {comm.rank}:", error, flush=True)
-(folder / f"down{everyone.rank}").touch()
-wait("back")
-other = None
-while other is None:
-    try:
-        other = Communicator(mpi)
-    except CollectiveError:
-        pass  # the kernel has just refused to connect, as it still takes the other host for unreachable
-with other:
-    right(other, n)
-    send(other, n)
-    assert other._runner.members.job is not comm._runner.members.job, "its connections may have been given up"
-print(f"{name}: right", flush=True)
-"""
-
 LINK = r"not answer over the link 10\.11\.0\.[12] - 10\.11\.0\.[12], "
 GIVEN_UP = r"|libucp has given up the connection"
 
@@ -200,8 +110,8 @@ GIVEN_UP = r"|libucp has given up the connection"
 def cut_link(emulate, appear, tmp_path):
     """Call as ``cut_link(slots, cases, jobs, cut, mend)`` -> how often each case matches its pattern, and the output.
 
-    ``cases``: case of `ONE_LINK` -> pattern; ``jobs``: the case of every rank. ``cut`` and ``mend`` get a cluster, of
-    whose second host they cut the second link, and mend it when every rank is done.
+    ``cases``: name of `link_cases.one_link` -> pattern; ``jobs``: the case of every rank. ``cut`` and ``mend`` get a
+    cluster, of whose second host they cut the second link, and mend it when every rank is done.
     """
 
     def run(slots, cases, jobs, cut, mend):
@@ -216,9 +126,9 @@ def cut_link(emulate, appear, tmp_path):
             (tmp_path / "back").touch()
 
         threading.Thread(target=beside, daemon=True).start()
-        about = {"FOLDER": str(tmp_path), "CASES": ",".join(cases), "JOBS": ",".join(map(str, jobs))}
-        env = {"UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0", **about}
-        done = cluster.mpirun([sys.executable, "-c", ONE_LINK], env=env, timeout=120)
+        env = {"UCX_NET_DEVICES": "eth1", "OMPI_MCA_btl_tcp_if_include": "eth0"}
+        words = alone("link_cases:one_link", [str(tmp_path), list(cases), list(jobs)])
+        done = cluster.mpirun([sys.executable, *words], env=env, timeout=120)
         right = {case: done.stdout.count(f"{case}: right") for case in cases}
         said = {case: len(re.findall(f"{case}: rank .*({why})", done.stdout)) for case, why in cases.items()}
         return right, said, (done.stdout, done.stderr)
@@ -252,26 +162,8 @@ def test_the_link_of_the_data_is_a_hole(cut_link):
     assert [*right.values()] == [2, 2, 3] and [*said.values()] == [2, 2, 1], output
 
 
-FAILS = """
-from mpi4py import MPI
-from ucc_hetero import CollectiveError, Communicator
-from ucc_hetero.bootstrap.teams import Teams
-
-def fails(*_):
-    raise CollectiveError("mine alone")
-
-if MPI.COMM_WORLD.rank == 1:
-    Teams._canary = fails
-try:
-    Communicator()
-except CollectiveError as error:
-    print(f"rank {MPI.COMM_WORLD.rank}:", error, flush=True)
-"""
-
-
 def test_a_team_that_fails_on_one_rank(emulate):
     """As a connection is refused there, say. Others used to wait for it until the deadline."""
-    done = emulate(hosts=2, slots=1).mpirun(
-        [sys.executable, "-c", FAILS], env={"UCCH_TIMEOUT": str(DEADLINE)}, timeout=60
-    )
+    words = [sys.executable, *alone("link_cases:no_team_on_one_rank", [])]
+    done = emulate(hosts=2, slots=1).mpirun(words, env={"UCCH_TIMEOUT": str(DEADLINE)}, timeout=60)
     assert "rank 1: mine alone" in done.stdout and "rank 1 could not create its teams" in done.stdout, done.stderr

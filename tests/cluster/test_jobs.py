@@ -5,39 +5,18 @@ import re
 import sys
 
 import pytest
-from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
+from crews import alone
+from settings import OWN_QUEUES
 
 from ucc_hetero.launch import emulated_host
 
 from ..mpi import test_timeline
 
-SUMS = """
-import os
-import numpy as np
-import ucc_hetero
-with ucc_hetero.Communicator() as comm:
-    rng = np.random.default_rng(comm.rank)
-    for count in (3, 1 << 16):
-        mine = rng.integers(0, 1 << 20, count).astype(np.float64)
-        total, own = np.full(count, -1.0), np.full(count // 3, -1.0)
-        everything = comm.mpi.allgather(mine)
-        comm.Allreduce(mine, total)
-        assert (total == sum(everything)).all()
-        every = np.full((comm.size, count), -1.0)
-        comm.Allgather(mine, every)
-        assert (every == everything).all()
-        blocks = np.tile(mine, (comm.size, 1)) + np.arange(comm.size)[:, None]
-        mine[:] = -1
-        comm.Reduce_scatter_block(blocks, mine)
-        assert (mine == sum(everything) + comm.size * comm.rank).all()
-    found = comm.mpi.gather((os.environ["UCX_NET_DEVICES"], comm.topology.tree.height))
-    if comm.rank == 0:
-        print("found", found)
-"""
+SUMS = [sys.executable, *alone("host_cases:sums", [])]
 
 
 def _found(cluster, env):
-    done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCCH_TIMEOUT": "200", **env}, timeout=100)
+    done = cluster.mpirun(SUMS, env={"UCCH_TIMEOUT": "200", **env}, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith("found"))
 
@@ -72,7 +51,7 @@ def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate)
     cluster = emulate(hosts=2, slots=1, rate="none")
     for host in cluster.hosts:
         emulated_host.configure(host.pid, INSIDE, "")
-    done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCX_NET_DEVICES": "inside0"}, timeout=100)
+    done = cluster.mpirun(SUMS, env={"UCX_NET_DEVICES": "inside0"}, timeout=100)
     assert re.search(r"rank [01]: .* team of ranks \[0, 1\] .*could not connect.*UCX_NET_DEVICES=", done.stderr), (
         done.stderr
     )
@@ -80,19 +59,19 @@ def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate)
 
 def test_hosts_inside_vendors(host_crew):
     for env, height in (({"UCCH_FABRIC": "all"}, 2), ({}, 1)):
-        done = host_crew(SUMS, (2, 2, 2), UCCH_TIMEOUT="200", UCCH_EMULATE="nvidia:4,amd:2", **env)
+        done = host_crew("host_cases:sums", (2, 2, 2), UCCH_TIMEOUT="200", UCCH_EMULATE="nvidia:4,amd:2", **env)
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
 
 
-APART = "nvidia:2,amd:2"
+APART, ANY_CALL = "nvidia:2,amd:2", "collective_cases:on_devices"
 
 
-@pytest.mark.parametrize("script, layout, env", [
-    (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
-    (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
+@pytest.mark.parametrize("case, layout, env", [
+    (ANY_CALL, APART, {"UCCH_WIRES": "0"}), (ANY_CALL, "nvidia:2,host:1,amd:1", {}),
+    ("device_cases:streams", APART, OWN_QUEUES),
 ], ids=["calls without wires", "calls, one without", "streams"])  # fmt: skip
-def test_devices_of_two_hosts(on_crew, script, layout, env):
-    on_crew(script, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
+def test_devices_of_two_hosts(on_crew, case, layout, env):
+    on_crew(case, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
 
 
 def test_clocks_of_two_hosts(cluster, tmp_path):

@@ -6,9 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-import pages_scripts
 import pytest
-import rma_scripts
 
 from .test_hosts_lost import OUTSIDE
 
@@ -23,16 +21,17 @@ def test_everybody_reaches_everybody(host_crew):
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
-    ("script", "layout"),
+    ("case", "layout"),
     [
-        pytest.param(pages_scripts.EVERY, "nvidia:1,amd:1", id="pages"),
-        pytest.param(pages_scripts.EVERY, "host:1,nvidia:1", id="pages of the host"),
-        pytest.param(rma_scripts.EVERY, "nvidia:1,amd:1", id="pieces"),
+        ("device_page_cases:all_kinds 70", "nvidia:1,amd:1"), ("device_page_cases:all_kinds 70", "host:1,nvidia:1"),
+        ("device_rma_cases:everything", "nvidia:1,amd:1"),
     ],
-)
-def test_pages_between_hosts(on_crew, script, layout):
+    ids=["pages", "pages of the host", "pieces"],
+)  # fmt: skip
+def test_pages_between_hosts(on_crew, case, layout):
     """Pieces, and all layouts, types and heads of tests/native, from one vendor's host to the other's."""
-    on_crew(script, layout, 2, 1)
+    name, *args = case.split()
+    on_crew(name, layout, 2, 1, args)
 
 
 @pytest.mark.usefixtures("libraries")

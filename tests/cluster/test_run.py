@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from crews import alone
 from processes import is_free, until
 
 from ucc_hetero.launch.emulate import Cluster
@@ -14,22 +15,6 @@ from ucc_hetero.launch.emulate import Cluster
 yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 Emulate, Run = Callable[..., Cluster], Callable[..., subprocess.CompletedProcess[str]]
-
-ALLREDUCE = """
-import os
-import numpy as np
-import ucc_hetero
-from mpi4py import MPI
-assert MPI.COMM_WORLD.rank == int(os.environ["RANK"]) and MPI.COMM_WORLD.size == int(os.environ["WORLD_SIZE"])
-with ucc_hetero.Communicator() as comm:
-    data = np.full(1 << 16, comm.rank + 1, np.float32)
-    comm.Allreduce(MPI.IN_PLACE, data)
-    assert (data == comm.size * (comm.size + 1) // 2).all()
-    names = comm.mpi.gather((os.uname().nodename, os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]))
-    if comm.rank == 0:
-        print(comm.topology.describe())
-        print(names)
-"""
 
 NAMES = "import mpi4py.MPI as m, os; print(m.COMM_WORLD.rank, os.uname().nodename, os.environ['LOCAL_RANK'])"
 
@@ -58,12 +43,12 @@ def test_two_vendors_on_three_hosts(emulate, ucch_run):
         "interfaces": ["eth0"],
         "env": {"UCCH_TIMEOUT": 300},
     }
-    done = ucch_run(cluster, document, "--emulate", sys.executable, "-c", ALLREDUCE)
+    done = ucch_run(cluster, document, "--emulate", sys.executable, *alone("host_cases:placed", []))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[('node0', '0', 'node0'), ('node0', '1', 'node0'), ('node1', '0', 'node0'), ('node2', '0', 'node0')]" in (
         done.stdout
     )
-    assert "nvidia" in done.stdout and "amd" in done.stdout
+    assert "nvidia 2 amd 1 amd 1\n" in done.stdout
 
 
 def test_first_failure_over_hosts(cluster, ucch_run, flavour):
@@ -82,27 +67,11 @@ def test_first_failure_over_hosts(cluster, ucch_run, flavour):
     )
 
 
-#: A rank that kills its parent: mpirun on the first host, its daemon on the other one. All ranks would stay.
-KILLS = """
-import fcntl, os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-lock = open(sys.argv[1], "w")
-fcntl.flock(lock, fcntl.LOCK_SH)
-open(sys.argv[1] + os.environ["RANK"], "w").close()
-while not all(os.path.exists(sys.argv[1] + rank) for rank in "0123"):
-    time.sleep(0.01)
-if os.environ["RANK"] == sys.argv[2]:
-    with open(f"/proc/{os.getppid()}/stat") as wrapper:
-        os.kill(int(wrapper.read().split()[3]), signal.SIGKILL)
-time.sleep(200)
-"""
-
-
 @pytest.mark.parametrize("by", "03")
 def test_a_launcher_is_killed(cluster, ucch_run, flavour, tmp_path, by):
     """No rank survives on any host."""
     locked, document = tmp_path / "locked", {"hosts": ["node[0-1]"], "slots": 2, "interfaces": ["eth0"]}
-    done = ucch_run(cluster, document, sys.executable, "-c", KILLS, str(locked), by)
+    done = ucch_run(cluster, document, sys.executable, *alone("host_cases:kills", [str(locked), by]))
     assert done.returncode != 0 and "ucch-run: " in done.stderr.splitlines()[-1], done.stderr
     with locked.open() as lock:
         until(lambda: is_free(lock), "ranks have stayed")

@@ -3,17 +3,16 @@
 import re
 
 import pytest
-import torch_scripts
-from device_scripts import OWN_QUEUES
+from settings import OWN_QUEUES
 
 pytestmark = pytest.mark.usefixtures("with_torch")
 PAIR = "nvidia:1,amd:1", 2, 1
 
 
 def test_they_repeat_and_change(alone):
-    alone(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES)
+    alone("torch_device_cases:repeated", *PAIR, DICE="7", **OWN_QUEUES)
 
 
 def test_a_rank_dies(alone, recovery):
-    done = alone(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
+    done = alone("torch_device_cases:death", *PAIR, options=recovery, check=False, **OWN_QUEUES)
     assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), done.output

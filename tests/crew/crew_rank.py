@@ -5,7 +5,6 @@ A case may use some ranks only, with emulated vendors of its own; see `Worlds`.
 
 import faulthandler
 import gc
-import importlib
 import json
 import os
 import runpy
@@ -21,6 +20,8 @@ from ucc_hetero.device import bind, place_of
 from ucc_hetero.machine.launchers import MPI as LAUNCHERS
 
 from mpi4py import MPI  # isort: skip
+
+from case import call
 
 #: Modules in which a case may have kept the world.
 CASES = Path(__file__).resolve().parents[1] / "mpi"
@@ -134,10 +135,7 @@ def run(worlds, world, path, case, args, env, out):
             worlds.enter(tuple(world))
             if "arrays" in sys.modules:
                 sys.modules["arrays"].begin_case()
-            if (folder := str(Path(path).parent)) not in sys.path:
-                sys.path.insert(0, folder)
-            module = sys.modules[__name__] if path == __file__ else importlib.import_module(Path(path).stem)
-            getattr(module, case)(*args)
+            script(*args) if path == __file__ else call(path, case, args)
             leave_torch()
         except BaseException:
             return traceback.format_exc()

@@ -13,12 +13,16 @@ import socket
 import struct
 import subprocess
 import tempfile
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 RANK = Path(__file__).with_name("crew_rank.py")
+#: The program of a case in a job of its own.
+CASE = RANK.with_name("case.py")
+TESTS = RANK.parents[1]
 #: Seconds for the other ranks to finish after one has failed; and to print their stacks.
 MOMENT = 3.0
 
@@ -28,8 +32,7 @@ MOMENT = 3.0
 OF_A_CASE = (
     *("UCCH_CHANNELS", "UCCH_EMULATE", "UCCH_FABRIC", "UCCH_HOLD", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE"),
     *("UCCH_TUNE_FILE", "UCCH_WIRES", "UCCH_WIRE_SLOT", "FAKEGPU_LAYOUT"),
-    *("FAKEGPU_AHEAD", "FAKEGPU_CONNECTIONS", "FAKEGPU_DELAY_US", "HSA_ENABLE_SDMA"),
-    *("DICE", "LENGTH", "LENGTHS", "QUEUED", "TABLE", "WAY", "WHY", "WITHOUT"),
+    *("FAKEGPU_AHEAD", "FAKEGPU_CONNECTIONS", "FAKEGPU_DELAY_US", "HSA_ENABLE_SDMA", "DICE", "QUEUED"),
 )
 
 
@@ -37,6 +40,37 @@ def of_case_and_job(env):
     """(variables that a case may set, variables that its job must have from the start)."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
+
+
+def located(case, test=None):
+    """(file, function) of a case ``module:function``, whose module is beside the test or in any folder of tests; None
+    for a program, given as a path or as source text."""
+    if not (found := re.fullmatch(r"(\w+):(\w+)", str(case))):
+        return None
+    places = [*([test.parent] if test else []), *sorted(TESTS.iterdir())]
+    return next(path for folder in places if (path := folder / f"{found[1]}.py").exists()), found[2]
+
+
+def write_script(folder, script):
+    """The path of a script, given as a path or as source text."""
+    if isinstance(script, Path):
+        return script
+    if "\n" not in script and script.endswith(".py"):
+        return TESTS.parent / script
+    path = folder / "snippet.py"
+    path.write_text(textwrap.dedent(script))
+    return path
+
+
+def program(folder, script, args, test):
+    """Words of a script with these arguments: given as a path, as source text, or as ``module:function``."""
+    return alone(script, args, test) or [str(write_script(folder, script)), *args]
+
+
+def alone(case, args, test=None):
+    """Words of a case in a process of its own; None for a program."""
+    place = located(case, test)
+    return place and [str(CASE), *map(str, place), json.dumps(args)]
 
 
 def vendors(layout):

@@ -7,13 +7,16 @@ import sys
 import time
 from itertools import count
 
+from crews import alone
+
 #: Timeout in seconds for things that take a moment: only failures take that long.
 LONG = 300.0
 
 
 def python(script, *args, env=None, check=True, **how):
-    """Run a script in a new Python with ``env`` added to the environment. With ``check`` it must succeed."""
-    words = [sys.executable, "-c", script, *map(str, args)]
+    """Run a script, or a case ``module:function``, in a new Python with ``env`` added to the environment. With
+    ``check`` it must succeed."""
+    words = [sys.executable, *(alone(script, args) or ["-c", script, *map(str, args)])]
     how = {"capture_output": True, "text": True, "timeout": 2 * LONG, "env": {**os.environ, **(env or {})}, **how}
     done = subprocess.run(words, check=False, **how)
     assert not check or done.returncode == 0, (done.returncode, done.stdout, done.stderr)

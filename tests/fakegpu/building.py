@@ -35,6 +35,13 @@ PIECES = {
         (lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ), (lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
     )
 }  # fmt: skip
+#: Kernels of which the host has an equivalent, by the names of operations and types.
+ARITHMETIC = {
+    **{f"{op}_{name}": (lib.UCCH_COMBINE, OPS[op].code, code, 0) for op in OPS for name, code in CODES.items()},
+    **{f"scale_{name}": (lib.UCCH_SCALE, 0, code, 0) for name, code in CODES.items()},
+    **{f"cast_{one}_{other}": (lib.UCCH_CAST, 0, CODES[one], CODES[other])
+       for short in ("float16", "bfloat16") for one, other in ((short, "float32"), ("float32", short))},
+}  # fmt: skip
 #: Kernels that the fakes' compilers support; they fail for all others.
 COMPILED = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),

@@ -1,31 +1,51 @@
-"""First lines of scripts of ranks on fake GPUs; importing it selects this rank's device, before any communicator."""
+"""Helpers of cases on fake GPUs, and on real ones."""
 
-# These names are for scripts.
-# ruff: noqa: F401, F403
-
-import ctypes
 import os
-import signal
-import sys
-import threading
+import secrets
 import time
-from contextlib import suppress
-from itertools import product
-from pathlib import Path
 
 import numpy as np
-import pytest
-from arrays import Array, Gate, Graph, ndarray, runtime
-from mpi4py import MPI
-
-from ucc_hetero import AVG, IN_PLACE, MAX, MIN, SUM, Communicator, Request, device, rma
-from ucc_hetero.errors import *
-from ucc_hetero.native.libraries import lib
+from arrays import Gate, runtime
 
 
-def numbers(k, rank, n, dtype=np.float32):
+def dice_of(comm):
+    """Random numbers, the same on every rank; ``DICE`` is the seed."""
+    seed = comm.mpi.bcast(int(os.environ.get("DICE") or secrets.randbelow(1 << 30)))
+    print(f"DICE={seed}", flush=True)
+    return np.random.default_rng(seed)
+
+
+def numbers(k, rank, n):
     """Return a rank's contribution to the k-th call, which every rank can compute. Sums are exact."""
-    return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
+    return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(np.float32)
+
+
+def sums(comm, k, n):
+    """The sum of all ranks' numbers."""
+    return np.sum([numbers(k, rank, n) for rank in range(comm.size)], axis=0)
+
+
+def queued(comm):
+    """The collectives whose calls were all queued in streams."""
+    used = [(label.split()[0], how.name == "QUEUED") for label, (*_, how) in comm._runner.used.items()]
+    return {name for name, _ in used} - {name for name, whole in used if not whole}
+
+
+def right(call, stream):
+    """Check the results of a queued `collective_call.Call`."""
+    [buffer.seen(stream) for buffer in call.buffers()]
+    assert not (wrong := call.verify()), (call.case, wrong)
+
+
+def around(comm):
+    """The next and the previous rank of a ring."""
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def own_device(comm):
+    """The runtime, with this rank's device in use."""
+    runtime().use(comm._runner.members.place.device)
+    return runtime()
 
 
 def held():
@@ -39,11 +59,6 @@ def reached(stream):
     done.record(stream.handle)
     while not done.done():
         time.sleep(1e-3)
-
-
-def sent():
-    """Return the bytes that this host has sent by each of its two links."""
-    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
 
 
 def failure(call):

@@ -76,43 +76,10 @@ def test_memory_runs_out(mpirun, hip_over_cuda, vendors):
     assert all(end == "right" or re.match(rf"\w+(Error|Timeout): rank {rank}", end) for rank, end in ends.items()), ends
 
 
-BEGIN = """
-import time
-import torch
-from ucc_hetero import Communicator, DeviceError
-from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
-"""
-LEFT = f"""{BEGIN}
-with Communicator() as comm:
-    stream, x, y = torch.cuda.Stream(), torch.ones(2, device="cuda"), torch.full((2,), -7.0, device="cuda")
-    torch.cuda.synchronize()
-    for _ in range(20_000):
-        comm.Iallreduce(x, y, stream=stream)
-    stream.synchronize()
-    assert (y == comm.size).all(), y
-    until = time.monotonic() + 5
-    while (left := comm._runner.launches) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not left, (left, "calls that have ended are kept")
-    print("all collected", flush=True)
-"""
-
-
 @TWO
 def test_calls_that_are_not_waited_for_are_collected(mpirun):
     """libucc polls one request per round of progress: one round per millisecond left thousands waiting for seconds."""
-    assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
-
-
-DEFAULT_STREAM = f"""{BEGIN}
-comm = Communicator()
-for _ in range(20):  # in the default stream, where libucc's own kernels wait for nothing
-    x, y = torch.full((1 << 20,), comm.rank + 1.0, device="cuda"), torch.full((1 << 20,), -7.0, device="cuda")
-    comm.Iallreduce(x, y, stream=torch.cuda.default_stream()).Wait()
-    assert (y == comm.size * (comm.size + 1) / 2).all(), y
-print("right", flush=True)
-"""
+    mpirun("nccl_cases:not_waited_for", 2, env={"PYTHONPATH": str(ROOT)}, timeout=120)
 
 
 @pytest.mark.parametrize("env", [
@@ -122,39 +89,16 @@ print("right", flush=True)
 def test_without_the_vendors_library(mpirun, env):
     """NCCL refuses two ranks on a device, and may be missing."""
     more = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
-    assert mpirun(DEFAULT_STREAM, 2, env=more | env, timeout=60).said("right") == 2
-
-
-#: libucc takes a request that is freed before its start for a failure of the vendor's library.
-NEVER_STARTED = DEFAULT_STREAM.replace(
-    "for _ in",
-    """x = torch.ones(64, device="cuda")
-y = torch.zeros_like(x)
-comm.Allreduce(x, y)
-comm.Allreduce_init(x, y).Free()
-for _ in""",
-)
+    mpirun("nccl_cases:default_stream", 2, args=[False], env=more | env, timeout=60)
 
 
 @TWO
 def test_a_persistent_call_that_is_never_started(mpirun):
     env = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
-    assert mpirun(NEVER_STARTED, 2, env=env, timeout=60).said("right") == 2
-
-
-CANNOT_BEGIN = f"""{BEGIN}
-x, y = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
-for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
-    with Communicator() as comm:
-        try:
-            comm.Iallreduce(x, y, stream=stream).Wait()
-        except DeviceError as error:
-            assert "NCCL_DEBUG=WARN" in str(error)
-            print("refused", flush=True)
-"""
+    mpirun("nccl_cases:default_stream", 2, args=[True], env=env, timeout=60)
 
 
 @TWO
 def test_a_vendors_library_that_cannot_begin(mpirun):
     env = {"PYTHONPATH": str(ROOT), "NCCL_SOCKET_IFNAME": "none0", "UCCH_TIMEOUT": "20"}
-    assert mpirun(CANNOT_BEGIN, 2, env=env, timeout=60).said("refused") == 4
+    mpirun("nccl_cases:cannot_begin", 2, env=env, timeout=60)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from array_kinds import gpus
-from lane_scripts import CROWDED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,5 +46,5 @@ def test_more_streams_than_queues(mpirun, hip_over_cuda):
     env = {"FAKEGPU_LAYOUT": "nvidia:1,amd:1", "CASES_HIP": str(hip_over_cuda), "UCCH_HOLD": "y"}
     env |= {"UCCH_WIRE_SLOT": "65536", "UCCH_TIMEOUT": "30"}  # messages longer than a ring
     env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu")), ROOT)))}
-    job = mpirun("COUNT = 40\n" + CROWDED, 2, env=env, timeout=120, cold=True)
+    job = mpirun("lane_cases:crowded", 2, args=[40], env=env, timeout=120, cold=True)
     assert job.said("right") == 2, job.output

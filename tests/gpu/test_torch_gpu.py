@@ -94,42 +94,22 @@ def test_language_model(mpirun, tmp_path, way):
     assert losses["ucch"] == pytest.approx(losses["nccl"], rel=1e-4)
 
 
-PLAIN = """
-import os
-import torch
-import torch.distributed as dist
-local = int(os.environ["LOCAL_RANK"])
-{choose}
-first = torch.ones(1 << 16, device="cuda")
-dist.init_process_group("nccl")
-assert first.device.index == torch.cuda.current_device() == local, (first.device, local)
-assert torch.cuda.device_count() > 1
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[local])
-model(torch.randn(8, 64, device="cuda")).sum().backward()
-dist.all_reduce(first)
-assert (first == 2).all(), first
-print("fine", flush=True)
-dist.destroy_process_group()
-"""
-
-
 @TWO
-@pytest.mark.parametrize("choose", ["torch.cuda.set_device(local)", ""], ids=["chosen", "default"])
+@pytest.mark.parametrize("choose", [["chosen"], []], ids=["chosen", "default"])
 @pytest.mark.parametrize("launcher", ["ucch-run", "mpirun", "torchrun"])
 def test_a_script_for_nccl_stays_as_it_is(mpirun, tmp_path, launcher, choose):
     """Each rank uses the GPU of its LOCAL_RANK, whether the script selects it or torch does."""
-    path = tmp_path / "plain.py"
-    path.write_text(PLAIN.format(choose=choose))
+    path = ROOT / "tests" / "gpu" / "plain_job.py"
     replace = {"UCCH_TORCH_REPLACE": "nccl", "PYTHONPATH": str(ROOT)}
     if launcher == "mpirun":
-        job = mpirun(path, 2, env=replace, timeout=LIMIT)
+        job = mpirun(path, 2, args=choose, env=replace, timeout=LIMIT)
     else:
         words = {
             "ucch-run": "ucc_hetero.launch -np 2",
             "torchrun": "torch.distributed.run --standalone --nproc-per-node 2",
         }
         command = [sys.executable, "-m", *words[launcher].split(), *[sys.executable] * (launcher == "ucch-run")]
-        command.append(str(path))
+        command += [str(path), *choose]
         env = {**os.environ, **replace}
         job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert job.returncode == 0 and job.stdout.count("fine") == 2, job.stdout + job.stderr

@@ -46,13 +46,14 @@ POOL = "nvidia:3,amd:3,host:3"
 
 @pytest.fixture
 def fakes(mpirun, fake_environment):
-    """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``.
+    """Run a script with a fake GPU for every rank: ``fakes(script, layout, args=(), **more environment)``.
 
     ``mpi``: more arguments of ``mpirun``.
     """
 
-    def run(script, layout, timeout=120, mpi=None, **env):
-        return mpirun(script, len(vendors(layout)), env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
+    def run(script, layout, args=(), timeout=120, mpi=None, **env):
+        env = fake_environment(layout) | env
+        return mpirun(script, len(vendors(layout)), args=args, env=env, timeout=timeout, **(mpi or {}))
 
     return run
 
@@ -61,9 +62,9 @@ def fakes(mpirun, fake_environment):
 def fake_crew(crew, fake_environment):
     """As `fakes`, for scripts that succeed, on ranks that are reused."""
 
-    def run(script, layout, timeout=120, **env):
+    def run(script, layout, args=(), timeout=120, **env):
         pool = layout if of_case_and_job(env)[1] else POOL
         case, job = of_case_and_job(fake_environment(layout) | env)
-        return crew(script, layout=layout, env=case, job=job, pool=pool, timeout=timeout)
+        return crew(script, args=args, layout=layout, env=case, job=job, pool=pool, timeout=timeout)
 
     return run

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from building import ARITHMETIC, CODES, PIECES
 
 from ucc_hetero.device.kernels import sources
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.types import DTYPES, OPS
+from ucc_hetero.types import OPS
 
 #: Target -> lanes of a wave; registers of a lane up to which registers do not limit the number of waves.
 TARGETS = {"gfx90a": (64, 64), "gfx942": (64, 64), "gfx1100": (32, 96), "gfx1201": (32, 96)}
 #: Where to look for clang, newest first.
 CLANGS = (*(f"clang-{major}" for major in range(22, 15, -1)), "clang", "amdclang", "/opt/rocm/llvm/bin/clang")
 STUBS = Path(__file__).parent / "amd_stubs.h"
-
-CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 
 
 def fused(op, dtype):
@@ -33,15 +32,6 @@ WAITING = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),
     "fused_complex": fused("PROD", "complex128"), "fused_int8": fused("MAX", "int8"),
-}  # fmt: skip
-#: Pairs of types between which pages are converted, and bytes.
-PAGES = [CODES[name] for name in ("float16", "bfloat16", "float32", "uint64")], [256, 264]
-OTHERS = {
-    **{f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in CODES.values()},
-    **{f"scale_{t}": (lib.UCCH_SCALE, 0, t, 0) for t in CODES.values()},
-    **{f"pieces_{a}_{b}": (lib.UCCH_PIECES, 0, a, b) for types in PAGES for a in types for b in types},
-    **{f"cast_{a}_{b}": (lib.UCCH_CAST, 0, CODES[a], CODES[b]) for half in ("float16", "bfloat16")
-       for a, b in ((half, "float32"), ("float32", half))},
 }  # fmt: skip
 
 
@@ -143,6 +133,6 @@ def test_waiting_kernels(clang, targets, tmp_path):
 
 def test_arithmetic(clang, tmp_path):
     """Every operation that the engine may request compiles, and no element goes through scratch memory."""
-    kernels, n = compiled(clang, "gfx942", OTHERS, tmp_path)
+    kernels, n = compiled(clang, "gfx942", ARITHMETIC | PIECES, tmp_path)
     assert len(kernels) == n > 100
     assert all(each.scratch == 0 and each.registers <= 64 for each in kernels.values())

@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from crews import alone
 from processes import until
 
 from ucc_hetero.native.libraries import ffi, lib
@@ -231,42 +232,14 @@ def test_a_rank_that_frees_after_a_failure_has_given_up():
         lib.ucch_board_free(board)
 
 
-#: In a PID namespace, where the next process id can be chosen.
-REUSED = """
-import os, subprocess
-from ucc_hetero.native.libraries import lib
-def child():
-    return subprocess.Popen(["sleep", "300"])
-for _ in range(520):  # more than are remembered
-    if not (ended := os.fork()):
-        os._exit(0)
-    lib.ucch_process_meet(ended)
-    os.waitpid(ended, 0)
-first = child()
-lib.ucch_process_meet(first.pid)
-assert not lib.ucch_process_ended(first.pid)
-first.kill()
-first.wait()
-open("/proc/sys/kernel/ns_last_pid", "w").write(str(first.pid - 1))
-second = child()
-assert second.pid == first.pid, "another process came between"
-assert lib.ucch_process_ended(first.pid), "the one that was met has ended"
-lib.ucch_process_meet(second.pid)
-assert not lib.ucch_process_ended(second.pid)
-second.kill()
-second.wait()
-assert lib.ucch_process_ended(second.pid)
-"""
-
-
 def test_a_number_that_another_process_has_got():
-    def unshared(script):
-        words = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", script]
+    def unshared(*words):
+        words = ["unshare", "-Urpf", "--mount-proc", *words]
         return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
-    if unshared("open('/proc/sys/kernel/ns_last_pid', 'w').write('50')").returncode:
+    if unshared("sh", "-c", "echo 50 > /proc/sys/kernel/ns_last_pid").returncode:
         pytest.skip("needs namespaces for users and processes")
-    job = unshared(REUSED)
+    job = unshared(sys.executable, *alone("lone_cases:reused_number", []))
     assert job.returncode == 0, job.stderr
 
 

@@ -1,58 +1,55 @@
 """Calls queued in streams completely, over the fake GPU library: real rings, plans and processes; asynchronous devices.
 
-Every script asserts that its calls were queued, or that they were not.
+Every case asserts that its calls were queued, or that they were not.
 """
 
 import random
 
 import pytest
-from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
-from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
+from channel_jobs import OF_ITS_OWN, environment
+from settings import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
 
 PAIR, THREE, FOUR = "nvidia:1,amd:1", "nvidia:1,amd:2", "nvidia:2,amd:2"
+BY_HOSTS = {"UCCH_CHANNELS": "n", **OWN_QUEUES}
 
 CASES = [
-    ("every collective in every form", THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
-    ("every collective in every form", PAIR, LATE_KERNELS),
-    ("many calls in many streams", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
-    ("the driver waits", PAIR, LATE_KERNELS), ("several communicators", PAIR, {}), ("many groups", FOUR, {}),
-    ("no pinned memory is left", PAIR, {}), ("replicas are equal", FOUR, {}), ("a rank that never calls", PAIR, {}),
-    ("nobody takes garbage for a result", THREE, {}), ("ranks that call different things", PAIR, {}),
-    ("calls under way at the end", THREE, {}), ("no compiler", PAIR, {}),
-    ("calls in graphs", PAIR, {"LENGTHS": "1,1000,60000", **FEW_QUEUES}),
-    ("calls in graphs", FOUR, {"LENGTHS": "3,5000", "UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
-    ("messages in graphs", THREE, FEW_QUEUES), ("messages in graphs", FOUR, {"UCCH_WIRE_SLOT": "64K"}),
-    *(("messages in graphs that differ", PAIR, {"WAY": way}) for way in ("tag", "length", "missing")),
-    ("several graphs", FOUR, {}), ("refused in graphs", PAIR, {"WHY": "make such a call once before"}),
-    ("refused in graphs", PAIR, {"WHY": "UCCH_CHANNELS=n", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
-    ("calls in graphs", "amd:3", {"LENGTHS": "1,60000", **OWN_QUEUES}), ("a rank that does not replay", PAIR, {}),
-    ("ranks that replay different things", PAIR, {}), ("two graphs at a time", PAIR, {}),
+    ("collective_cases:on_devices", THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
+    ("collective_cases:on_devices", PAIR, LATE_KERNELS),
+    ("channel_cases:crowd", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
+    ("channel_cases:kept", PAIR, LATE_KERNELS), ("channel_cases:several", PAIR, {}), ("channel_cases:many", FOUR, {}),
+    ("channel_cases:pinned_out", PAIR, {}), ("channel_cases:replicas", FOUR, {}), ("channel_cases:left", THREE, {}),
+    ("channel_cases:no_compiler", PAIR, {}), ("channel_cases:grows", THREE, {}),
+    ("channel_failure_cases:missing", PAIR, {}), ("channel_failure_cases:garbage", THREE, {}),
+    ("channel_failure_cases:different", PAIR, {}),
+    ("graph_cases:replays 1 1000 60000", PAIR, FEW_QUEUES), ("graph_cases:replays 3000", FOUR, FEW_QUEUES),
+    ("graph_cases:replays 3 5000", FOUR, {"UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
+    ("graph_cases:replays 1 60000", "amd:3", OWN_QUEUES), ("graph_cases:messages", THREE, FEW_QUEUES),
+    ("graph_cases:messages", FOUR, {"UCCH_WIRE_SLOT": "64K"}), ("graph_cases:refused UCCH_CHANNELS=n", PAIR, BY_HOSTS),
+    ("graph_cases:refused make such a call once before", PAIR, {}),
+    *((f"graph_cases:unlike_messages {way}", PAIR, {}) for way in ("tag", "length", "missing")),
+    *((f"graph_cases:broken {way} 1000 300000", PAIR, {}) for way in ("missing", "different", "overlap")),
 ]  # fmt: skip
 
 
 @pytest.fixture
 def run(fakes, fake_crew):
-    def start(name, layout, **more):
+    def start(case, layout, args=(), **more):
+        name, *words = case.split()
         on = fakes if name in OF_ITS_OWN and "UCCH_CHANNELS" not in more else fake_crew
-        return on(JOBS[name].script, layout, timeout=90, **{**USUAL, **JOBS[name].env, **more})
+        return on(name, layout, [*words, *args], timeout=90, **environment(name, more))
 
     return start
 
 
-@pytest.mark.parametrize(("name", "layout", "env"), CASES, ids=[f"{name}, {layout}" for name, layout, _ in CASES])
-def test_on_one_host(run, name, layout, env):
-    if "replay" in name:
-        env = {**env, "LENGTH": random.choice(["1000", "300000"])}
-    judge(name, run(name, layout, **env).stdout)
+@pytest.mark.parametrize(("case", "layout", "env"), CASES, ids=[f"{case}, {layout}" for case, layout, _ in CASES])
+def test_on_one_host(run, case, layout, env):
+    run(case, layout, **env)
 
 
-def test_rings_come_with_calls(run):
-    out = run("rings come with calls", THREE).stdout
-    assert out.count("right rings: rank") == 3 and "shared" in out and "wire" not in out, out
-
-
-def test_a_rank_that_dies(run, recovery):
-    after, mpi = random.choice([0, random.uniform(0, 0.1)]), {"check": False, "mpi_args": recovery}
-    judge_death(recovery, run("a rank that dies", THREE, mpi=mpi, AFTER=str(after)).stdout)
+def test_a_rank_that_dies(fakes, recovery):
+    case, after = "channel_failure_cases:halfway", random.choice([0, random.uniform(0, 0.1)])
+    mpi = {"check": False, "mpi_args": recovery}
+    done = fakes(case, THREE, [after], timeout=90, mpi=mpi, **environment(case, {}))
+    assert done.said("died") == 2 or not recovery, done.output  # else the launcher ends every rank when one dies

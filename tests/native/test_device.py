@@ -121,48 +121,10 @@ def test_reasons_of_failures_are_those_of_the_thread(tmp_path):
     assert b"others" in ffi.string(lib.ucch_device_last_error()), "who waits for what progress does asks for this one"
 
 
-#: A separate process: its device remains the engine's.
-POOL = """
-import ctypes, sys, threading
-from ucc_hetero import device
-from ucc_hetero.machine.vendors import Vendor
-from ucc_hetero.native.libraries import ffi, lib
-device.register(Vendor(name="sim", adapter="sim", setting="SIM_LIB"))
-runtime = device.runtime_of("sim")
-assert runtime is not None, device.report("sim")
-runtime.use(0)
-assert not lib.ucch_device_bind(runtime.code, 0, True)
-library = ctypes.CDLL(sys.argv[1])
-first = lib.ucch_pool_take(0, 4096, ffi.NULL, 1)
-library.gate(1)
-made, again = [], []
-def allocate():
-    runtime.use(0)
-    made.append(lib.ucch_pool_take(0, 1 << 20, ffi.NULL, 1))
-def go_on():
-    lib.ucch_pool_give(first)
-    again.append(lib.ucch_pool_take(0, 4096, ffi.NULL, 0))
-slow, other = threading.Thread(target=allocate), threading.Thread(target=go_on)
-slow.start()
-while not library.at_gate():
-    pass
-other.start()
-other.join(20)
-waits = other.is_alive()
-library.gate(0)
-slow.join()
-other.join()
-assert not waits, "progress, which gives memory back, waits for another thread's allocation"
-assert again == [first] and made[0] != ffi.NULL
-lib.ucch_pool_give(made[0])
-assert lib.ucch_pool_take(0, 1 << 20, ffi.NULL, 0) == made[0]
-"""
-
-
 def test_an_allocation_keeps_nobody_from_the_pool(compiled, tmp_path):
     include = f"-I{ROOT / 'cffi_build'}", f"-I{ROOT / 'examples'}"
     library = compiled(tmp_path / "libsim.so", *SHARED, *include, HERE / "slow_vendor.c", "-lpthread")
-    python(POOL, library, env={"UCCH_SIM_LIB": str(library)})
+    python("lone_cases:pool", str(library), env={"UCCH_SIM_LIB": str(library)})
 
 
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])
@@ -201,25 +163,7 @@ def test_a_word_is_used_up_before_its_numbers_wrap(compiled, tmp_path):
     subprocess.run([program], check=True, timeout=240)
 
 
-#: Kernels whose images HIP reads in place.
-IMAGES = """
-from arrays import Array
-from ucc_hetero import Communicator
-from ucc_hetero.device import kernels
-gone, made, compile = [], [], kernels._Compiler.compile
-
-class Image(bytes):
-    def __del__(self):
-        gone.append(bytes(self))
-
-kernels._Compiler.compile = lambda *args: made.append(1) or Image(compile(*args))
-with Communicator() as comm:
-    x = Array(1000).set(comm.rank + 1)
-    comm.Allreduce(x, y := Array(1000).set(-1))
-    assert (y.peek == 3).all() and made and not gone
-"""
-
-
 @pytest.mark.mpi
 def test_images_of_kernels_are_kept(fakes):
-    fakes(IMAGES, "nvidia:1,amd:1")
+    """HIP reads them in place."""
+    fakes("device_cases:images", "nvidia:1,amd:1")

@@ -20,7 +20,7 @@ REPORT_FORMAT, GONE_FORMAT, WAITS_FORMAT = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<Q
 class Rank:
     """Rank 0 of two hosts, in this process; the test is the last rank, alone on the other host."""
 
-    def __init__(self, silence, slots):
+    def __init__(self, silence, slots, heartbeat):
         ours, self.far = socket.socketpair()
         self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
         self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)), 1)
@@ -30,6 +30,8 @@ class Rank:
         self.exchange = lib.ucch_host_exchange_new(
             self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots]
         )
+        if heartbeat:
+            assert lib.ucch_host_exchange_add_host(self.exchange, slots, bytes(16), 16, heartbeat) == 0
 
     def call(self, signature, label):
         return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
@@ -58,6 +60,18 @@ class Rank:
         """Send the test's own calls, from the first one on."""
         self.say(CALLS, struct.pack(f"<QQ{len(hashes)}I", 1, len(hashes), *hashes))
 
+    def say_cut(self, one, other, path):
+        self.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", one, other, path))
+
+    def cut(self, waited, peer):
+        """(failure, its rank) of a call that has waited for a peer for so many seconds."""
+        found = ffi.new("int *", peer)
+        return int(lib.ucch_board_cut(self.board, waited, found)), found[0]
+
+    def path(self):
+        """The link to the last rank that is cut."""
+        return ffi.string(lib.ucch_board_link(self.board, 2))
+
     def _exactly(self, count):
         parts = b""
         while len(parts) < count:
@@ -74,8 +88,8 @@ class Rank:
 def rank():
     made = []
 
-    def make(silence=0.0, slots=1):
-        made.append(Rank(silence, slots))
+    def make(silence=0.0, slots=1, heartbeat=0.0):
+        made.append(Rank(silence, slots, heartbeat))
         return made[-1]
 
     yield make
@@ -247,61 +261,48 @@ def test_who_leaves_and_hears_no_more_is_heard(rank):
 
 def test_a_link_that_is_cut_ends_what_waits_for_long(rank):
     """By a message of the rank at its other end: calls that wait for that rank's host, or for all ranks, end."""
-    here = rank(slots=2)
-    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
-
-    def cut(waited, peer):
-        found = ffi.new("int *", peer)
-        return int(lib.ucch_board_cut(here.board, waited, found)), found[0]
-
-    assert cut(60.0, -1) == (0, -1) and not ffi.string(lib.ucch_board_link(here.board, 2))
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
-    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
-    assert cut(4.0, -1) == (0, -1) and cut(6.0, -1) == cut(6.0, -4) == (lib.UCCH_FAIL_CONNECTION, -4)
-    assert cut(6.0, 1) == (0, 1)
+    here = rank(slots=2, heartbeat=5.0)
+    assert here.cut(60.0, -1) == (0, -1) and not here.path()
+    here.say_cut(2, 1, b"a - b")
+    until(lambda: here.path() == b"a - b")
+    assert here.cut(4.0, -1) == (0, -1)
+    assert here.cut(6.0, -1) == here.cut(6.0, -4) == (lib.UCCH_FAIL_CONNECTION, -4) and here.cut(6.0, 1) == (0, 1)
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1), "it is passed on"
 
 
 def test_a_rank_that_waits_long_asks_all_others_to_probe_links_to_its_host(rank):
     """Its own host's ranks, too: they pass it on."""
-    here = rank(slots=2)
-    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
+    here = rank(slots=2, heartbeat=5.0)
     here.say(PROBE, struct.pack("<i", 2))
     assert struct.unpack("<i", here.hear(PROBE)) == (2,), "it is passed on"
-    assert lib.ucch_board_cut(here.board, 4.0, ffi.new("int *", -4)) == 0
+    assert here.cut(4.0, -4)[0] == 0
     here.say(PROBE, struct.pack("<i", 2))  # has been passed on a moment ago
-    assert lib.ucch_board_cut(here.board, 6.0, ffi.new("int *", -4)) == 0
+    assert here.cut(6.0, -4)[0] == 0
     assert struct.unpack("<i", here.hear(PROBE)) == (0,)
 
 
 def test_a_connection_that_libucp_has_given_up_ends_what_waits_for_its_rank(rank):
     """At once; other ranks' messages and collectives, which have separate connections, do not end."""
-    here = rank(slots=2)
-    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
-
-    def cut(peer):
-        return int(lib.ucch_board_cut(here.board, 60.0, ffi.new("int *", peer)))
-
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 0, 2, b""))
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b""))
+    here = rank(slots=2, heartbeat=5.0)
+    here.say_cut(0, 2, b"")
+    here.say_cut(2, 1, b"")
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (0, 2), "it is passed on"
     assert struct.unpack("<ii96s", here.hear(CUT))[:2] == (2, 1)
-    assert cut(-1) == cut(-4) == 0
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 0, b""))
-    until(lambda: lib.ucch_board_cut(here.board, 0.0, ffi.new("int *", -4)) == lib.UCCH_FAIL_CONNECTION)
-    assert cut(-1) == 0 and not ffi.string(lib.ucch_board_link(here.board, 2))
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
-    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
-    assert cut(-1) == lib.UCCH_FAIL_CONNECTION
+    assert here.cut(60.0, -1)[0] == here.cut(60.0, -4)[0] == 0
+    here.say_cut(2, 0, b"")
+    until(lambda: here.cut(0.0, -4)[0] == lib.UCCH_FAIL_CONNECTION)
+    assert here.cut(60.0, -1)[0] == 0 and not here.path()
+    here.say_cut(2, 1, b"a - b")
+    until(lambda: here.path() == b"a - b")
+    assert here.cut(60.0, -1)[0] == lib.UCCH_FAIL_CONNECTION
 
 
 def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
     """It ends once every rank has left or is behind a cut link, and at least one is."""
-    here = rank(slots=1)
-    assert lib.ucch_host_exchange_add_host(here.exchange, 1, bytes(16), 16, 5.0) == 0
+    here = rank(slots=1, heartbeat=5.0)
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
     assert not lib.ucch_board_is_cut_off(here.board, 60.0)
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 1, 0, b"a - b"))
+    here.say_cut(1, 0, b"a - b")
     until(lambda: lib.ucch_board_is_cut_off(here.board, 6.0))
     assert not lib.ucch_board_is_cut_off(here.board, 4.0)
     assert lib.ucch_board_fate(here.board, lib.UCCH_ALL_PEERS) == lib.UCCH_THERE
@@ -311,10 +312,9 @@ def test_what_comes_from_any_rank_waits_for_those_that_can_send(rank):
 
 def test_a_rank_of_this_host_may_send(rank):
     """Even if all other ranks are cut off."""
-    here = rank(slots=2)
-    assert lib.ucch_host_exchange_add_host(here.exchange, 2, bytes(16), 16, 5.0) == 0
-    here.say(CUT, struct.pack(f"<ii{lib.UCCH_PATH_BYTES}s", 2, 1, b"a - b"))
-    until(lambda: ffi.string(lib.ucch_board_link(here.board, 2)) == b"a - b")
+    here = rank(slots=2, heartbeat=5.0)
+    here.say_cut(2, 1, b"a - b")
+    until(lambda: here.path() == b"a - b")
     assert not lib.ucch_board_is_cut_off(here.board, 6.0)
 
 

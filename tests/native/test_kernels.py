@@ -12,7 +12,7 @@ from itertools import pairwise
 import ml_dtypes
 import numpy as np
 import pytest
-from building import CODES, COMPILED, PIECES
+from building import ARITHMETIC, CODES, COMPILED, PIECES
 
 from ucc_hetero.device import kernels
 from ucc_hetero.device.kernels import sources
@@ -23,16 +23,6 @@ N = 4000
 
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
-#: Kernels by the names that the engine requests. The host has an equivalent for each of these.
-ARITHMETIC = {
-    **{f"{op}_{name}": (lib.UCCH_COMBINE, OPS[op].code, code, 0) for op in OPS for name, code in CODES.items()},
-    **{f"scale_{name}": (lib.UCCH_SCALE, 0, code, 0) for name, code in CODES.items()},
-    **{
-        f"cast_{one}_{other}": (lib.UCCH_CAST, 0, CODES[one], CODES[other])
-        for short in ("float16", "bfloat16")
-        for one, other in ((short, "float32"), ("float32", short))
-    },
-}
 #: Kernels of short calls: for two types whose elements need different alignment, and with ordered operands.
 FUSED = {
     f"fused_{op}_{name}": (lib.UCCH_FUSED, OPS[op].code, CODES[name], 0)

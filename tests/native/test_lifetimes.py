@@ -1,9 +1,11 @@
 """Lifetimes in the engine beyond their Python owners; the bell for threads that sleep until an operation ends."""
 
 import gc
+import os
 import threading
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,73 +17,25 @@ from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine.discover import host_cores
 from ucc_hetero.native.libraries import ffi, lib, owned
 
+#: Seconds after which a process of a case ends itself.
+LIMIT = int(LONG / 2)
 
-@pytest.mark.parametrize("progress", ["", "lib.ucch_progress_thread(1)"], ids=["by a caller", "by the thread"])
-def test_a_child_can_take_a_lock_that_was_held(progress):
+
+@pytest.mark.parametrize("by_thread", [0, 1], ids=["by a caller", "by the thread"])
+def test_a_child_can_take_a_lock_that_was_held(by_thread):
     """A data loader's worker collects inherited requests while a thread of its parent makes progress."""
-    python(f"""
-import os, signal, threading
-from ucc_hetero.native.libraries import lib
-{progress}
-held, done = threading.Event(), threading.Event()
-def hold():
-    lib.ucch_lock()
-    held.set()
-    done.wait()
-    lib.ucch_unlock()
-holder = threading.Thread(target=hold)
-holder.start()
-held.wait()
-child = os.fork()
-if not child:
-    signal.alarm({int(LONG / 2)})
-    lib.ucch_lock()
-    lib.ucch_unlock()
-    os._exit(0)
-status = os.waitpid(child, 0)[1]
-done.set()
-holder.join()
-lib.ucch_progress_thread(0)
-assert status == 0, status
-""")
-
-
-FORKS = """
-import ctypes, os, signal, sys
-from ucc_hetero.native.libraries import ffi, lib
-give = int(ffi.cast("uintptr_t", ffi.addressof(lib, "ucch_pool_give")))
-assert ctypes.CDLL(sys.argv[1]).begin(ctypes.c_void_p(give)) == 0
-for _ in range(30):
-    if not (child := os.fork()):
-        signal.alarm(int(sys.argv[2]))
-        lib.ucch_pool_give(ffi.NULL)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
+    python("lone_cases:held_lock", LIMIT, by_thread)
 
 
 def test_a_child_can_give_memory_back_while_a_thread_of_its_parent_does(compiled, tmp_path):
     options = "-Wall", "-Werror", "-shared", "-fPIC"
     busy = compiled(tmp_path / "busy.so", *options, Path(__file__).with_name("busy.c"), "-lpthread")
-    python(FORKS, busy, int(LONG / 2))
+    python("lone_cases:given_back", LIMIT, str(busy))
 
 
 def test_what_is_collected_under_the_lock_may_take_it():
     """Python holds the engine's lock during calls of libucc, and may collect garbage at any time."""
-    python(f"""
-import signal
-from ucc_hetero.native.libraries import lib
-signal.signal(signal.SIGALRM, signal.SIG_DFL)
-signal.alarm({int(LONG / 2)})
-class Held:
-    def __del__(self):
-        lib.ucch_message_held(message)
-message, held = lib.ucch_message_new(), Held()
-lib.ucch_lock()
-del held
-lib.ucch_unlock()
-lib.ucch_message_free(message)
-""")
+    python("lone_cases:collected_under_the_lock", LIMIT)
 
 
 def context_of_ucx():
@@ -180,24 +134,8 @@ def test_whoever_sleeps_is_woken():
     lib.ucch_message_free(message)
 
 
-BOUND = """
-import os, sys, threading
-core = int(sys.argv[1])
-os.sched_setaffinity(0, {core})
-first = threading.Thread(target=int)  # ThreadSanitizer begins its own thread with the first
-first.start()
-first.join()
-before = set(os.listdir("/proc/self/task"))
-from ucc_hetero.native.libraries import lib
-assert lib.ucch_progress_thread(1) == 0
-(made,) = set(os.listdir("/proc/self/task")) - before
-while os.sched_getaffinity(int(made)) == {core}:
-    os.sched_yield()
-assert os.sched_getaffinity(0) == {core}
-lib.ucch_progress_thread(0)
-"""
-
-
 @pytest.mark.skipif(len(host_cores()) < 2, reason="needs two cores")
 def test_the_progress_thread_leaves_the_core_that_its_process_is_bound_to():
-    python(BOUND, min(host_cores()), env={"OPENBLAS_NUM_THREADS": "1"})
+    core = min(host_cores())
+    on_it = partial(os.sched_setaffinity, 0, {core})
+    python("lone_cases:bound", core, env={"OPENBLAS_NUM_THREADS": "1"}, preexec_fn=on_it)

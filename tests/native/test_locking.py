@@ -229,18 +229,6 @@ void give_up(void) {
 }
 """
 
-PROVOKE = """
-import ctypes, sys
-from ucc_hetero.native.libraries import lib, load
-load()
-plugin = ctypes.CDLL(sys.argv[1])
-if sys.argv[2] == "guarded":
-    assert lib.ucch_guard_cancel() == 0 == lib.ucch_guard_cancel()
-assert lib.ucch_endpoint_errors() == 0
-plugin.give_up()
-print(lib.ucch_endpoint_errors())
-"""
-
 
 def end_within_a_page(library):
     """Shorten a library's read-only range (RELRO) by a word, as in one that was linked for smaller pages.
@@ -265,6 +253,6 @@ def test_what_is_no_request_is_left_alone(compiled, tmp_path, linked):
     if within:
         end_within_a_page(plugin)
     env = {name: os.environ.get(name, "") + ":handle_segv=0" for name in ("ASAN_OPTIONS", "TSAN_OPTIONS")}
-    bare = python(PROVOKE, plugin, "as it is", env=env, check=False)
+    bare = python("lone_cases:guard", str(plugin), False, env=env, check=False)
     assert bare.returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
-    assert python(PROVOKE, plugin, "guarded", env=env).stdout == "1\n"
+    python("lone_cases:guard", str(plugin), True, env=env)

@@ -10,7 +10,7 @@ from threading import Barrier
 from unittest.mock import patch
 
 import pytest
-from device_scripts import OWN_QUEUES
+from settings import OWN_QUEUES
 
 from ucc_hetero import device, env
 from ucc_hetero.device import registry

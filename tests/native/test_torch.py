@@ -1,40 +1,31 @@
 """Collectives and messages of a torch group on device memory, over the fake GPU library."""
 
 import random
-from pathlib import Path
 
 import pytest
-import torch_scripts
-from device_scripts import FEW_QUEUES, OWN_QUEUES
+from settings import FEW_QUEUES, OWN_QUEUES
 
-JOB = Path(__file__).parents[1] / "fakegpu" / "torch_calls_job.py"
+JOB = "tests/fakegpu/torch_calls_job.py"
 
 
 pytestmark = pytest.mark.usefixtures("with_torch")
 PAIR, BY_HOSTS = "nvidia:1,amd:1", {"UCCH_CHANNELS": "n"}
 CASES = [
-    ("collectives, queued", JOB, "nvidia:1,amd:2", {"QUEUED": "y", **OWN_QUEUES}),
-    ("collectives, one vendor", JOB, "nvidia:2", OWN_QUEUES),
-    ("collectives, by hosts", JOB, PAIR, {**BY_HOSTS, **FEW_QUEUES}),
-    ("messages that repeat and change, lanes", torch_scripts.REPEATED, PAIR, OWN_QUEUES),
-    ("messages that repeat and change, few queues", torch_scripts.REPEATED, PAIR, FEW_QUEUES),
-    ("messages that repeat and change, by hosts", torch_scripts.REPEATED, PAIR, BY_HOSTS),
-    ("messages that repeat and change, one vendor", torch_scripts.REPEATED, "nvidia:2", {}),
-    ("messages in graphs", torch_scripts.CAPTURED, "nvidia:1,amd:2", OWN_QUEUES),
-    ("calls of callbacks, and the end", torch_scripts.NESTED, PAIR, OWN_QUEUES),
-    ("objects beside calls on devices", torch_scripts.BESIDE, PAIR, {"BACKEND": "cpu:ucch,cuda:ucch", **OWN_QUEUES}),
-    ("mistakes between messages that repeat", torch_scripts.MISTAKES, PAIR, OWN_QUEUES),
+    (JOB, "nvidia:1,amd:2", {"QUEUED": "y", **OWN_QUEUES}), (JOB, "nvidia:2", OWN_QUEUES),
+    (JOB, PAIR, {**BY_HOSTS, **FEW_QUEUES}), ("torch_device_cases:repeated", "nvidia:2", {}),
+    *(("torch_device_cases:repeated", PAIR, env) for env in (OWN_QUEUES, FEW_QUEUES, BY_HOSTS)),
+    ("torch_device_cases:captured", "nvidia:1,amd:2", OWN_QUEUES), ("torch_device_cases:nested", PAIR, OWN_QUEUES),
+    ("torch_device_cases:beside", PAIR, OWN_QUEUES), ("torch_device_cases:mistakes", PAIR, OWN_QUEUES),
     # In a group of two vendors: which path is taken, and errors.
-    *((f"inside a vendor, its library: {own}", torch_scripts.FABRIC, "nvidia:3,amd:1",
-       {"UCCH_TORCH_VENDOR": own, **OWN_QUEUES}) for own in "yn"),
+    *(("torch_device_cases:fabric", "nvidia:3,amd:1", {"UCCH_TORCH_VENDOR": own, **OWN_QUEUES}) for own in "yn"),
 ]  # fmt: skip
 
 
 #: The first ones end their processes, and the last one uses a torch backend that other groups must not have.
-OF_ITS_OWN = JOB, torch_scripts.NESTED, torch_scripts.FABRIC
+OF_ITS_OWN = JOB, "torch_device_cases:nested", "torch_device_cases:fabric"
 
 
-@pytest.mark.parametrize(("script", "layout", "env"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
+@pytest.mark.parametrize(("script", "layout", "env"), CASES, ids=[f"{each[0]}, {each[1]}" for each in CASES])
 def test_every_rank_is_right(fakes, fake_crew, script, layout, env):
     env = {"DICE": str(random.randrange(1000)), **env}
     if script in OF_ITS_OWN:

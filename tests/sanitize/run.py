@@ -109,7 +109,7 @@ THREADS = Way(
     (("data race", RACE),),
     ("tests/cluster/test_wires.py", "tests/unit/test_rma.py", "tests/unit/test_rma_processes.py",
      "tests/native/test_locking.py", "tests/native/test_lifetimes.py", "tests/native/test_host_exchange.py",
-     "tests/native/test_channels.py", "tests/native/test_device_scripts.py",
+     "tests/native/test_channels.py", "tests/native/test_device_cases.py",
      "tests/mpi/test_collectives.py", "tests/mpi/test_cases.py", "tests/mpi/test_p2p.py"),
 )  # fmt: skip
 

@@ -1,29 +1,26 @@
-"""Scripts of test_device_scripts.py: messages between the streams of two ranks (p2p/lane.c)."""
+"""Cases of messages between the streams of two ranks (p2p/lane.c); `crowded` also runs on real GPUs."""
 
-from device_scripts import program
-
-COMMON = """
+import ctypes
+import os
+import signal
+import time
 from unittest import mock
-from ranks import *
+
+import numpy as np
+import pytest
+from arrays import Array
+from mpi4py import MPI
+from ranks import around, held, own_device
+
+from ucc_hetero import Communicator
+from ucc_hetero.errors import CollectiveError, CollectiveTimeout, NotSupported, TruncationError, UCCHError
 
 LONG = 300_000  # float32: several pieces
-"""
 
-#: The first lines of jobs in which every rank sends to the next one.
-ROUND = COMMON
-ROUND += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
-    gpu = runtime()
-    gpu.use(comm._runner.members.place.device)
-"""
 
-RANDOM = program("random_messages.py")
-
-#: Streams of both sides wait, and hosts do not: nothing moves before the sender's or receiver's stream gets there.
-HELD = ROUND
-HELD += """
+def streams_wait(comm):
+    """Streams wait, and hosts do not: nothing moves before the sender's or receiver's stream gets there."""
+    r, (right, left), gpu = comm.rank, around(comm), own_device(comm)
     for n in (5, LONG):
         (outof, first), (into, second) = held(), held()
         x, y = Array(n).set(-5), Array(n).set(-1)
@@ -52,7 +49,12 @@ HELD += """
     gate.open()
     [request.Wait() for request in (*receives, first, second)]
     assert (y[0].peek == 1 + left).all() and (y[1].peek == 2 + left).all()
-    # A sender runs ahead by as much as the ring holds, without anybody who receives.
+
+
+def room(comm):
+    """A sender runs ahead by as much as the ring holds, without anybody who receives; and more messages than a lane
+    numbers at a time wait for room, at most until the deadline."""
+    r, (right, left), gpu = comm.rank, around(comm), own_device(comm)
     stream, xs = gpu.stream(), [Array(9).set(10 * r + k) for k in range(8)]
     for k, x in enumerate(xs):
         comm.Send(x, right, k, stream=stream)
@@ -66,7 +68,6 @@ HELD += """
         comm.Recv(y, left, k, stream=stream)
         assert (y.peek == 10 * left + k % 8).all(), k
     [request.Wait() for request in (late, synchronous)]
-    # More messages than a lane numbers at a time: the next one waits for room, at most until the deadline.
     (outof, first), (into, second), limit = held(), held(), comm._messages.timeout
     xs, ys, waits = [Array(9).set(1000 * r + k) for k in range(100)], [Array(9).set(-1) for _ in range(100)], []
     post_when_room = type(comm._messages)._post_when_room
@@ -84,34 +85,32 @@ HELD += """
 
     with mock.patch.object(type(comm._messages), "_post_when_room", full):
         requests = []
-        for x, y in zip(xs, ys):
+        for x, y in zip(xs, ys, strict=True):
             requests += comm.Isend(x, right, 3, stream=outof), comm.Irecv(y, left, 3, stream=into)
     assert waits
     [request.Wait() for request in requests]
     assert all((y.peek == 1000 * left + k).all() for k, y in enumerate(ys))
-    # What cannot be.
+
+
+def refused(comm):
+    """What cannot be."""
+    (right, _), stream, y = around(comm), own_device(comm).stream(), Array(9)
     with pytest.raises(NotSupported, match="name its source"):
         comm.Irecv(y, stream=stream)
     with pytest.raises(NotSupported, match="memory of this rank's device"):
         comm.Isend(np.zeros(3, np.float32), right, stream=stream)
     for wrong in ("nonsense", object()):
         with pytest.raises(TypeError):
-            comm.Isend(z, right, stream=wrong)
-"""
+            comm.Isend(y, right, stream=wrong)
 
-#: More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a rank
-#: gets what it waits for once it has sent, for which its receives may not block the queues, nor may sends for which its
-#: rings have no room.
-CROWDED = """
-import time
-import numpy as np
-from arrays import Array, runtime
-from ucc_hetero import Communicator
-with Communicator() as comm:
-    r, peer, gpu = comm.rank, 1 - comm.rank, runtime()
-    gpu.use(comm._runner.members.place.device)
-    stream, groups, kept = gpu.stream(), [comm.Dup() for _ in range(COUNT)], []
-    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, 300_000] * COUNT).tolist()
+
+def crowded(comm, count):
+    """More streams than queues, which go on behind a kernel that runs, but not behind a second one of its stream: a
+    rank gets what it waits for once it has sent, for which its receives may not block the queues, nor may sends for
+    which its rings have no room."""
+    r, peer, stream = comm.rank, 1 - comm.rank, own_device(comm).stream()
+    groups, kept = [comm.Dup() for _ in range(int(count))], []
+    n = np.random.default_rng(comm.bcast(time.time_ns())).integers(1, [9000, 300_000] * len(groups)).tolist()
     x, y = ([Array(each) for each in n] for _ in range(2))
     for k, each in enumerate(x):
         for array, value in (each, 1000 * r + k), (y[k], -1):
@@ -138,13 +137,13 @@ with Communicator() as comm:
     [request.Wait() for request in kept]
     assert all((each.peek == 1000 * peer + each.peek.size).all() for each in y)
     [each.Free() for each in groups]
-print("right", flush=True)
-"""
+    print("right", flush=True)
 
-#: Messages that need not wait use no multiprocessors: long sends that fit into rings, receives of data that has
-#: arrived.
-COPIES = ROUND
-COPIES += """
+
+def copies(comm):
+    """Messages that need not wait use no multiprocessors: long sends that fit into rings, receives of data that has
+    arrived."""
+    r, (right, left), gpu = comm.rank, around(comm), own_device(comm)
     stream, driver = gpu.stream(), ctypes.CDLL(gpu.path)
     for n in (1_100_000, 1_500_000, 4_000_000, 1_300_000):
         for room in (n, n + 7):
@@ -158,19 +157,12 @@ COPIES += """
             assert (y.peek[:n] == theirs).all() and (y.peek[n:] == -1).all(), (n, room)
             assert driver.fakegpu_movers() == before, (n, room)
             comm.mpi.Barrier()
-    # Those that do wait, behind them and before.
-    x, y, n = [Array(2_200_000).set(10 * r + k) for k in range(5)], Array(2_200_000), 2_200_000
-    requests = [comm.Isend(each, right, k, stream=stream) for k, each in enumerate(x)]
-    for k in range(5):
-        comm.Recv(y.set(-1), left, k, stream=stream)
-        assert (y.peek == 10 * left + k).all(), k
-    [each.Wait() for each in requests]
-"""
 
-#: Messages that do not match are an error on both sides, and later ones continue.
-MISTAKES = ROUND
-MISTAKES += """
-    stream, x = gpu.stream(), Array(LONG).set(r)
+
+def mistakes(comm):
+    """Messages that do not match are an error on both sides, and later ones continue."""
+    r, (right, left) = comm.rank, around(comm)
+    stream, x = own_device(comm).stream(), Array(LONG).set(r)
     # On two hosts the pieces of a message have nowhere to go where no receive has had room for such a one.
     y = Array(LONG).set(-1)
     comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
@@ -198,12 +190,13 @@ MISTAKES += """
             comm.mpi.Barrier()
             comm.Sendrecv(source, right, 1, y.set(-1), left, 1, stream=stream)
             assert (y.peek[:n] == left).all()
-"""
 
-#: A message that never arrives ends at its timeout, and so does its stream's wait; no later message uses this lane.
-LATE = ROUND
-LATE += """
-    stream, after, y = gpu.stream(), gpu.stream(), Array(LONG).set(-1)
+
+def late(comm):
+    """A message that never arrives ends at its timeout, and so does its stream's wait; no later message uses this
+    lane."""
+    r, (right, left), gpu = comm.rank, around(comm), own_device(comm)
+    stream, after, x, y = gpu.stream(), gpu.stream(), Array(LONG).set(r), Array(LONG).set(-1)
     if r == 0:
         request = comm.Irecv(y, right, 1, stream=stream)
         y.fill(after, 5.0)
@@ -213,9 +206,8 @@ LATE += """
             request.Wait()
         with pytest.raises(CollectiveError, match="an earlier message with stream="):
             comm.Irecv(y, right, 1, stream=stream)
-        gpu.synchronize(stream.handle) if hasattr(gpu, "synchronize") else stream.synchronize()
+        stream.synchronize()
     comm.mpi.Barrier()
-    x = Array(LONG).set(r)
     if r == 0:
         comm.Send(x, right, 2, stream=stream)
     elif left == 0:
@@ -225,15 +217,15 @@ LATE += """
     assert (y.peek == left).all()
     for _ in range(5):  # what nobody receives keeps nobody
         comm.Isend(x, right, 4, stream=stream) if r else None
-"""
 
-#: A sender dies before its stream gets to the data: the receiver's stream continues, and its host gets an error.
-DEATH = ROUND
-DEATH += """
+
+def death(comm):
+    """A sender dies before its stream gets to the data: the receiver's stream continues, and its host gets an error."""
+    (right, left), gpu = around(comm), own_device(comm)
     stream, gate = held()
-    x, y = Array(LONG).set(r), Array(LONG)
+    x, y = Array(LONG).set(comm.rank), Array(LONG)
     comm.Sendrecv(x, right, 3, y, left, 3, stream=gpu.stream())
-    if r == 1:
+    if comm.rank == 1:
         comm.Isend(x, 0, 5, stream=stream)
         comm.mpi.Barrier()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -247,29 +239,23 @@ DEATH += """
     y.copied(stream)
     print("went on", flush=True)
     os._exit(0)
-"""
 
-#: Many communicators with calls, and then short messages in both directions that are not waited for one by one, more
-#: than may be in progress at a time.
-GROUPS = COMMON
-GROUPS += """
-with Communicator() as comm:
-    other, gpu = 1 - comm.rank, runtime()
-    gpu.use(comm._runner.members.place.device)
-    stream, groups = gpu.stream(), [Communicator(comm) for _ in range(16)]
-    x, y, status = Array(LONG).set(comm.rank), Array(LONG), MPI.Status()
-    for group in groups:
+
+def groups(comm):
+    """Many communicators with calls, and then short messages in both directions that are not waited for one by one,
+    more than may be in progress at a time."""
+    r, other, stream = comm.rank, 1 - comm.rank, own_device(comm).stream()
+    every, x, y, status = [Communicator(comm) for _ in range(16)], Array(LONG).set(r), Array(LONG), MPI.Status()
+    for group in every:
         group.Allreduce(x, y.set(-1))
         assert (y.peek == 1).all()
-    last, under_way = groups[-1], []
+    last, under_way = every[-1], []
     for _ in range(13):
-        outof = [Array(2).set(10 * k + comm.rank) for k in range(150)]
-        into = [Array(2).set(-1) for _ in range(150)]
+        outof, into = [Array(2).set(10 * k + r) for k in range(150)], [Array(2).set(-1) for _ in range(150)]
         for k in range(150):
             under_way.append(last.Irecv(into[k], other, stream=stream))
             last.Isend(outof[k], other, k, stream=stream)
         for k in range(150):
             under_way.pop(0).Wait(status)
             assert status.Get_tag() == k and (into[k].peek == 10 * k + other).all(), k
-    [group.Free() for group in groups]
-"""
+    [group.Free() for group in every]

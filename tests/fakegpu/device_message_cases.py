@@ -1,62 +1,72 @@
-"""Scripts of ranks for test_device_scripts.py: messages by MPI's rules between devices of two vendors on one host."""
+"""Cases of messages by MPI's rules between devices of two vendors on one host."""
 
-from device_scripts import program
+import ctypes
+import os
+import signal
+import time
 
-COMMON = """
-from ranks import *
+import numpy as np
+import pytest
+from arrays import Array, begin_case, runtime
+from mpi4py import MPI
+from ranks import around, held, own_device
+
+from ucc_hetero import Communicator
+from ucc_hetero.errors import CollectiveError, CollectiveTimeout, DeviceError, UCCHError
 from ucc_hetero.p2p import messages as p2p
 
 LONG = 300_000  # float32: longer than what libucp sends unasked
-"""
 
-MATCHING = program("message_cases.py")
 
-#: How a rank ends whose peer has died: it prints what each of its calls raises.
-TOLD = """
-def told(*calls):
-    for call in calls:
-        try:
-            call()
-        except UCCHError as error:
-            print(type(error).__name__, flush=True)
-    os._exit(0)
-"""
+def host(n):
+    return np.empty(n, np.float32)
 
-#: Rank 1 is killed before or during the receive of its long message: the receiver gets an error, or the whole message.
-DEATH = COMMON + TOLD
-DEATH += """
-with Communicator() as comm:
-    r = comm.rank
-    x, y = Array(20 * LONG).set(r), Array(20 * LONG).set(-1)
+
+def at(memory):
+    return memory if isinstance(memory, np.ndarray) else memory.peek
+
+
+def until_released(comm):
+    """Wait until no message has memory whose call was given up."""
+    while p2p._held:
+        comm.Iprobe(MPI.ANY_SOURCE, 11)
+        time.sleep(1e-4)
+
+
+def death(comm, before):
+    """Rank 1 is killed before or during the receive of its long message: the receiver gets an error, or the whole
+    message."""
+    x, y = Array(20 * LONG).set(comm.rank), Array(20 * LONG).set(-1)
     comm.Allreduce(x, y)
-    if r == 1:
+    if comm.rank == 1:
         comm.mpi.send(os.getpid(), 0)
         send = comm.Isend(x.set(7), 0, 5)
         send.Wait()
         time.sleep(1000)  # killed before that
     victim = comm.mpi.recv(source=1)
     comm.Probe(1, 5)
-    if WAIT:
+    if before:
         os.kill(victim, signal.SIGKILL)
         while not comm._messages.is_gone(1):
             time.sleep(0.001)
     receive = comm.Irecv(y, 1, 5)
-    if not WAIT:
+    if not before:
         os.kill(victim, signal.SIGKILL)
-    def whole():
+    try:
         receive.Wait()
         assert (y.peek == 7).all()
         print("whole", flush=True)
-    told(whole, lambda: comm.Allreduce(x, y))
-"""
+    except UCCHError as error:
+        print(type(error).__name__, flush=True)
+    with pytest.raises(UCCHError) as caught:
+        comm.Allreduce(x, y)
+    print(caught.type.__name__, flush=True)
+    os._exit(0)
 
-#: A cancelled receive gets none of the later messages; a cancelled send continues until it is received.
-GIVEN_UP = COMMON
-GIVEN_UP += """
-with Communicator() as comm:
+
+def given_up(comm):
+    """A cancelled receive gets none of the later messages; a cancelled send continues until it is received."""
     r = comm.rank
-    host = lambda n: np.empty(n, np.float32)
-    at = lambda memory: memory if isinstance(memory, np.ndarray) else memory.peek
     kinds = [(LONG, Array, Array), (LONG, Array, host), (LONG, host, Array), (3, Array, Array)]
     for k, (n, from_where, to_where) in enumerate(kinds):
         x, y, later = from_where(n), Array(n), to_where(n)
@@ -75,38 +85,29 @@ with Communicator() as comm:
         if r == 1:
             comm.Recv(later, 0, k)
             assert (at(later) == 10 + k).all()
-        while p2p._held:  # until then its memory is the message's
-            comm.Iprobe(1 - r, 11)
-            time.sleep(1e-4)
+        until_released(comm)  # until then its memory is the message's
         # What comes now is for the next receive.
         at(x)[:] = 100 + r
         comm.Sendrecv(x, 1 - r, k, later, 1 - r, k)
         assert (at(later) == 101 - r).all() and (at(y) == -1).all()
-"""
 
-#: Long messages use no multiprocessors: copy engines move them, to devices and to hosts.
-COPIES = COMMON
-COPIES += """
-with Communicator() as comm:
+
+def copies(comm):
+    """Long messages use no multiprocessors: copy engines move them, to devices and to hosts."""
     r, n, driver = comm.rank, 6_000_000, ctypes.CDLL(runtime().path)
-    x, y, host = Array(n), Array(n), np.empty(n, np.float32)
+    x, y = Array(n), Array(n)
     for turn in range(4):
         x.peek[:] = np.random.default_rng(100 * turn + r).integers(-99, 99, n)
         sent = np.random.default_rng(100 * turn + 1 - r).integers(-99, 99, n).astype("f4")
-        before, got = driver.fakegpu_movers(), host if turn == 3 else y.set(-1)
+        before, got = driver.fakegpu_movers(), host(n) if turn == 3 else y.set(-1)
         comm.Sendrecv(x, 1 - r, turn, got, 1 - r, turn)
-        assert ((host if turn == 3 else y.peek) == sent).all(), turn
+        assert (at(got) == sent).all(), turn
         assert driver.fakegpu_movers() == before
-"""
 
-#: Messages in streams, some of which never get to them.
-STREAMS = COMMON
-STREAMS += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
-    gpu = runtime()
-    gpu.use(comm._runner.members.place.device)
+
+def in_streams(comm):
+    """Messages in streams, some of which never get to them."""
+    r, (right, left), gpu, status = comm.rank, around(comm), own_device(comm), MPI.Status()
     stream, x, y = gpu.stream(), Array(LONG).set(-1), Array(LONG).set(-1)
     x.fill(stream, 11.0 + r)
     send = comm.Issend(x, right, 3, stream=stream)
@@ -140,23 +141,18 @@ with Communicator() as comm:
     gate.open()
     comm.Recv(y, left, 10)
     behind.Wait()
-    while p2p._held:
-        comm.Iprobe(left, 11)
-        time.sleep(1e-4)
+    until_released(comm)
     with pytest.raises(Exception, match="contiguous"):  # what is not there yet is not copied
         comm.Isend(np.zeros(100, np.float32)[::2], right, stream=0)
-"""
 
-#: A receive times out while data arrives, on a device or the host: nothing more is written to its memory, its sender
-#: completes, and the next message arrives.
-ON_ITS_WAY = COMMON
-ON_ITS_WAY += """
-with Communicator() as comm:
-    r = comm.rank
-    n = 12_000_000  # more than a ring holds
+
+def on_its_way(comm):
+    """A receive times out while data arrives, on a device or the host: nothing more is written to its memory, its
+    sender completes, and the next message arrives."""
+    r, n = comm.rank, 12_000_000  # more than a ring holds
     x = Array(n)
-    for turn, y in enumerate((Array(n), Array(n), np.empty(n, np.float32))):
-        there = y if turn == 2 else y.peek
+    for turn, y in enumerate((Array(n), Array(n), host(n))):
+        there = at(y)
         there[:], x.peek[:] = -1, turn
         if r == 0:
             send = comm.Isend(x, 1, 1)
@@ -169,45 +165,39 @@ with Communicator() as comm:
                 comm.Recv(y, 0, 1)
             comm._messages.timeout = before
             comm.mpi.send(None, 0)
-            while p2p._held:  # what its stream has been given
-                comm.Iprobe(0, 11)
-                time.sleep(1e-4)
+            until_released(comm)  # what its stream has been given
             assert there[-1] == -1
             had = there.copy()
         comm.mpi.Barrier()
         comm.Send(x.set(10 + turn), 1, 2) if r == 0 else comm.Recv(z := Array(n), 0, 2)
         assert r == 0 or ((z.peek == 10 + turn).all() and (there == had).all())
-"""
 
-#: Rank 1's device is slow: its host, which receives other messages, frees no slots that the stream has yet to read.
-EARLY = COMMON
-EARLY += """
-from arrays import begin_case
-os.environ["FAKEGPU_DELAY_US"] = "50000" if MPI.COMM_WORLD.rank else "0"
-begin_case()
-with Communicator() as comm:
-    r, n, rng = comm.rank, 1_500_000, np.random.default_rng(comm.mpi.bcast(time.time_ns()))
-    x = [rng.integers(-99, 99, n).astype("f4") for _ in range(6)]
-    if r == 0:
-        sends = [comm.Isend(Array(n).set(each), 1, k) for k, each in enumerate(x)]
-        [send.Wait() for send in sends]
-    else:
-        y = [np.full(n, -1, np.float32) if k % 2 else Array(n).set(-1) for k in range(6)]
-        receives = [comm.Irecv(each, 0, k) for k, each in enumerate(y)]
-        for k, receive in enumerate(receives):
-            receive.Wait()
-            assert ((y[k] if k % 2 else y[k].peek) == x[k]).all(), k
-"""
 
-#: While the driver delays a receiver that pins memory (it learns only now who sends a long message), others continue;
-#: if its device cannot allocate the memory, both ranks get an error for that message only.
-PINS = COMMON
-PINS += """
-with Communicator() as comm:
+def early():
+    """Rank 1's device is slow: its host, which receives other messages, frees no slots that the stream has yet to
+    read."""
+    os.environ["FAKEGPU_DELAY_US"] = "50000" if MPI.COMM_WORLD.rank else "0"
+    begin_case()
+    with Communicator() as comm:
+        n, rng = 1_500_000, np.random.default_rng(comm.mpi.bcast(time.time_ns()))
+        x = [rng.integers(-99, 99, n).astype("f4") for _ in range(6)]
+        if comm.rank == 0:
+            sends = [comm.Isend(Array(n).set(each), 1, k) for k, each in enumerate(x)]
+            [send.Wait() for send in sends]
+        else:
+            y = [np.full(n, -1, np.float32) if k % 2 else Array(n).set(-1) for k in range(6)]
+            receives = [comm.Irecv(each, 0, k) for k, each in enumerate(y)]
+            for k, receive in enumerate(receives):
+                receive.Wait()
+                assert (at(y[k]) == x[k]).all(), k
+
+
+def pins(comm):
+    """While the driver delays a receiver that pins memory (it learns only now who sends a long message), others
+    continue; if its device cannot allocate the memory, both ranks get an error for that message only."""
     r, driver = comm.rank, ctypes.CDLL(runtime().path)
     x, y, status = Array(LONG), Array(LONG).set(-1), MPI.Status()
-    short, host = Array(3).set(r), np.full(LONG, -1, np.float32)
-    comm.Sendrecv(short, 1 - r, 0, Array(3), 1 - r, 0)
+    comm.Sendrecv(Array(3).set(r), 1 - r, 0, Array(3), 1 - r, 0)
     if r == 1:
         os.environ["FAKEGPU_PINNED_MB"] = "1"
         with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
@@ -230,10 +220,9 @@ with Communicator() as comm:
     # Of any length a message needs no more pinned memory than that.
     os.environ["FAKEGPU_PINNED_MB"] = "150"
     n = 50_000_000
-    x, y = Array(n).set(r), Array(n)
+    x, y, into = Array(n).set(r), Array(n), host(LONG)
     comm.Sendrecv(x, 1 - r, 4, y, 1 - r, 4)
     assert (y.peek == 1 - r).all()
-    comm.Recv(host, 0, 5) if r == 1 else comm.Send(Array(LONG).set(5), 1, 5)
+    comm.Recv(into, 0, 5) if r == 1 else comm.Send(Array(LONG).set(5), 1, 5)
     comm.Recv(y, 0, 6) if r == 1 else comm.Send(np.full(n, 6, np.float32), 1, 6)
-    assert r == 0 or ((host == 5).all() and (y.peek == 6).all())
-"""
+    assert r == 0 or ((into == 5).all() and (y.peek == 6).all())
