@@ -137,17 +137,13 @@ class Cluster:
             self._switch.stdout.readline()
             for host in self.hosts:
                 host.wait_until_up()
-            self._connect()
+            switch = emulated_net.switch_batches(self.layout, [host.pid for host in self.hosts], self.mtu)
+            emulated_host.configure(self._switch.pid, *switch)
+            emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
         except BaseException:
             self.close()
             raise
         return self
-
-    def _connect(self) -> None:
-        assert self._switch is not None
-        switch = emulated_net.switch_batches(self.layout, [host.pid for host in self.hosts], self.mtu)
-        emulated_host.configure(self._switch.pid, *switch)
-        emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
 
     def close(self) -> None:
         """End all processes of all hosts, and remove the cluster. May be called again."""
