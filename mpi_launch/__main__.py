@@ -120,15 +120,6 @@ def _free_port(here: bool) -> int:
         return int(probe.getsockname()[1])
 
 
-def _runs_itself(script: Path) -> bool:
-    """True if the script is executable and has an interpreter line."""
-    try:
-        with script.open("rb") as file:
-            return os.access(script, os.X_OK) and file.read(2) == b"#!"
-    except OSError:
-        return True
-
-
 def _check_interfaces(names: Sequence[str], kind: str) -> None:
     """Refuse names of which this host has none: mpirun would end without a word about them."""
     named = [name for name in names if ":" not in name]
@@ -148,11 +139,14 @@ def _as_root(kind: str, given: str) -> list[str]:
     return ["--allow-run-as-root"]
 
 
-def _program(words: tuple[str, ...], python: str) -> tuple[str, ...]:
-    """The program; a Python script that is not executable is run by ``python``."""
-    if words and words[0].endswith(".py") and os.path.isfile(words[0]) and not _runs_itself(Path(words[0])):
-        return (python, *words)
-    return words
+def _program(words: Sequence[str], python: str) -> tuple[str, ...]:
+    """The program; a Python script that is not executable, or has no interpreter line, is run by ``python``."""
+    script = Path(words[0] if words else "")
+    if script.suffix == ".py" and os.access(script, os.R_OK) and script.is_file():
+        with script.open("rb") as file:
+            if file.read(2) != b"#!" or not os.access(script, os.X_OK):
+                return (python, *words)
+    return tuple(words)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -160,8 +154,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     found = _cluster(options)
     python = found.python or sys.executable
-    words = options.program
-    program = _program(tuple(words[1:] if words[:1] == ["--"] else words), python)
+    program = _program(options.program[1:] if options.program[:1] == ["--"] else options.program, python)
     variables = _variables(options.env)
     if options.check:
         program = (python, *DOCTOR, *program)

@@ -65,33 +65,31 @@ class Cluster:
         return self.vendors.get(vendor, VendorPart())
 
 
-def _fail(where: str, problem: str) -> ClusterError:
-    return ClusterError(f"{where}: {problem}")
+def _need(fits: bool, where: str, what: str, value: Any) -> None:
+    if not fits:
+        raise ClusterError(f"{where}: must {what}, not {value!r}")
 
 
 def _text(where: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise _fail(where, f"must be text, not {value!r}")
+    _need(isinstance(value, (str, int, float)) and not isinstance(value, bool), where, "be text", value)
     return str(value)
 
 
 def _name(where: str, value: Any) -> str:
     text = _text(where, value)
-    if not text or any(c.isspace() or c in ",:'\"" for c in text):
-        raise _fail(where, f"must be a name without blanks, commas or colons, not {value!r}")
+    is_name = text != "" and not any(c.isspace() or c in ",:'\"" for c in text)
+    _need(is_name, where, "be a name without blanks, commas or colons", value)
     return text
 
 
 def _count(where: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _fail(where, f"must be a whole number of at least 1, not {value!r}")
-    return value
+    _need(type(value) is int and value > 0, where, "be a whole number of at least 1", value)
+    return int(value)
 
 
 def _one_of(*words: str) -> Callable[[str, Any], str]:
     def read(where: str, value: Any) -> str:
-        if value not in words:
-            raise _fail(where, f"must be one of {', '.join(words)}, not {value!r}")
+        _need(value in words, where, f"be one of {', '.join(words)}", value)
         return str(value)
 
     return read
@@ -100,31 +98,28 @@ def _one_of(*words: str) -> Callable[[str, Any], str]:
 def _list(where: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
-    if not isinstance(value, list):
-        raise _fail(where, f"must be a list, not {value!r}")
+    _need(isinstance(value, list), where, "be a list", value)
     return tuple(_text(f"{where}[{i}]", word) for i, word in enumerate(value))
 
 
 def _map(where: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise _fail(where, f"must map names to values, not {value!r}")
+    _need(isinstance(value, dict), where, "map names to values", value)
     for name in value:
         if not isinstance(name, str) or not name or "=" in name:
-            raise _fail(where, f"{name!r} is not a name")
+            raise ClusterError(f"{where}: {name!r} is not a name")
     # YAML reads "on" and "yes" as true, but a variable must get the text.
     words = {True: "true", False: "false", None: ""}
     return {n: words[v] if v is None or isinstance(v, bool) else _text(f"{where}.{n}", v) for n, v in value.items()}
 
 
 def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _fail(where, f"must map names to values, not {value!r}")
+    _need(isinstance(value, dict), where, "map names to values", value)
     for name in value:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise _fail(f"{where}.{name}" if where else str(name), f"is not a field; {hint}")
-    return value
+            raise ClusterError(f"{f'{where}.' if where else ''}{name}: is not a field; {hint}")
+    return dict(value)
 
 
 _vendor = _one_of(*_VENDOR_WORDS)
@@ -167,29 +162,28 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
     count = 1 + max(each.component for each in found)
     if components and len(components) < count:
         raise ClusterError(f"components: the job has {count}, not {len(components)}")
-    vendors = [components[each.component] if components else each.vendor or vendor for each in found]
-    for each, word in zip(found, vendors, strict=True):
-        _vendor(f"{ways[0]}: vendor of {each.name}", word)
-    return tuple(replace(e, slots=e.slots or slots or 1, vendor=v) for e, v in zip(found, vendors, strict=True))
+    for i, each in enumerate(found):
+        word = components[each.component] if components else each.vendor or vendor
+        of = _vendor(f"{ways[0]}: vendor of {each.name}", word)
+        found[i] = replace(each, slots=each.slots or slots or 1, vendor=of)
+    return tuple(found)
 
 
 def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:
     value = [value] if isinstance(value, str) and value else value
-    if not isinstance(value, list) or not value:
-        raise _fail(
-            "hosts", f"must be a list of hosts such as {{name: node0, slots: 4, vendor: nvidia}}, not {value!r}"
-        )
+    what = "be a list of hosts such as {name: node0, slots: 4, vendor: nvidia}"
+    _need(isinstance(value, list) and bool(value), "hosts", what, value)
     found = []
     for i, each in enumerate(value):
         where = f"hosts[{i}]"
-        entry = {"name": each} if isinstance(each, str) else dict(_mapping(where, each, _HOST))
+        entry = {"name": each} if isinstance(each, str) else _mapping(where, each, _HOST)
         if "name" not in entry:
-            raise _fail(f"{where}.name", "is missing")
+            raise ClusterError(f"{where}.name: is missing")
         default = {"slots": slots or 1, "vendor": vendor}
         try:
             names = sources.expand(_text(f"{where}.name", entry["name"]))
         except ValueError as error:
-            raise _fail(f"{where}.name", str(error)) from None
+            raise ClusterError(f"{where}.name: {error}") from None
         for name in names:
             found.append(Host(**_read(where, {**default, **entry, "name": name})))
     return tuple(found)
@@ -209,8 +203,8 @@ def parse(document: Any, base: Path = Path(), environ: Mapping[str, str] | None 
     vendors = {name: _part(f"vendors.{name}", part or {}) for name, part in parts.items()}
     others = _read("", {name: given[name] for name in _OTHERS if name in given})
     cluster = Cluster(hosts=hosts, vendors=vendors, **others)
-    if any(part.image for part in vendors.values()) and any(host.vendor == "auto" for host in hosts):
-        name = next(host.name for host in hosts if host.vendor == "auto")
+    name = next((host.name for host in hosts if host.vendor == "auto"), "")
+    if name and any(part.image for part in vendors.values()):
         raise ClusterError(f"vendors: images are chosen by vendor before a host is asked: give the vendor of {name}")
     return cluster
 
@@ -222,15 +216,14 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
     except ImportError:
         raise ClusterError(f"reading a cluster file needs PyYAML: {extra('launch')}") from None
     try:
-        text = path.read_text()
-    except (OSError, UnicodeError) as error:
-        raise ClusterError(f"{path}: {getattr(error, 'strerror', 'is not text')}") from None
-    try:
-        return parse(yaml.safe_load(text), path.parent, environ)
+        return parse(yaml.safe_load(path.read_text()), path.parent, environ)
     except yaml.YAMLError as error:
-        raise ClusterError(f"{path}: is not YAML: {error}") from None
+        why = f"is not YAML: {error}"
     except ClusterError as error:
-        raise ClusterError(f"{path}: {error}") from None
+        why = str(error)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", "is not text")
+    raise ClusterError(f"{path}: {why}")
 
 
 def local(np: int) -> Cluster:

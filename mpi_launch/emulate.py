@@ -28,7 +28,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -254,11 +254,8 @@ class Cluster:
         """
         bits = emulated_net.parse_rate(rate)
         old = self.layout[host].links[link]
-        if bits == old.rate:
-            return
-        batch = emulated_net.reshape_batch(bits)
         ends = ((self.hosts[host].pid, old.name), (self._switch_pid(), old.port))
-        emulated_host.configure_all({pid: ("", batch.format(device=device)) for pid, device in ends})
+        emulated_host.configure_all({pid: ("", emulated_net.shape(end, bits, old.rate)) for pid, end in ends})
         plan = emulated_net.with_rate(self.layout[host], link, bits)
         self.layout = (*self.layout[:host], plan, *self.layout[host + 1 :])
 
@@ -304,59 +301,54 @@ def goodput(cluster: Cluster, one: int = 0, other: int = 1) -> float:
     """
     links = len(cluster.layout[one].links)
     found: list[list[Future[float]]] = []
-    with ThreadPoolExecutor(4 * links) as pool, contextlib.ExitStack() as sockets:
+    with ThreadPoolExecutor(4 * links) as pool:  # a thread each, which stays in its host's network
         for start, end in ((one, other), (other, one)):
             found.append([])
             for ends in zip(cluster.layout[start].links, cluster.layout[end].links, strict=True):
                 rate = min((link.rate for link in ends if link.rate), default=16 * 10**9)
                 timed = max(1 << 22, rate // 32)  # a quarter of a second
                 warm = min(timed, max(1 << 20, rate // 160))
-                out, into = map(sockets.enter_context, _connected(cluster.hosts[start], cluster.hosts[end], ends[1]))
-                found[-1].append(pool.submit(_receive, into, timed + warm, warm))
-                pool.submit(_send, out, timed + warm)
+                door: Future[Any] = Future()
+                into, out = cluster.hosts[end], cluster.hosts[start]
+                found[-1].append(pool.submit(_receive, into, ends[1], door, timed + warm, warm))
+                pool.submit(_send, out, door, timed + warm)
         return min(sum(rate.result() for rate in way) for way in found)
 
 
-def _connected(start: EmulatedHost, end: EmulatedHost, link: emulated_net.Link) -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection between two hosts over a link of the second: sockets stay where they were made."""
-    with _in_network(end.pid, lambda: socket.create_server((link.address, 0))) as door:
-        door.settimeout(_PATIENCE)
-        out = _in_network(start.pid, lambda: socket.create_connection(door.getsockname(), _PATIENCE))
-        into, _ = door.accept()
-    into.settimeout(_PATIENCE)
-    return out, into
+def _enter_network(host: EmulatedHost) -> None:
+    """Move this thread to a host's network; its sockets stay where they are made."""
+    with open(f"/proc/{host.pid}/ns/net") as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), space.name)
 
 
-def _in_network(pid: int, make: Callable[[], socket.socket]) -> socket.socket:
-    """What ``make`` returns in a thread that is in the network of a process, and ends there."""
-
-    def there() -> socket.socket:
-        with open(f"/proc/{pid}/ns/net") as space:
-            if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), space.name)
-        return make()
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(there).result()
-
-
-def _send(peer: socket.socket, nbytes: int) -> None:
+def _send(host: EmulatedHost, door: Future[Any], nbytes: int) -> None:
+    _enter_network(host)
     data = memoryview(bytes(_CHUNK))
-    for start in range(0, nbytes, _CHUNK):
-        peer.sendall(data[: min(_CHUNK, nbytes - start)])
+    with socket.create_connection(door.result(_PATIENCE), _PATIENCE) as peer:
+        for start in range(0, nbytes, _CHUNK):
+            peer.sendall(data[: min(_CHUNK, nbytes - start)])
 
 
-def _receive(peer: socket.socket, nbytes: int, warm: int) -> float:
-    """Bytes per second of the data after the first ``warm``, which empty the bucket and let TCP find its window."""
+def _receive(host: EmulatedHost, link: emulated_net.Link, door: Future[Any], nbytes: int, warm: int) -> float:
+    """Bytes per second of the data after the first ``warm``, which empty the bucket and let TCP find its window.
+    ``door`` gets the address for the sender."""
+    _enter_network(host)
+    with socket.create_server((link.address, 0)) as listener:
+        listener.settimeout(_PATIENCE)
+        door.set_result(listener.getsockname())
+        peer, _ = listener.accept()
     buffer = bytearray(_CHUNK)
     got, mark, began = 0, 0, 0.0
-    while got < nbytes:
-        part = peer.recv_into(buffer)
-        if not part:
-            raise ConnectionError(f"the sender ended after {got} of {nbytes} bytes")
-        got += part
-        if not mark and got >= warm:
-            mark, began = got, time.monotonic()
+    with peer:
+        peer.settimeout(_PATIENCE)
+        while got < nbytes:
+            part = peer.recv_into(buffer)
+            if not part:
+                raise ConnectionError(f"the sender ended after {got} of {nbytes} bytes")
+            got += part
+            if not mark and got >= warm:
+                mark, began = got, time.monotonic()
     return (got - mark) / (time.monotonic() - began)
 
 

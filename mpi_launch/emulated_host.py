@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -23,8 +22,18 @@ UNSHARE = [
     *(f"--{kind}" for kind in ("net", "ipc", "uts", "mount", "pid", "fork", "kill-child", "mount-proc")),
 ]
 
-_NODE = Path(__file__).with_name("emulated_node.py")
-_PYTHON = [sys.executable, "-I", "-S", str(_NODE)]
+_PYTHON = [sys.executable, "-I", "-S", str(Path(__file__).with_name("emulated_node.py"))]
+
+#: What process 1 of a host does first: name, /dev/shm, and a /sys with the interfaces of its network namespace and the
+#: machine's cgroups. $0: the host's name; $1: a folder of its own.
+_BECOME_HOST = """set -e
+echo "$0" >/proc/sys/kernel/hostname
+mount -t tmpfs -o nosuid,nodev,mode=1777 tmpfs /dev/shm
+if mountpoint -q /sys/fs/cgroup; then mkdir "$1/cgroup"; mount --rbind /sys/fs/cgroup "$1/cgroup"; fi
+umount -l /sys 2>/dev/null || true
+mount -t sysfs -o nosuid,nodev,noexec sysfs /sys
+if [ -e "$1/cgroup" ]; then mount --move "$1/cgroup" /sys/fs/cgroup; fi
+"""
 
 #: Kernel settings of every emulated host, so that speed does not depend on the machine's settings. Reno is the only
 #: congestion control that every kernel allows in every namespace.
@@ -53,7 +62,7 @@ def new_directory(hosts: Sequence[HostLayout]) -> Path:
     """Make the cluster's directory: hostfiles, ``/etc/hosts``, launch agent, sockets, temporary files."""
     base = None if len(tempfile.gettempdir()) < _LONGEST_DIRECTORY - 24 else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="ucch-emulate-", dir=base))
-    (directory / "hostfile").write_text(emulated_net.hostfile(hosts))
+    (directory / "hostfile").write_text("".join(f"{host.name} slots={host.slots}\n" for host in hosts))
     (directory / "machinefile").write_text("".join(f"{host.name}:{host.slots}\n" for host in hosts))
     (directory / "hosts").write_text(emulated_net.hosts_file(hosts))
     agent = directory / "bin" / "ssh"
@@ -125,36 +134,30 @@ class EmulatedHost:
         self._log = directory / f"{layout.name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*UNSHARE, *_PYTHON, "init", str(self._write_config())],
+                [*UNSHARE, "sh", "-c", self._script(), self.name, str(directory / layout.name)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def _write_config(self) -> Path:
+    def _script(self) -> str:
+        """The commands that make process 1 of the host, with its login environment."""
         stem = self._directory / self.name
-        stand_ins = {
-            "/proc/sys/kernel/random/boot_id": self.boot_id,
-            "/etc/machine-id": self.boot_id.replace("-", ""),
-            "/etc/hostname": self.name,
-        }
-        files = {str(self._directory / "hosts"): "/etc/hosts"}
-        for target, text in stand_ins.items():
-            source = stem.with_suffix("." + Path(target).name)
-            source.write_text(text + "\n")
-            files[str(source)] = target
-        config: dict[str, Any] = {
-            "name": self.name,
-            "socket": str(stem.with_suffix(".sock")),
-            "scratch": str(stem / "cgroup"),
-            "files": {source: target for source, target in files.items() if os.path.exists(target)},
-            "sysctl": _SYSCTL,
-            "env": self.env,
-        }
-        path = stem.with_suffix(".json")
-        path.write_text(json.dumps(config))
-        return path
+        files = {"/etc/hosts": self._directory / "hosts"}
+        for target, text in (
+            ("/proc/sys/kernel/random/boot_id", self.boot_id),
+            ("/etc/machine-id", self.boot_id.replace("-", "")),
+            ("/etc/hostname", self.name),
+        ):
+            files[target] = stem.with_suffix("." + Path(target).name)
+            files[target].write_text(text + "\n")
+        lines = [
+            shlex.join(["mount", "--bind", str(files[target]), target]) for target in files if os.path.exists(target)
+        ]
+        lines += [f"[ ! -e /proc/sys/{name} ] || echo {value} >/proc/sys/{name}" for name, value in _SYSCTL.items()]
+        login = ["env", "-i", *(f"{name}={value}" for name, value in self.env.items())]
+        return "\n".join([_BECOME_HOST, *lines, shlex.join(["exec", *login, *_PYTHON, "init", f"{stem}.sock"])])
 
     @property
     def address(self) -> str:

@@ -114,15 +114,15 @@ def hosts_file(hosts: Sequence[HostLayout]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hostfile(hosts: Sequence[HostLayout]) -> str:
-    """Return the MPI hostfile of the cluster in Open MPI's form."""
-    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
-
-
-def _shape(device: str, rate: int, verb: str = "add") -> str:
+def shape(device: str, rate: int, before: int = 0) -> str:
+    """Return the ``tc`` line that sets the rate of either end of a link that had rate ``before`` (0: unlimited)."""
+    if rate == before:
+        return ""
+    if not rate:
+        return f"qdisc del dev {device} root\n"
     burst = max(BURST_LEAST, round(rate / 8 * BURST_SECONDS))
     queue = burst + max(QUEUE_LEAST, round(rate / 8 * QUEUE_SECONDS))
-    return f"qdisc {verb} dev {device} root tbf rate {rate}bit burst {burst} limit {queue}\n"
+    return f"qdisc replace dev {device} root tbf rate {rate}bit burst {burst} limit {queue}\n"
 
 
 def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[int], mtu: int) -> tuple[str, str]:
@@ -134,28 +134,19 @@ def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[int], mtu: int) -
         for link in host.links:
             peer = f"peer name {link.name} mtu {mtu} netns {pid}"
             ip.append(f"link add name {link.port} mtu {mtu} master {link.bridge} up type veth {peer}")
-            if link.rate:
-                tc.append(_shape(link.port, link.rate))
+            tc.append(shape(link.port, link.rate))
     return "\n".join(ip) + "\n", "".join(tc)
 
 
 def host_batches(host: HostLayout) -> tuple[str, str]:
     """Return the ``ip`` and ``tc`` batches for a host, to be run after the switch's."""
     ip = ["link set dev lo up"]
-    tc = []
     for link in host.links:
         ip += [f"address add {link.address}/16 dev {link.name}", f"link set dev {link.name} up"]
-        if link.rate:
-            tc.append(_shape(link.name, link.rate))
-    return "\n".join(ip) + "\n", "".join(tc)
+    return "\n".join(ip) + "\n", "".join(shape(link.name, link.rate) for link in host.links)
 
 
 def with_rate(host: HostLayout, link: int, rate: int) -> HostLayout:
     """Return the host with a new rate (bits per second, 0: unlimited) on one of its links."""
     changed = replace(host.links[link], rate=rate)
     return replace(host, links=(*host.links[:link], changed, *host.links[link + 1 :]))
-
-
-def reshape_batch(rate: int) -> str:
-    """Return the ``tc`` line that sets the rate of either end of a link (0: unlimited); fill in ``{device}``."""
-    return _shape("{device}", rate, "replace") if rate else "qdisc del dev {device} root\n"

@@ -3,8 +3,8 @@
 Run as a file by the interpreter alone (``python -I -S emulated_node.py MODE …``), with the standard library only: one
 such process starts for every host and for every remote command, and must cost milliseconds:
 
-``init CONFIG``
-    process 1 of a host. It finishes the host's private mounts, then starts commands on request. When its standard
+``init SOCKET``
+    process 1 of a host, with its login environment. It prints ``up`` and starts commands on request. When its standard
     input ends, because the cluster's owner closed it or died, it exits, and the kernel kills every process of
     the host.
 ``exec DIR HOST PROGRAM …``
@@ -17,7 +17,6 @@ such process starts for every host and for every remote command, and must cost m
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -26,9 +25,6 @@ import socket
 import struct
 import sys
 from typing import Any, NoReturn
-
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC = 2, 4, 8, 4096, 8192, 16384
-MNT_DETACH = 2
 
 #: Seconds between SIGTERM and SIGKILL for a command whose client has gone.
 GRACE = 2.0
@@ -39,54 +35,12 @@ FDS = 5
 _SSH_FLAGS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
 
 
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2). ``OSError`` names the target."""
-    if _libc().mount(source.encode(), target.encode(), fstype.encode() or None, flags, data.encode() or None):
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot mount {fstype or source}: {os.strerror(code)}", target)
-
-
-def _private_sys(scratch: str) -> None:
-    """Mount a /sys with the interfaces of this network namespace, and keep the cgroup mounts in it."""
-    groups = "/sys/fs/cgroup"
-    kept = os.path.ismount(groups)
-    if kept:
-        mount(groups, scratch, flags=MS_BIND | MS_REC)
-    _libc().umount2(b"/sys", MNT_DETACH)
-    mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    if kept:
-        mount(scratch, groups, flags=MS_MOVE)
-
-
-def _write(path: str, value: str) -> None:
-    with open(path, "w") as file:
-        file.write(value)
-
-
-def become_host(config: dict[str, Any]) -> None:
-    """Give this process's namespaces the host's identity: name, boot id, /etc/hosts, /dev/shm, /sys."""
-    socket.sethostname(config["name"])
-    for source, target in config["files"].items():
-        mount(source, target, flags=MS_BIND)
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-    os.makedirs(config["scratch"], exist_ok=True)
-    _private_sys(config["scratch"])
-    for name, value in config["sysctl"].items():
-        path = "/proc/sys/" + name
-        if os.path.exists(path):
-            _write(path, value)
-
-
-def serve(config: dict[str, Any]) -> None:
+def serve(address: str) -> None:
     """Run as process 1 of a host, with a child process for each client, until the owner ends it."""
     # Let the kernel reap children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind(config["socket"])
+        door.bind(address)
         door.listen(64)
         os.write(1, b"up\n")
         while True:
@@ -96,7 +50,7 @@ def serve(config: dict[str, Any]) -> None:
                 with client:
                     if os.fork() == 0:
                         door.close()
-                        attend(client, config["env"])
+                        attend(client)
             # A byte on standard input: kill all other processes on this host. End of input: end the host.
             if 0 in ready and not os.read(0, 1):
                 return
@@ -105,7 +59,7 @@ def serve(config: dict[str, Any]) -> None:
                     os.kill(-1, signal.SIGKILL)
 
 
-def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
+def attend(client: socket.socket) -> NoReturn:
     """Run a client's command, forward its signals (a byte each), report how it ended, and exit.
 
     If the client disappears, the command is ended, as when an ssh session ends. A client that sends an invalid request
@@ -124,7 +78,7 @@ def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
         client.settimeout(None)
         pid = os.fork()
         if pid == 0:
-            become_command(request, fds, login_env)
+            become_command(request, fds)
         for fd in fds:
             os.close(fd)
         ended = os.pidfd_open(pid)
@@ -145,7 +99,7 @@ def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
         os._exit(0)
 
 
-def become_command(request: dict[str, Any], fds: list[int], login_env: dict[str, str]) -> NoReturn:
+def become_command(request: dict[str, Any], fds: list[int]) -> NoReturn:
     """In the child: take over the client's streams, directory and environment, then exec the program."""
     code = 126
     try:
@@ -155,10 +109,9 @@ def become_command(request: dict[str, Any], fds: list[int], login_env: dict[str,
             os.dup2(fds[stream], stream)
         for number in (signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        env = login_env if request["env"] is None else request["env"]
         if request["env"] is None:
-            os.chdir(env["HOME"])
-        os.execvpe(request["argv"][0], request["argv"], env)
+            os.chdir(os.environ["HOME"])
+        os.execvpe(request["argv"][0], request["argv"], os.environ if request["env"] is None else request["env"])
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         os.write(2, f"{request['argv'][0]}: {os.strerror(error.errno or 0)}\n".encode())
@@ -169,14 +122,6 @@ def become_command(request: dict[str, Any], fds: list[int], login_env: dict[str,
 def _kill_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-
-
-def run_init(config_path: str) -> None:
-    """Become process 1 of the host that a JSON file describes. Prints ``up`` when it accepts commands."""
-    with open(config_path) as file:
-        config = json.load(file)
-    become_host(config)
-    serve(config)
 
 
 def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | None) -> int:
@@ -215,7 +160,7 @@ def parse_ssh(argv: list[str]) -> tuple[str, str]:
 def main(argv: list[str]) -> int:
     mode, *rest = argv
     if mode == "init":
-        run_init(rest[0])
+        serve(rest[0])
         return 0
     if mode == "exec":
         return run_on(rest[0], rest[1], rest[2:], dict(os.environ))

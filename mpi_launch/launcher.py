@@ -28,16 +28,18 @@ class Launcher:
     version: str = ""
 
 
+#: Kind of launcher -> what it prints for --version, with the version and its first number.
+_BANNERS = {
+    "openmpi": re.compile(r"\((?:Open MPI|OpenRTE)\) ((\d+)[\w.]*)"),
+    "hydra": re.compile(r"HYDRA.*?Version:\s+((\d+)[\w.]*)", re.S),
+    "srun": re.compile(r"\Aslurm(?:-wlm)? ((\d+)[\w.]*)"),
+}
+
+
 def identify(path: str, banner: str) -> Launcher | None:
     """Kind of a launcher, from the output of --version; None if it is unknown."""
-    if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)[\w.]*", banner):
-        return Launcher("openmpi", int(found[1]), path, found[0].split()[-1])
-    if "HYDRA" in banner:
-        found = re.search(r"Version:\s+(\d+)[\w.]*", banner)
-        return Launcher("hydra", int(found[1]) if found else 0, path, found[0].split()[-1] if found else "")
-    if found := re.match(r"slurm(?:-wlm)? (\d+)[\w.]*", banner):
-        return Launcher("srun", int(found[1]), path, found[0].split()[-1])
-    return None
+    found = ((kind, pattern.search(banner)) for kind, pattern in _BANNERS.items())
+    return next((Launcher(kind, int(each[2]), path, each[1]) for kind, each in found if each), None)
 
 
 def _ask(path: str) -> Launcher | None:

@@ -78,10 +78,12 @@ class Start:
             self.vendor = self.vendors.native_vendor(self.devices)
         self.devices = [device for device in self.devices if device.vendor == self.vendor]
         self._check_devices()
-        self.index = self.local_rank - options.first_local
+        self.given = {name: value for name, _, value in (setting.partition("=") for setting in options.set)}
+        self.env = {**environ, **self.given}
+        there = self.vendors.seen(self.vendor, self.devices, self.env) or [("", None)]
         #: The word that selects this rank's device among the visible ones, and the device if it is known.
-        self.chosen, self.device = self._mine({**environ, **self._given()})
-        self.env = self._environment(environ)
+        self.chosen, self.device = there[(self.local_rank - options.first_local) % len(there)]
+        self._complete_environment()
 
     def _check_devices(self) -> None:
         """``ValueError`` if devices of a vendor were asked for and there are none: the rank would silently use host
@@ -94,11 +96,11 @@ class Start:
                 f"{what} that this process may use: correct the vendor, write auto or host, or pretend with --emulate"
             )
 
-    def _shows_all(self, environ: Mapping[str, str]) -> bool:
+    def _shows_all(self) -> bool:
         """True if the program should see all devices: scripts for torchrun select theirs by LOCAL_RANK."""
         if self.options.devices != "auto":
             return bool(self.options.devices == "all")
-        if environ.get("UCCH_TORCH_REPLACE", "").strip():
+        if self.env.get("UCCH_TORCH_REPLACE", "").strip():
             return True
         script = next((Path(word) for word in self.options.program if word.endswith(".py")), None)
         with contextlib.suppress(OSError):
@@ -106,30 +108,16 @@ class Start:
             return "LOCAL_RANK" in text and "set_device" in text
         return False  # the program itself will report it
 
-    def _given(self) -> dict[str, str]:
-        words = (setting.partition("=") for setting in self.options.set)
-        return {name: value for name, _, value in words}
-
-    def _mine(self, environ: Mapping[str, str]) -> tuple[str, Any]:
-        there = self.vendors.seen(self.vendor, self.devices, environ)
-        return there[self.index % len(there)] if there else ("", None)
-
-    def _environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        env = {**environ, **self._given()}
-        env.update(
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.size),
-            LOCAL_RANK=str(self.local_rank),
-            LOCAL_WORLD_SIZE=str(self.local_size),
-        )
+    def _complete_environment(self) -> None:
+        env = self.env
+        env |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.size)}
+        env |= {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)}
         if self.options.master:
             env["MASTER_ADDR"], _, env["MASTER_PORT"] = self.options.master.rpartition(":")
-        variable = self.vendors.VENDORS[self.vendor].visible
-        if self.chosen and not self._shows_all(env):
-            env[variable] = self.chosen
+        if self.chosen and not self._shows_all():
+            env[self.vendors.VENDORS[self.vendor].visible] = self.chosen
         for each in self.vendors.settings(self.vendor, self.devices, environ=env):
             env.setdefault(each.name, each.value)
-        return env
 
     def processors(self, allowed: set[int]) -> set[int]:
         """Cores to run on, a subset of ``allowed``: near the device, or a share of the NUMA nodes."""
@@ -149,9 +137,8 @@ class Start:
         """The command: the program, or the container engine that runs it."""
         if not self.options.container:
             return program
-        given = {setting.partition("=")[0] for setting in self.options.set}
         prefixes = (*self.launchers.PREFIXES, *_INTO_CONTAINERS)
-        names = sorted(name for name in self.env if name in given or name.startswith(prefixes))
+        names = sorted(name for name in self.env if name in self.given or name.startswith(prefixes))
         words: list[str] = []
         for word in shlex.split(self.options.container):
             words += [flag for name in names for flag in ("--env", name)] if word == "{env}" else [word]

@@ -223,7 +223,9 @@ def _names(hosts: Collection[str]) -> str:
 
 def _tell_failure(failure: Mapping[str, Any]) -> int:
     status = int(failure["status"])
-    how = f"was killed by {_signal_name(status)}" if status > 128 else f"ended with status {status}"
+    names = {each.value: each.name for each in signal.Signals}
+    killer = names.get(status - 128, f"signal {status - 128}")
+    how = f"was killed by {killer}" if status > 128 else f"ended with status {status}"
     hint = ": dmesg there says if memory ran out" if status == 128 + signal.SIGKILL else ""
     _say(f"rank {failure['rank']} on {failure['host']} {how}, the first to fail{hint}")
     lines = str(failure.get("lines", "")).splitlines()
@@ -233,13 +235,6 @@ def _tell_failure(failure: Mapping[str, Any]) -> int:
         if missing and find_spec(missing[1]) is not None:
             _say(f"another Python has run it than ucch-run's: activate that environment, or name {sys.executable}")
     return status
-
-
-def _signal_name(status: int) -> str:
-    try:
-        return signal.Signals(status - 128).name
-    except ValueError:
-        return f"signal {status - 128}"
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,11 @@
-/* A workaround for libucc's TL/UCP (UCC 1.4.0): after an endpoint error it passes the error code that a send or receive
- * returned to ucp_request_cancel and ucp_request_free, and libucp would use it as an address. The plugin's relocated
- * addresses of these two functions are replaced by those of wrappers that check for error codes. */
+/* Functions of other libraries that are replaced where some libraries call them: there, the relocated addresses are
+ * overwritten.
+ *
+ * A workaround for libucc's TL/UCP (UCC 1.4.0): after an endpoint error it passes the error code that a send or receive
+ * returned to ucp_request_cancel and ucp_request_free, and libucp would use it as an address. The wrappers check for
+ * error codes.
+ *
+ * mpi4py calls MPI_Finalize when Python ends, also in a forked child, where Open MPI waits for its parent's threads. */
 #include <elf.h>
 #include <link.h>
 #include <string.h>
@@ -43,7 +48,11 @@ static void free_request(void *request) {
     ucp_request_free(request);
 }
 
-static void *wrapper_of(const char *name) {
+static int finalize_nothing(void) { return 0; }
+
+static void *finalizes(const char *name) { return !strcmp(name, "MPI_Finalize") ? (void *)finalize_nothing : NULL; }
+
+static void *cancels(const char *name) {
     return !strcmp(name, "ucp_request_cancel") ? (void *)cancel
            : !strcmp(name, "ucp_request_free") ? (void *)free_request
                                                : NULL;
@@ -89,8 +98,16 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     return 0;
 }
 
+/* Libraries whose names begin with `library`, and the function that finds a replacement by name; -1 in `status` if an
+ * address cannot be overwritten. */
+typedef struct {
+    const char *library;
+    void *(*wrapper_of)(const char *name);
+    int status;
+} replacement;
+
 /* Redirect the calls of one library. Returns 0, or -1 if one cannot be redirected. */
-static int redirect(const struct dl_phdr_info *info) {
+static int redirect(const struct dl_phdr_info *info, const replacement *by) {
     static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
     const ElfW(Sym) *symbols = address(info, dynamic_value(info, DT_SYMTAB));
     const char *strings = address(info, dynamic_value(info, DT_STRTAB));
@@ -99,7 +116,7 @@ static int redirect(const struct dl_phdr_info *info) {
         for (size_t left = dynamic_value(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
-                what = wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);
+                what = by->wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);
             if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what)) return -1;
         }
     }
@@ -108,17 +125,24 @@ static int redirect(const struct dl_phdr_info *info) {
 
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
-    if (!strncmp(name, "libucc_tl_ucp", 13) && redirect(info) < 0) *(int *)data = -1;
+    replacement *by = data;
+    if (!strncmp(name, by->library, strlen(by->library)) && redirect(info, by) < 0) by->status = -1;
     return 0;
 }
 
-/* Redirect the calls of all TL/UCP plugins loaded so far. Returns 0, or -1 if that is not possible. */
-int ucch_guard_cancel(void) {
+/* Redirect the calls of all such libraries loaded so far. Returns 0, or -1 if that is not possible. */
+static int redirect_all(const char *library, void *(*wrapper_of)(const char *name)) {
 #ifdef UNKNOWN_MACHINE
     return -1;
 #else
-    int status = 0;
-    dl_iterate_phdr(visit, &status);
-    return status;
+    replacement by = {library, wrapper_of, 0};
+    dl_iterate_phdr(visit, &by);
+    return by.status;
 #endif
 }
+
+/* Of all TL/UCP plugins. */
+int ucch_guard_cancel(void) { return redirect_all("libucc_tl_ucp", cancels); }
+
+/* Of mpi4py. By a forked child that ends. */
+int ucch_guard_finalize(void) { return redirect_all("MPI.", finalizes); }

@@ -10,6 +10,7 @@ int ucch_loaded(const char *name, char *path, size_t size);
 
 /* ---- guard.c: error codes that libucc cancels like requests ---- */
 int ucch_guard_cancel(void);
+int ucch_guard_finalize(void);
 int ucch_endpoint_errors(void);
 
 /* ---- op.c: operations in flight ---- */
@@ -49,6 +50,7 @@ void ucch_set_spin(int iterations);
 
 /* ---- progress.c: progress and who makes it; waits of callers ---- */
 int ucch_progress_thread(int on);
+int ucch_inherited(void);
 int ucch_progress_once(void);
 void ucch_progress_idle(void);
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker);

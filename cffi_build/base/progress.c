@@ -48,6 +48,8 @@ static _Atomic int work_announced;
 /* ---- contexts and workers ---- */
 
 static ucch_context *contexts;
+/* They are the parent's: see after_fork. */
+static int inherited;
 
 /* Register a context or a worker for progress. NULL if memory is exhausted. */
 ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker) {
@@ -92,6 +94,7 @@ void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)
 
 int ucch_progress_locked(void) {
     static unsigned rounds;
+    if (inherited) return 0;
     /* With no message in flight, workers are polled only now and then for what peers send: a poll costs as much as a
      * small collective. */
     int workers = ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0;
@@ -241,8 +244,10 @@ void ucch_progress_idle(void) {
     ucch_progress_thread(1);
 }
 
-/* In a child after fork: it has no other thread, but may have to free memory that it inherited. */
+/* In a child after fork: it has no other thread, but may have to free memory that it inherited. A poll would take what
+ * peers send to its parent. */
 static void after_fork(void) {
+    inherited = inherited || contexts;
     thread_on = thread_asleep = thread_over = sleeps = 0;
     ucch_lock_after_fork();
     sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -253,6 +258,10 @@ __attribute__((constructor)) static void begin_with(void) {
     ucch_cond_init(&wake);
     pthread_atfork(NULL, NULL, after_fork);
 }
+
+/* True in a child of a process that had contexts or workers. libucp cannot be used in it: its thread, which accepts
+ * connections and takes the first message of a peer, is the parent's, and is not started again. */
+int ucch_inherited(void) { return inherited; }
 
 /* Wake the thread for work in streams unless it wakes soon: waking takes as long as several launches. */
 void ucch_progress_streams(void) {
@@ -342,7 +351,7 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
         for (int i = 0; i < batch && !(done = is_met(ops, n, what, &met)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
-        ucch_ops_check_deadlines_locked(now);
+        if (!inherited) ucch_ops_check_deadlines_locked(now);
         ucch_unlock();
         if (slice > MOMENT_S) ucch_let_others();
         if (done) break;
@@ -387,7 +396,7 @@ int ucch_test(ucch_op *op) {
     if (!finished(op)) {
         UCCH_LOCKED;
         ucch_progress_locked();
-        if (!finished(op)) ucch_ops_check_deadlines_locked(ucch_now());
+        if (!finished(op) && !inherited) ucch_ops_check_deadlines_locked(ucch_now());
     }
     return outcome(op);
 }

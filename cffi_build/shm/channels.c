@@ -49,13 +49,15 @@ static size_t counts_of(int size) {
            (2 * UCCH_RINGS * sizeof(ucch_steps) + UCCH_LANES * MEETINGS * sizeof(uint32_t)) * (size_t)size;
 }
 
-/* Lines of a part's header: counters of channels to other ranks, and from ranks of other hosts; ends of calls; first
- * undefined call, here and as told by other hosts; words of calls in graphs; ends of messages; and zeros. */
-enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, LANES, ZEROS, HEADER_END };
+/* Lines of a part's header: number of peers that use it (ucch_mapping_peers); counters of channels to other ranks, and
+ * from ranks of other hosts; ends of calls; first undefined call, here and as told by other hosts; words of calls in
+ * graphs; ends of messages; and zeros. */
+enum { PEERS, OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, LANES, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
     size_t n = (size_t)size, words = 2 * UCCH_RINGS * n;
-    size_t lines[] = {[OUT_WORDS] = words,
+    size_t lines[] = {[PEERS] = 1,
+                      [OUT_WORDS] = words,
                       [IN_WORDS] = words,
                       [ENDS] = MOST_CALLS,
                       [TAINTED] = 1 + n,
@@ -194,16 +196,18 @@ static void channels_with(ucch_channels *c, int peer, int is_recv) {
 int ucch_channels_map(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     size_t bytes = offset_of(c, c->room, 0, 0, 0), header = header_of(c->room);
-    if (peer != c->rank) c->peers[peer].part = ucch_mapping_open(key, pid, file, bytes);
+    ucch_mapping *part = peer == c->rank ? c->peers[peer].part : ucch_mapping_open(key, pid, file, bytes);
     char *seen;
-    int status = c->peers[peer].part ? ucch_mapping_pin(c->peers[peer].part, 0, header, &seen) : UCCH_FAIL_PEER;
+    int status = part ? ucch_mapping_pin(part, 0, header, &seen) : UCCH_FAIL_PEER;
     if (status) return status;
     if (peer != c->rank) {
+        __atomic_add_fetch(ucch_mapping_peers(part), 1, __ATOMIC_SEQ_CST);
+        c->peers[peer].part = part;
         channels_with(c, peer, 1);
         return 0;
     }
     const ucch_mapping *own = c->peers[peer].part;
-    memset(own->memory, 0, header); /* before peers are told about it */
+    memset(own->memory + LINE, 0, header - LINE); /* peers may have counted themselves already, and use nothing else */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->room)).at;
     for (int other = 0; other < c->size; other++)
         if (other != peer && !ucch_channels_by_wire(c, other)) channels_with(c, other, 0);

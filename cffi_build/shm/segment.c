@@ -41,10 +41,13 @@ static ucch_mapping *add_mapping(uint64_t key, int file, size_t bytes, int here)
     return m;
 }
 
+/* True if no process uses this process's file any more. */
+static int is_unused(const ucch_mapping *m) { return !m->used && !(m->ranges && UCCH_LOAD(ucch_mapping_peers(m))); }
+
 /* Find an existing mapping: this file of a process, or for `file` -1 any of its files that is unused. */
 static ucch_mapping *find_mapping(uint64_t key, int file, size_t bytes) {
     for (ucch_mapping *m = all; m; m = m->next)
-        if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
+        if (m->key == key && m->bytes == bytes && (file < 0 ? is_unused(m) : m->file == file)) {
             m->used++;
             return m;
         }
@@ -101,11 +104,13 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     return 0;
 }
 
-/* Release a mapping. It stays mapped and pinned, on all ranks, for the next communicator of similar size: unpinning
- * could wait for the device, and so for streams that wait for other ranks. */
+/* Release a mapping that its owner, or a peer (ucch_mapping_peers), uses. It stays mapped and pinned, on all ranks, for
+ * the next communicator of similar size: unpinning could wait for the device, and so for streams that wait for other
+ * ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
     UCCH_LOCKED;
     m->used--;
+    if (!m->ours) __atomic_sub_fetch(ucch_mapping_peers(m), 1, __ATOMIC_SEQ_CST);
 }
 
 /* Unmap memory that has no other user; without the lock, as the driver may wait for the device. */

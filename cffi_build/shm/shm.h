@@ -22,6 +22,11 @@ typedef struct ucch_mapping {
     struct ucch_mapping *next;
 } ucch_mapping;
 
+/* The first word of a communicator's part: how many peers use it. They free the communicator at different times, and
+ * until then read its counters, discard messages, and after a failure release their streams: the owner's next
+ * communicator, which may be one without them, must not have the part before. A peer that dies uses it for ever. */
+static inline uint32_t *ucch_mapping_peers(const ucch_mapping *m) { return (uint32_t *)m->memory; }
+
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes);
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes);
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen);

@@ -300,18 +300,10 @@ def found() -> Answer:
     return answer(True, words, version=hip.runtime.version(), path=hip.runtime.path, devices=named)
 
 
-PROBES: dict[str, Callable[[], Answer]] = {
-    each.__name__: each
-    for each in (
-        host, found, memory, copies, compiler, kernel_waits, stream_waits, queues, engines, calls,
-    )
-}  # fmt: skip
-
-
 def main(arguments: list[str]) -> None:
-    """Answer one question and exit."""
+    """Answer one question, by the function of that name, and exit."""
     try:
-        result = PROBES[arguments[0]]()
+        result = globals()[arguments[0]]()
     except Exception as error:  # any exception is the answer
         kind = "" if isinstance(error, DeviceError) else f"{type(error).__name__}: "
         result = answer(False, f"{kind}{error}")

@@ -30,13 +30,10 @@ def mpi(facts: Facts) -> Iterator[Finding]:
     """mpirun and the MPI library of mpi4py belong together."""
     libs = facts.libraries
     if not libs.mpirun or not libs.mpi:
-        what = libs.mpi_text if not libs.mpi else "no mpirun or srun was found"
-        yield finding("mpi-missing", what)
+        yield finding("mpi-missing", "no mpirun or srun was found" if libs.mpi else libs.mpi_text)
     elif libs.mpirun != libs.mpi and libs.mpirun != "srun" and libs.mpi != "other":
-        yield finding(
-            "mpi-mismatch",
-            f"mpirun is {libs.mpirun_text}, but mpi4py uses {libs.mpi_text}: every rank would be a job of its own",
-        )
+        text = f"mpirun is {libs.mpirun_text}, but mpi4py uses {libs.mpi_text}: every rank would be a job of its own"
+        yield finding("mpi-mismatch", text)
     else:
         yield ok("mpi", f"{libs.mpi_text}; started by {libs.mpirun_text}")
 
@@ -47,11 +44,8 @@ def libraries(facts: Facts) -> Iterator[Finding]:
     if libs.error:
         yield finding("libraries-missing", libs.error)
         return
-    yield ok(
-        "ucx",
-        f"UCX {libs.ucx} from {libs.ucx_path}; transports {', '.join(libs.transports)}; "
-        f"memory {', '.join(libs.memory_types)}",
-    )
+    knows = f"transports {', '.join(libs.transports)}; memory {', '.join(libs.memory_types)}"
+    yield ok("ucx", f"UCX {libs.ucx} from {libs.ucx_path}; {knows}")
     yield ok("ucc", f"UCC {libs.ucc} from {libs.ucc_path}; components {', '.join(libs.components) or 'built in'}")
     for note in libs.notes:
         if "was in the process first" in note:
@@ -65,24 +59,15 @@ def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
     row = VENDORS[vendor]
     kind, library = row.memory, next(iter(row.collectives), "").removeprefix("libucc_").replace("_", "/")
     if kind not in libs.memory_types:
-        yield finding(
-            "ucx-lacks-vendor",
-            f"UCX {libs.ucx} from {libs.ucx_path} cannot move {kind} memory, and this host has {vendor} GPUs",
-            kind,
-        )
+        text = f"UCX {libs.ucx} from {libs.ucx_path} cannot move {kind} memory, and this host has {vendor} GPUs"
+        yield finding("ucx-lacks-vendor", text, kind)
     missing = [name for name in (f"mc/{kind}", f"ec/{kind}") if name not in libs.components]
     if libs.components and missing:
-        yield finding(
-            "ucc-lacks-vendor",
-            f"UCC {libs.ucc} has no {' and '.join(missing)}: it cannot reduce in this host's GPUs",
-            vendor,
-        )
+        text = f"UCC {libs.ucc} has no {' and '.join(missing)}: it cannot reduce in this host's GPUs"
+        yield finding("ucc-lacks-vendor", text, vendor)
     elif libs.components and library and library not in libs.components:
-        yield finding(
-            "ucc-lacks-library",
-            f"UCC {libs.ucc} has no {library}: collectives inside an island cannot use the vendor's library",
-            library,
-        )
+        text = f"UCC {libs.ucc} has no {library}: collectives inside an island cannot use the vendor's library"
+        yield finding("ucc-lacks-library", text, library)
 
 
 def torch(facts: Facts) -> Iterator[Finding]:
@@ -103,7 +88,7 @@ def torch(facts: Facts) -> Iterator[Finding]:
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
-    """Every GPU of the machine is usable, and its whole memory is addressable."""
+    """Every GPU of the machine is usable."""
     usable = {device.pci for device in facts.usable}
     drivers = dict(facts.drivers)
     for vendor in sorted({vendor for vendor, _ in facts.gpus}):
@@ -117,31 +102,17 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             yield finding("gpu-unusable", f"the machine has {counted(len(all_of_them), f'{vendor} GPU')}, but {why}")
     if not facts.gpus:
         yield ok("gpu", "none: ranks use host memory")
-    small = [device for device in facts.usable if device.small_bar]
-    if small:
-        worst = small[0]
-        yield finding(
-            "bar-small",
-            f"the processor reaches {_gib(worst.window)} of {_gib(worst.memory)} of {len(small)} GPUs' memory; "
-            "the short paths of UCX and UCC are off there, and small messages are slower",
-        )
 
 
 def network(facts: Facts) -> Iterator[Finding]:
     """There is a network, it is the configured one, and its MTU fits."""
     chosen = dict(facts.env).get("UCX_NET_DEVICES", "")
-    known = {
-        *facts.all_interfaces,
-        *(port.name for port in facts.ports),
-        *(p.name.partition(":")[0] for p in facts.ports),
-    }
+    ports = {port.name for port in facts.ports}
+    known = {*facts.all_interfaces, *ports, *(name.partition(":")[0] for name in ports)}
     unknown = [name for name in chosen.split(",") if name and name != "all" and name not in known]
     if unknown:
-        yield finding(
-            "net-unknown",
-            f"UCX_NET_DEVICES names {', '.join(unknown)}, which this host does not have",
-            ", ".join(sorted(known - {"lo"})),
-        )
+        text = f"UCX_NET_DEVICES names {', '.join(unknown)}, which this host does not have"
+        yield finding("net-unknown", text, ", ".join(sorted(known - {"lo"})))
     outside = [interface for interface in facts.interfaces if interface[0] != "lo"]
     if not outside and not facts.ports:
         yield finding("net-missing", "no network interface is up: ranks of other hosts cannot be reached")
@@ -218,6 +189,9 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
     ("ucx-lacks-shm", lambda f: f.libraries.ucx and not SHARED_MEMORY & set(f.libraries.transports)
      and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
+    ("bar-small", lambda f: (small := [device for device in f.usable if device.small_bar])
+     and f"the processor reaches {_gib(small[0].window)} of {_gib(small[0].memory)} of {len(small)} GPUs' memory; "
+     "the short paths of UCX and UCC are off there, and small messages are slower"),
     ("iommu", lambda f: f.usable and f.iommu_translates
      and "the IOMMU translates traffic between GPUs and network cards"),
     ("rdma-down", lambda f: (down := [port.name for port in f.ports if port.state != "ACTIVE"])
@@ -274,26 +248,18 @@ def settings(facts: Facts) -> Iterator[Finding]:
     if forced:
         yield finding("ucc-bridge", f"{', '.join(forced)} has no effect: bridges have forced settings (docs/bridge.md)")
     if steering:
-        yield finding(
-            "ucc-bridge",
-            f"{', '.join(steering)} has an effect inside islands only: bridges have forced settings",
-            cure="unset it, or use UCCH_TUNE to choose algorithms of ucc_hetero",
-        )
+        text = f"{', '.join(steering)} has an effect inside islands only: bridges have forced settings"
+        yield finding("ucc-bridge", text, cure="unset it, or use UCCH_TUNE to choose algorithms of ucc_hetero")
     yield ok("settings", f"{counted(len(env), 'variable')} looked at")
 
 
 def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
-    for vendor in facts.vendors:
-        memory = VENDORS[vendor].memory
+    given = f"UCX_TLS={','.join(sorted(words))}"
+    for memory in (VENDORS[vendor].memory for vendor in facts.vendors):
         if not words & {"all", memory, f"{memory}_copy"}:
-            yield finding(
-                "tls-no-gpu", f"UCX_TLS={','.join(sorted(words))} shuts out {memory}: GPU memory cannot be sent", memory
-            )
+            yield finding("tls-no-gpu", f"{given} shuts out {memory}: GPU memory cannot be sent", memory)
     if not words & WIRE_UP:
-        yield finding(
-            "tls-no-wireup",
-            f"UCX_TLS={','.join(sorted(words))} has no transport that can set up a connection between hosts",
-        )
+        yield finding("tls-no-wireup", f"{given} has no transport that can set up a connection between hosts")
 
 
 def vendor_settings(facts: Facts) -> Iterator[Finding]:
@@ -317,13 +283,9 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     if facts.kernel_config or version >= (1, 23) or int(facts.kernel.partition(".")[0]) < 6:
         return
     told = value.lower() in ("y", "yes", "on", "1")
-    text = f"{name}=y: UCX then does not know GPU memory at all" if told else _BY_HOST
-    yield finding(
-        "dmabuf",
-        f"UCX {facts.libraries.ucx} does not find /boot/config-{facts.kernel}, by which it tells that the kernel has "
-        f"dmabuf; {text}",
-        name,
-    )
+    then = f"{name}=y: UCX then does not know GPU memory at all" if told else _BY_HOST
+    lacks = f"does not find /boot/config-{facts.kernel}, by which it tells that the kernel has dmabuf"
+    yield finding("dmabuf", f"UCX {facts.libraries.ucx} {lacks}; {then}", name)
 
 
 CHECKS = (mpi, libraries, torch, gpus, network, rdma, fabric, host, plain, settings, vendor_settings)

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -135,36 +135,30 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
     )
 
 
-def _ports(here: _Here) -> tuple[Port, ...]:
-    found = []
+def _ports(here: _Here) -> Iterator[Port]:
     for at in sorted((here.root / "sys/class/infiniband").glob("*/ports/*")):
         kinds = [text(path) for path in (at / "gid_attrs/types").glob("*")]
         state, layer = text(at / "state").partition(":")[2].strip(), text(at / "link_layer")
-        found.append(Port(f"{at.parent.parent.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds)))
-    return tuple(found)
+        yield Port(f"{at.parent.parent.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds))
 
 
-def _interfaces(here: _Here) -> tuple[tuple[str, int, int], ...]:
-    found = []
+def _interfaces(here: _Here) -> Iterator[tuple[str, int, int]]:
     for at in sorted((here.root / "sys/class/net").glob("*")):
         up = text(at / "operstate") in ("up", "unknown") and text(at / "type") == _ETHERNET_TYPE
         if up and not (at / "bridge").exists():
-            found.append((at.name, max(number(text(at / "speed"), 0), 0), number(text(at / "mtu"), -1)))
-    return tuple(found)
+            yield at.name, max(number(text(at / "speed"), 0), 0), number(text(at / "mtu"), -1)
 
 
-def _drivers(here: _Here) -> tuple[tuple[str, str], ...]:
-    found = []
+def _drivers(here: _Here) -> Iterator[tuple[str, str]]:
     for row in VENDORS.values():
         if row.module and (here.root / row.module).exists():
             texts = (re.search(pattern, here.text(path)) for path, pattern in row.version)
-            found.append((row.name, next((each[each.lastindex or 0] for each in texts if each), "")))
-    return tuple(found)
+            yield row.name, next((each[each.lastindex or 0] for each in texts if each), "")
 
 
-def _denied(here: _Here) -> tuple[str, ...]:
+def _denied(here: _Here) -> list[str]:
     nodes = [device.node for device in here.usable] + ["/dev/kfd"] * (here.root / "dev/kfd").exists()
-    return tuple(node for node in nodes if not os.access(here.root / node.lstrip("/"), os.R_OK | os.W_OK))
+    return [node for node in nodes if not os.access(here.root / node.lstrip("/"), os.R_OK | os.W_OK)]
 
 
 def _processor(here: _Here) -> str:
@@ -187,11 +181,11 @@ def _shm() -> int:
     return found.f_frsize * found.f_bavail
 
 
-def _fabrics(here: _Here) -> tuple[tuple[str, Fabric], ...]:
+def _fabrics(here: _Here) -> list[tuple[str, Fabric]]:
     wanted = here.environ.get("UCCH_FABRIC", "").strip().lower()
     wanted = wanted if wanted in WORDS else "auto"  # an invalid value has a finding of its own
     names = sorted({device.vendor for device in here.usable})
-    return tuple((name, fabric_of(name, wanted, here.environ, here.root)) for name in names)
+    return [(name, fabric_of(name, wanted, here.environ, here.root)) for name in names]
 
 
 class _Here:
@@ -206,7 +200,7 @@ class _Here:
 
 
 def _read(how: Callable[[_Here], object]) -> Any:
-    """A dataclass field with the function that reads it."""
+    """A dataclass field with the function that reads it, whose lists become tuples."""
     return field(metadata={"how": how})
 
 
@@ -218,23 +212,21 @@ class Facts:
     ranks_here: int
     host: str = _read(lambda here: here.identity.hostname)
     boot_id: str = _read(lambda here: here.identity.boot_id)
-    memory_domain: tuple[str, ...] = _read(lambda here: tuple(map(str, here.identity.memory)))
+    memory_domain: tuple[str, ...] = _read(lambda here: map(str, here.identity.memory))
     kernel: str = _read(lambda here: os.uname().release)
     #: Vendor, family and model of the CPU; empty if unknown.
     processor: str = _read(_processor)
     #: (vendor, PCI address) of every GPU in the machine; and the GPUs that this process may use.
-    gpus: tuple[tuple[str, str], ...] = _read(lambda here: tuple((g.vendor, g.pci) for g in here.machine.accelerators))
-    usable: tuple[Device, ...] = _read(lambda here: tuple(here.usable))
+    gpus: tuple[tuple[str, str], ...] = _read(lambda here: [(g.vendor, g.pci) for g in here.machine.accelerators])
+    usable: tuple[Device, ...] = _read(lambda here: here.usable)
     denied: tuple[str, ...] = _read(_denied)
     #: (vendor, version of its kernel driver).
     drivers: tuple[tuple[str, str], ...] = _read(_drivers)
-    modules: tuple[str, ...] = _read(lambda here: tuple(n for n in _MODULES if (here.root / "sys/module" / n).exists()))
+    modules: tuple[str, ...] = _read(lambda here: [n for n in _MODULES if (here.root / "sys/module" / n).exists()])
     #: True if /boot has the running kernel's configuration, in which UCX looks for dmabuf.
     kernel_config: bool = _read(lambda here: (here.root / f"boot/config-{os.uname().release}").exists())
     #: Vendors with GPUs here that the vendor's own links join.
-    linked: tuple[str, ...] = _read(
-        lambda here: tuple(sorted({each.vendor for each in here.machine.accelerators if each.fabric}))
-    )
+    linked: tuple[str, ...] = _read(lambda here: sorted({g.vendor for g in here.machine.accelerators if g.fabric}))
     open_driver: bool = _read(lambda here: "Open Kernel Module" in here.text("proc/driver/nvidia/version"))
     #: True if an IOMMU translates transfers between devices, which it does not in pass-through mode.
     iommu_translates: bool = _read(
@@ -243,9 +235,7 @@ class Facts:
     ports: tuple[Port, ...] = _read(_ports)
     #: (name, Mbit/s, MTU) of interfaces that are up.
     interfaces: tuple[tuple[str, int, int], ...] = _read(_interfaces)
-    all_interfaces: tuple[str, ...] = _read(
-        lambda here: tuple(sorted(at.name for at in (here.root / "sys/class/net").glob("*")))
-    )
+    all_interfaces: tuple[str, ...] = _read(lambda here: sorted(at.name for at in here.root.glob("sys/class/net/*")))
     #: Cloud that limits a connection on these interfaces, and the limit in Mbit/s; 0 if none is known.
     flow_limit: tuple[str, int] = _read(
         lambda here: nics.flow_limit(here.environ.get("UCX_NET_DEVICES", ""), here.root)
@@ -254,7 +244,7 @@ class Facts:
     fabrics: tuple[tuple[str, Fabric], ...] = _read(_fabrics)
     #: Kernel settings that can be read.
     sysctl: tuple[tuple[str, str], ...] = _read(
-        lambda here: tuple((n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/"))))
+        lambda here: [(n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/")))]
     )
     memlock: int = _read(lambda here: _limit(resource.RLIMIT_MEMLOCK))
     nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
@@ -262,7 +252,7 @@ class Facts:
     cores: int = _read(lambda here: discover.cores())
     #: Variables of this package, UCX, UCC and devices.
     env: tuple[tuple[str, str], ...] = _read(
-        lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))
+        lambda here: sorted((name, value) for name, value in here.environ.items() if _ENV.match(name))
     )
 
     def kernel_number(self, name: str) -> int:
@@ -281,4 +271,5 @@ def collect(
     """Collect this host's facts. ``root``: where its files are; ``libraries``: replaces loading UCC and UCX."""
     here = _Here(root, os.environ if environ is None else environ)
     read = {each.name: each.metadata["how"](here) for each in fields(Facts) if each.metadata}
+    read = {name: tuple(each) if isinstance(each, (list, Iterator)) else each for name, each in read.items()}
     return Facts(_libraries(here.environ) if libraries is None else libraries, ranks, **read)

@@ -91,18 +91,18 @@ CODES = {
     # Measured
     "run-failed": ("error", _RUN),
     "run-wrong": ("error", _RUN),
-    # A job that hangs (hang.py)
+    # A job that hangs (hang.py), in the order in which one causes another
     "hang-file": ("warning", "run this on a host of the job while that runs, or name the folder with the files of all "
                   "ranks (UCCH_FLIGHT)"),
-    "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
-                     "depend on the rank or on its data"),
-    "hang-missing": ("error", "its stack above shows what it does; UCCH_TIMEOUT is how long other ranks wait"),
-    "hang-stuck": ("error", "ucch-run … --check tries links and libraries; UCCH_TRACE shows the step that hangs"),
-    "hang-message": ("error", "send and receive with the same tag, and in an order in which no rank waits for itself"),
-    "hang-transfer": ("error", "check that process, and the link to its host; its Python is not needed"),
-    "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
     "hang-dead": ("error", "see its output: it may have ended too early; of killed processes the kernel's log (dmesg) "
                   "and core files tell more"),
+    "hang-differs": ("error", "make the same calls in the same order on every rank: look for branches and loops that "
+                     "depend on the rank or on its data"),
+    "hang-message": ("error", "send and receive with the same tag, and in an order in which no rank waits for itself"),
+    "hang-transfer": ("error", "check that process, and the link to its host; its Python is not needed"),
+    "hang-missing": ("error", "its stack above shows what it does; UCCH_TIMEOUT is how long other ranks wait"),
+    "hang-stuck": ("error", "ucch-run … --check tries links and libraries; UCCH_TRACE shows the step that hangs"),
+    "hang-circle": ("error", "begin with Isend or Irecv where two ranks send to each other (Sendrecv does)"),
     "hang-failed": ("warning", ""),
     "pair-slow": ("warning", "check link, slot and binding of these hosts: ethtool NAME, ibstat, lspci -vv (LnkSta)"),
 }  # fmt: skip

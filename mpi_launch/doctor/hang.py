@@ -14,7 +14,7 @@ from ...errors import counted
 from ...native.libraries import lib
 from ...planner.topology import ranges
 from ...trace.flight_files import CAUSES, Comm, Dump
-from .findings import Finding, finding, ok
+from .findings import CODES, Finding, finding, ok
 
 #: Maximum number of stack frames, and of operations under way, that are shown.
 _FRAMES, _UNDER_WAY = 8, 3
@@ -28,10 +28,7 @@ _STATUS = {
     lib.UCCH_FAIL_TRUNCATED: "the message was longer than the buffer",
 }
 #: Codes of findings, in the order in which one causes another.
-_ORDER = (
-    "hang-dead", "hang-differs", "hang-message", "hang-transfer", "hang-missing", "hang-stuck", "hang-circle",
-    "hang-failed",
-)  # fmt: skip
+_ORDER = tuple(code for code in CODES if code.startswith("hang-"))
 #: Duration of a transfer, in ns, that is not suspicious.
 _SHORT_NS = 10**9
 #: Kinds of transfers, and the prepositions before the peer.
@@ -57,6 +54,11 @@ class _Found(NamedTuple):
         place = _ORDER.index(self.finding.code)
         follows = place >= _ORDER.index("hang-stuck") or self.by in waits
         return follows, place if follows or self.finding.code == "hang-dead" else 1, self.when
+
+
+def _found(dump: Dump, record: Any, code: str, text: str, by: int = -1) -> _Found:
+    """A finding about a rank that waits in the operation of this record."""
+    return _Found(_wall(dump, record["called"]), finding(code, text), by)
 
 
 class _Group:
@@ -155,7 +157,7 @@ def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]
         here = f"{group.who(odd)} called {_label(record)} as call {seq}{group.name}"
         hint = _shifted(group, seq, odd[0], alike[0][0])
         text = f"{here}, where {group.who(alike[0])} called {_label(usual)}{hint}"
-        yield _Found(_wall(group.dumps[odd[0]], record["called"]), finding("hang-differs", text), group.ranks[odd[0]])
+        yield _found(group.dumps[odd[0]], record, "hang-differs", text, group.ranks[odd[0]])
 
 
 def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
@@ -182,7 +184,7 @@ def _missing(
             f"{group.who([m])} has not called {_label(here[first])}, call {seq}{group.name}{gone}, in which "
             f"{group.who(waiting)} {have} waited for {waited}: {_doing(dump)}"
         )
-        yield _Found(_wall(group.dumps[first], here[first]["called"]), finding("hang-missing", text), group.ranks[m])
+        yield _found(group.dumps[first], here[first], "hang-missing", text, group.ranks[m])
 
 
 def _stuck(group: _Group, seq: int, here: Mapping[int, Any]) -> _Found:
@@ -190,7 +192,7 @@ def _stuck(group: _Group, seq: int, here: Mapping[int, Any]) -> _Found:
     waited = _ago(group.dumps[last], here[last]["called"])
     call = f"{_label(here[last])}, call {seq}{group.name}"
     text = f"all ranks are in {call}, the last for {waited}, and none has its data"
-    return _Found(_wall(group.dumps[last], here[last]["called"]), finding("hang-stuck", text))
+    return _found(group.dumps[last], here[last], "hang-stuck", text)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -209,29 +211,26 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
             if peer < 0 or peer >= len(group.ranks):
                 yield _waiting(group.dumps[m], record, "hang-message")
                 continue
-            theirs = (sent if receives else received).get((peer, m), Counter())
-            ours = (received if receives else sent).get((m, peer), Counter())
+            theirs, ours = (sent, received) if receives else (received, sent)
             done[peer, tag, own] += 1
             if group.dumps[m].lost or (peer in group.dumps and group.dumps[peer].lost):
-                short = not theirs[tag, own]  # earlier messages are not in the records
+                short = not theirs[peer, m, tag, own]  # earlier messages are not in the records
             else:
-                finished = ours[tag, own] - _pending(records, record)
-                short = theirs[tag, own] + theirs[-1, own] < finished + done[peer, tag, own]
+                finished = ours[m, peer, tag, own] - _pending(records, record)
+                short = theirs[peer, m, tag, own] + theirs[peer, m, -1, own] < finished + done[peer, tag, own]
             if peer in group.dumps and not short:
                 continue
             waits[group.ranks[m]].add(group.ranks[peer])
-            yield _unmatched(group, m, peer, record, _others(theirs, ours, tag, own))
+            between = (r for r in group.messages.get(peer, ()) if (r["peer"], r["own"]) == (m, own))
+            tags = {int(r["tag"]) for r in between} - {tag, -1}
+            others = sorted(t for t in tags if theirs[peer, m, t, own] > ours[m, peer, t, own])
+            yield _unmatched(group, m, peer, record, others)
 
 
-def _counts(group: _Group, kind: int) -> dict[tuple[int, int], Counter[tuple[int, bool]]]:
-    """(rank, peer) -> number of messages of a kind that the rank has started, by tag."""
-    found: dict[tuple[int, int], Counter[tuple[int, bool]]] = {}
-    for m, records in group.messages.items():
-        for record in records:
-            if record["kind"] == kind:
-                at = found.setdefault((m, int(record["peer"])), Counter())
-                at[int(record["tag"]), bool(record["own"])] += 1
-    return found
+def _counts(group: _Group, kind: int) -> Counter[tuple[int, int, int, bool]]:
+    """(rank, peer, tag, own) -> number of messages of a kind that the rank has started."""
+    of_kind = ((m, r) for m, records in group.messages.items() for r in records if r["kind"] == kind)
+    return Counter((m, int(r["peer"]), int(r["tag"]), bool(r["own"])) for m, r in of_kind)
 
 
 def _pending(records: Sequence[Any], like: Any) -> int:
@@ -239,12 +238,8 @@ def _pending(records: Sequence[Any], like: Any) -> int:
     return sum(_waits(r) and all(r[name] == like[name] for name in alike) for r in records)
 
 
-def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], tag: int, own: bool) -> list[int]:
-    """Other tags under which more messages were sent than received."""
-    return sorted(t for (t, o), n in theirs.items() if o == own and t not in (tag, -1) and n > ours[t, o])
-
-
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
+    """``others``: other tags under which the peer has begun more messages than this rank."""
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
     who = group.who([peer])
     if peer not in group.dumps:
@@ -261,7 +256,7 @@ def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[i
 def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -> _Found:
     """A finding about a rank that waits for a message or transfer; ``text``: details."""
     text = f"rank {dump.rank} has waited {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
-    return _Found(_wall(dump, record["called"]), finding(code, text), by)
+    return _found(dump, record, code, text, by)
 
 
 # --- transfers --------------------------------------------------------------------------------------------------------

@@ -25,17 +25,6 @@ def _unlike(code: str, title: str, values: Iterable[object], after: str = "", ab
         yield finding(code, f"{title} differs between ranks:\n{table}{after}", about)
 
 
-def _before(version: str, limit: tuple[int, int]) -> bool:
-    return bool(version) and tuple(map(int, re.findall(r"\d+", version)[:2])) < limit
-
-
-def size_of_job(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
-    """MPI sees as many ranks as were started."""
-    told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
-    if told != {str(size)}:
-        yield finding("job-size", f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one")
-
-
 def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Ranks of a machine can share memory, and have different devices."""
     by_boot: dict[str, set[tuple[str, ...]]] = {}
@@ -63,7 +52,8 @@ def _visible(facts: Facts) -> list[str]:
 
 def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Differences that should not exist, and limits of mixed vendors."""
-    forgetful = any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone)
+    versions = [tuple(map(int, re.findall(r"\d+", f.libraries.ucc)[:2])) for f in everyone if f.libraries.ucc]
+    forgetful = any(version < UCC_FORGETS_PROCESSORS for version in versions)
     for vendor in VENDORS:
         drivers = [dict(f.drivers).get(vendor, "") if vendor in f.vendors else None for f in everyone]
         yield from _unlike("job-drivers", f"the {vendor} driver", drivers)
@@ -85,4 +75,9 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
 
 def compare(everyone: Sequence[Facts], size: int) -> list[Finding]:
     """Findings about a job's ranks that need no communicator, as that would refuse ranks that do not fit."""
-    return [*size_of_job(everyone, size), *placement(everyone), *likeness(everyone)]
+    found = [*placement(everyone), *likeness(everyone)]
+    told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
+    if told != {str(size)}:
+        text = f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one"
+        found.append(finding("job-size", text))
+    return found

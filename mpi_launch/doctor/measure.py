@@ -117,14 +117,10 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
 
 def _ping(comm: Communicator, data: Vector, peer: int, first: bool, times: int) -> float:
     """One-way latency in seconds."""
+    turns = (comm.Send, comm.Recv) if first else (comm.Recv, comm.Send)
     start = time.perf_counter()
-    for _ in range(times):
-        if first:
-            comm.Send(data.buffer, peer)
-            comm.Recv(data.buffer, peer)
-        else:
-            comm.Recv(data.buffer, peer)
-            comm.Send(data.buffer, peer)
+    for turn in turns * times:
+        turn(data.buffer, peer)
     return (time.perf_counter() - start) / (2 * times)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ...trace import flight_files
@@ -21,18 +22,24 @@ _PATIENCE = 2.0
 
 def from_files(paths: Sequence[Path]) -> tuple[list[Dump], list[Finding]]:
     """(records in files, and in ``*.flight`` of folders; findings about files that could not be read)."""
-    found, bad = [], []
+    found: list[Dump] = []
+    bad = []
     for path in paths:
         inside = sorted(path.glob("*.flight")) if path.is_dir() else [path]
         if not inside:
             bad.append(finding("hang-file", f"{path}: no rank has left records here (*.flight)"))
         for each in inside:
-            try:
-                found.append(flight_files.parse(each.read_bytes()))
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                bad.append(finding("hang-file", f"{each}: {reason}"))
+            bad += _parsed(str(each), each.read_bytes, found)
     return found, bad
+
+
+def _parsed(name: str, read: Callable[[], bytes], found: list[Dump]) -> list[Finding]:
+    """Append the records that ``read`` returns to ``found``. Returns the finding if they cannot be read."""
+    try:
+        found.append(flight_files.parse(read()))
+    except (OSError, ValueError) as error:
+        return [finding("hang-file", f"{name}: {getattr(error, 'strerror', error)}")]
+    return []
 
 
 def processes() -> list[int]:
@@ -60,18 +67,13 @@ def _status(pid: int) -> dict[str, str]:
 def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
     """(records of processes on this host, with a stack if they respond; findings about those that could not be
     read)."""
-    found, bad = [], []
+    found: list[Dump] = []
     asked = {pid: files for pid in pids if (files := _files(pid))}
-    for pid in sorted(set(pids) - set(asked)):
-        bad.append(
-            finding("hang-file", f"process {pid}: does not exist, belongs to another user, or has no communicator")
-        )
+    why = "does not exist, belongs to another user, or has no communicator"
+    bad = [finding("hang-file", f"process {pid}: {why}") for pid in sorted(set(pids) - set(asked))]
     before = {pid: _ask(pid, files) for pid, files in asked.items()}
     for pid, files in asked.items():
-        try:
-            found.append(flight_files.parse(_memory(pid, files, before[pid])))
-        except (OSError, ValueError) as error:
-            bad.append(finding("hang-file", f"process {pid}: {error}"))
+        bad += _parsed(f"process {pid}", partial(_memory, pid, files, before[pid]), found)
     return found, bad
 
 
@@ -133,26 +135,17 @@ def _gather(where: Sequence[str]) -> tuple[list[Dump], list[Finding]]:
     return [*live, *left], [*bad, *worse]
 
 
-def _of_all_hosts(mine: tuple[list[Dump], list[Finding]]) -> tuple[list[Dump], list[Finding]] | None:
-    """The records of all hosts on rank 0 of an MPI job; None on other ranks."""
-    from mpi4py import MPI
-
-    everyone = MPI.COMM_WORLD.gather(mine)
-    if everyone is None:
-        return None
-    return [dump for found, _ in everyone for dump in found], [each for _, bad in everyone for each in bad]
-
-
 def main(arguments: Sequence[str], *, in_job: bool) -> int:
     """Run the command line. Returns 1 if a rank blocks others, or nothing could be read."""
     options = _parser().parse_args(arguments)
-    gathered: tuple[list[Dump], list[Finding]] | None = _gather(options.where)
+    found, said = _gather(options.where)
     if in_job:
-        assert gathered is not None
-        gathered = _of_all_hosts(gathered)
-    if gathered is None:
-        return 0
-    found, said = gathered
+        from mpi4py import MPI
+
+        everyone = MPI.COMM_WORLD.gather((found, said))
+        if everyone is None:  # rank 0 has the records of all hosts
+            return 0
+        found, said = [dump for each, _ in everyone for dump in each], [bad for _, each in everyone for bad in each]
     if options.job:
         found = [dump for dump in found if dump.job == options.job]
     if found:

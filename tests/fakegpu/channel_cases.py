@@ -272,6 +272,32 @@ def many(comm):
             work([part], [n])
             assert lib.ucch_channels_pinned() == pinned, (lib.ucch_channels_pinned(), pinned)
             assert held_by(part) == header + short + long, part.plan_summary()
+    late_to_free(comm)
+
+
+def late_to_free(comm):
+    """A rank that is slow to take a communicator apart still looks at the rings of others, who make the next one."""
+    r, p = comm.rank, comm.size
+    with comm.Split(int(r == 1), r) as others, Communicator(comm) as freed:
+        x, y = Array(130_000 * p).set(r), Array(130_000 * p)
+        freed.Allreduce(x, y)
+        members = freed._runner.members
+        await_quiet = members.await_quiet
+
+        def late(hopeless):
+            if r == 1 and p > 2:
+                MPI.COMM_WORLD.recv(source=0)
+                assert members.channels.quiet()
+            await_quiet(hopeless)
+
+        members.await_quiet = late
+        freed.Free()
+        if r != 1:
+            with Communicator(others) as after:
+                after.Allreduce(x, y)
+                assert (y.peek == sum(range(p)) - 1).all()
+                if r == 0 and p > 2:
+                    MPI.COMM_WORLD.send(None, 1)
 
 
 def grows(comm):

@@ -12,6 +12,7 @@ from cases import ADD
 from collective_reference import FOREIGN as FOREIGN_TYPES
 from collective_reference import NUMPY_TYPES
 from mpi4py import MPI
+from world import WORLD, meet
 
 from ucc_hetero import (
     CollectiveError,
@@ -22,8 +23,6 @@ from ucc_hetero import (
     PersistentRequest,
 )
 from ucc_hetero.native.libraries import lib
-
-WORLD = MPI.COMM_WORLD
 
 
 def goes_on(comm):
@@ -38,13 +37,6 @@ def drawn(count):
         f"{os.environ.get('TESTS_DRAW', time.time_ns())} {WORLD.size} {os.environ.get('UCCH_EMULATE')}"
     )
     return WORLD.bcast(dice.sample(range(count), (count + 1) // 2))
-
-
-def meet():
-    """Barrier that naps: in MPI's a rank would use a core until others reach a deadline."""
-    there = WORLD.Ibarrier()
-    while not there.Test():
-        time.sleep(0.01)
 
 
 def unsupported():

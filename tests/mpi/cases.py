@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,6 +19,11 @@ def _add(a, b, datatype):
 ADD = MPI.Op.Create(_add, commute=True)
 
 
+def neighbours(comm):
+    """The right one and the left one in the ring of all ranks."""
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
 def seen(memory):
     """The contents of an array that the test may read."""
     found = getattr(memory, "peek", memory)
@@ -29,6 +35,17 @@ def raises(kind, *words):
     with pytest.raises(kind) as caught:
         yield
     assert all(word in str(caught.value) for word in words), (words, str(caught.value))
+
+
+def in_threads(*calls):
+    """Run calls at the same time, with frequent switches between them; raise the first one's exception."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        under_way = [pool.submit(call) for call in calls]
+    sys.setswitchinterval(usual)
+    for each in under_way:
+        each.result()
 
 
 def run_module(module):

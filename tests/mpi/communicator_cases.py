@@ -3,16 +3,18 @@
 import itertools
 import os
 import random
-import sys
 import threading
 import time
+from functools import partial
 from itertools import product
 from unittest import mock
 
 import numpy as np
 import pytest
+from cases import in_threads, neighbours
 from collective_cases import METHODS, Tester, draw, repeated
 from mpi4py import MPI
+from world import caught
 
 from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.api import comm as api_comm
@@ -36,15 +38,9 @@ def check(comm, members):
     total = np.zeros(5000)
     comm.Allreduce(np.full(5000, float(MPI.COMM_WORLD.rank)), total)
     assert (total == sum(members)).all()
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     comm.Sendrecv(np.full(3000, comm.rank), right, 5, into := np.zeros(3000, int), left, 5)
     assert (into == left).all()
-
-
-def refused(kind, call, word):
-    with pytest.raises(kind) as caught:
-        call()
-    assert word in str(caught.value)
 
 
 def everyone(comm):
@@ -249,7 +245,7 @@ def case_without_a_call(comm):
     assert begun.call_count == 2 * PAGES * (comm.rank < 2) and meeting._ids == used
     made = comm.Dup()
     if comm.rank == 1:
-        refused(MismatchError, made.Barrier, "called Free instead")
+        caught(MismatchError, made.Barrier, "called Free instead")
     made.Free()
     with comm.Dup() as made:
         check(made, everyone(comm))
@@ -325,7 +321,7 @@ def case_colors_that_one_rank_mistakes(comm):
     for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
         other, mine = comm.Dup(), comm.rank == comm.size - 1
         kind = ValueError if mine else RefusedError
-        refused(kind, lambda: other.Split(*((color, key) if mine else (0, 0))), word)  # noqa: B023
+        caught(kind, lambda: other.Split(*((color, key) if mine else (0, 0))), word)  # noqa: B023
         other.Free()
 
 
@@ -345,11 +341,11 @@ def case_parents(comm):
     with Communicator(MPI.COMM_SELF) as alone, Communicator(comm) as same:
         check(alone, [world.rank])
         check(same, everyone(comm))
-    refused(TypeError, lambda: Communicator(5), "int")
-    refused(ValueError, lambda: Communicator(MPI.COMM_NULL), "COMM_NULL")
+    caught(TypeError, lambda: Communicator(5), "int")
+    caught(ValueError, lambda: Communicator(MPI.COMM_NULL), "COMM_NULL")
     side = world.Split(min(world.rank, 1))
     bridge = side.Create_intercomm(0, world, 1 if world.rank == 0 else 0, 9)
-    refused(TypeError, lambda: Communicator(bridge), "Merge")
+    caught(TypeError, lambda: Communicator(bridge), "Merge")
     bridge.Free()
 
 
@@ -375,9 +371,9 @@ def case_identity(comm):
         assert (
             comm.Is_intra() and not comm.Is_inter() and repr(same) == f"<Communicator rank {comm.rank} of {comm.size}>"
         )
-        refused(AttributeError, lambda: comm.Create_intercomm, "comm.mpi.Create_intercomm")
-        refused(AttributeError, lambda: comm.all_reduce, "did you mean Allreduce?")
-        refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
+        caught(AttributeError, lambda: comm.Create_intercomm, "comm.mpi.Create_intercomm")
+        caught(AttributeError, lambda: comm.all_reduce, "did you mean Allreduce?")
+        caught(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
 
 
 def _merged(a, b):
@@ -413,8 +409,8 @@ def case_objects(comm):
     assert comm.reduce(me, max, p - 1) == (p - 1 if me == p - 1 else None)
     assert comm.scan(mine, _merged) == dict.fromkeys(range(me + 1), "x") and mine == {me: "x"}
     for_arrays = f"allreduce on rank {me}: op AVG is for arrays: Allreduce"
-    refused(ValueError, lambda: comm.allreduce(me, op="avg"), for_arrays)
-    refused(ValueError, lambda: comm.scan(me, "product"), "did you mean PROD?")
+    caught(ValueError, lambda: comm.allreduce(me, op="avg"), for_arrays)
+    caught(ValueError, lambda: comm.scan(me, "product"), "did you mean PROD?")
     right, left = (me + 1) % p, (me - 1) % p
     sent = comm.isend({"round": me}, dest=right, tag=11)
     assert comm.recv(source=left, tag=11) == {"round": left}
@@ -437,7 +433,7 @@ def case_after_free(comm):
     persistent = gone.Allreduce_init(one, one.copy())
     persistent.Start()
     for call in (persistent.Start, persistent.Free, gone.Free):
-        refused(ValueError, call, "still active")
+        caught(ValueError, call, "still active")
     persistent.Wait()
     gone.Free()
     gone.Free()
@@ -448,7 +444,7 @@ def case_after_free(comm):
         lambda: Communicator(gone), persistent.Start,
     )  # fmt: skip
     for call in calls:
-        refused(ValueError, call, "has been freed")
+        caught(ValueError, call, "has been freed")
     persistent.Free()
     try:
         with comm.Dup() as kept:
@@ -501,33 +497,22 @@ def threads_with_communicators(comm):
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     parents = [comm.mpi.Dup() for _ in range(3)]
-    failures = []
-    usual, seed = sys.getswitchinterval(), comm.bcast(random.getrandbits(30))
+    seed = comm.bcast(random.getrandbits(30))
 
     def work(parent, number):
         rng = np.random.default_rng([seed, number])  # equal on all ranks
-        try:
-            for _ in range(3):
-                with Communicator(parent) as mine:
-                    tester = Tester(mine, f"in a thread, seed {seed}")
-                    tester.mpi = parent
-                    for _ in range(2):
-                        case = draw(rng, mine.size, int(rng.integers(1 << 30)), tuple(METHODS))
-                        for again in repeated(case, mine.size):
-                            tester.one(again)
-                            check(mine, everyone(comm))
-        except BaseException as failure:
-            failures.append(failure)
-            raise
+        for _ in range(3):
+            with Communicator(parent) as mine:
+                tester = Tester(mine, f"in a thread, seed {seed}")
+                tester.mpi = parent
+                for _ in range(2):
+                    case = draw(rng, mine.size, int(rng.integers(1 << 30)), tuple(METHODS))
+                    for again in repeated(case, mine.size):
+                        tester.one(again)
+                        check(mine, everyone(comm))
 
-    sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=work, args=(parent, i)) for i, parent in enumerate(parents)]
-    for thread in threads if comm.rank % 2 else threads[::-1]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    sys.setswitchinterval(usual)
-    assert not failures
+    calls = [partial(work, parent, number) for number, parent in enumerate(parents)]
+    in_threads(*calls if comm.rank % 2 else calls[::-1])
     for parent in parents:
         parent.Free()
 
@@ -538,7 +523,6 @@ def case_groups_beside_duplicates(comm):
         return
     dice, whole = random.Random(comm.bcast(random.random())), everyone(comm)
     drawn = [dice.sample(whole, dice.randint(1, comm.size)) for _ in range(60)]
-    failures = []
 
     def of_some(parent):
         for ranks in drawn:
@@ -553,20 +537,8 @@ def case_groups_beside_duplicates(comm):
             with parent.Dup() as same:
                 check(same, whole)
 
-    def work(make, parent):
-        try:
-            make(parent)
-        except BaseException as failure:
-            failures.append(failure)
-            raise
-
     with comm.Dup() as one, comm.Dup() as other:
-        threads = [threading.Thread(target=work, args=args) for args in ((of_some, one), (of_all, other))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+        in_threads(partial(of_some, one), partial(of_all, other))
 
 
 def case_threads_that_free_late(comm):

@@ -7,16 +7,16 @@ case is collective and leaves no message behind. The first failure ends the job 
 import gc
 import os
 import random
-import sys
 import threading
 import time
+from functools import partial
 from itertools import product
 from unittest import mock
 
 import cases
 import numpy as np
 import random_messages
-from cases import raises, seen
+from cases import in_threads, neighbours, raises, seen
 from mpi4py import MPI
 
 from ucc_hetero import Message, PersistentRequest, Request, TruncationError
@@ -27,10 +27,6 @@ if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
 
 #: Too long for libucp's eager protocol.
 LONG = 150_000
-
-
-def neighbours(comm):
-    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
 def pattern(size, rank, turn=0):
@@ -323,8 +319,8 @@ def case_partitions_in_any_order(comm):
 def case_partitions_in_threads(comm):
     """Threads make, start and wait for partitioned messages at once; a thread may receive another one's header."""
     right, left = neighbours(comm)
-    size, count, failures = 240, 5, []
-    made, usual = threading.Barrier(count), sys.getswitchinterval()
+    size, count = 240, 5
+    made = threading.Barrier(count)
 
     def work(tag):
         data, into = pattern(size, comm.rank, tag), np.full(size, -1.0)
@@ -350,21 +346,8 @@ def case_partitions_in_threads(comm):
         while not incoming.Parrived(1):
             time.sleep(0)
 
-    def noted(tag):
-        try:
-            work(tag)
-        except BaseException as failure:
-            failures.append(failure)
-
-    sys.setswitchinterval(1e-5)
     for _ in range(6):
-        threads = [threading.Thread(target=noted, args=(tag,)) for tag in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    sys.setswitchinterval(usual)
-    assert not failures, failures
+        in_threads(*(partial(work, tag) for tag in range(count)))
 
 
 def case_mistakes_with_partitions(comm):

@@ -394,7 +394,7 @@ def main(trials):
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
         checks += [refused_own_operation, refused_objects, alone] * 3
-        checks += [freed_first] * kept._runner.board.shows_all  # elsewhere Free waits
+        checks += [freed_first] * (kept._runner.members.runtime is None)  # elsewhere Free waits
         for check in checks if STREAM is None else (behind, answered_late, freed_before_it_is_known):
             on_its_own(check)
         many_by_all(kept)

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cases import ADD
+from cases import ADD, neighbours
 from mpi4py import MPI
 from processes import interrupted_at
 
@@ -69,7 +69,7 @@ def case_strangers(comm):
 
 def case_free(comm):
     """A freed request goes on; so does one that is dropped, at any moment, in any number."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     for turn in range(30):
         big = np.full(30_000, float(turn))
         request = comm.Isend(big, right, 40)
@@ -109,7 +109,7 @@ def case_interrupted_as_its_end_is_taken(comm):
 
 def case_interrupted_by_a_handler(comm):
     """An error that the handler of a signal raises is not the messages' own: the next wait completes them."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     data, both, parts = np.arange(4.0), np.full(4, -1.0), np.full(4, -1.0)
     pair = comm.Isendrecv(data, right, 6, both, left, 7)
     ready, again = comm.Psend_init(data, 2, right, 5), comm.Precv_init(parts, 2, left, 5)
@@ -128,7 +128,7 @@ def case_interrupted_by_a_handler(comm):
 
 def case_interrupted_as_a_partition_is_marked(comm):
     """Wherever a signal's exception comes, the partition is sent once: at a second try it is sent, or was."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     data, parts = np.zeros(6), np.full(6, -1.0)
     ready, again = comm.Psend_init(data, 3, right, 5), comm.Precv_init(parts, 3, left, 5)
     for at in range(80):
@@ -177,7 +177,7 @@ def case_persistent_that_is_dropped_under_way(comm):
 
 def case_dropped_in_cycles(comm):
     """A cycle of objects is collected in any order: a call under way in one must not lose its memory before its end."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     big, total = np.full(60_000, float(comm.rank)), np.full(50_000, -1.0)
     gone = weakref.ref(alone := big.copy())
     requests = [
@@ -209,7 +209,7 @@ def case_dropped_in_cycles(comm):
 def case_freed_with_dropped_requests(comm):
     """Free completes dropped collectives and sends, and cancels dropped receives."""
     other = comm.Dup()
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = neighbours(comm)
     other.Irecv(np.zeros(4), left, 1)
     other.Irecv(received := np.zeros(50_000), left, 2)
     time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive was most likely cancelled
@@ -260,7 +260,7 @@ def case_free_while_a_long_message_comes(comm):
 
 def case_freed_with_dropped_partitions(comm):
     """They are released when dropped, not by a garbage collection."""
-    other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    other, right, left = comm.Dup(), *neighbours(comm)
     gc.disable()
     try:
         outgoing, incoming = other.Psend_init(np.ones(8), 4, right, 1), other.Precv_init(np.empty(8), 2, left, 1)
@@ -276,7 +276,7 @@ def case_freed_with_dropped_partitions(comm):
 
 def case_free_is_refused(comm):
     """Free raises while an active request is held; calls that were dropped go on unaffected."""
-    other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    other, right, left = comm.Dup(), *neighbours(comm)
     held = other.Irecv(into := np.zeros(50_000), left, 1)
     other.Irecv(late := np.zeros(50_000), left, 2)
     gc.collect()

@@ -1,13 +1,14 @@
 """Repeated short calls on host memory, and calls that look like them."""
 
 import gc
-import threading
 import time
 import weakref
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
+from cases import in_threads
 from frames import files_of, frames_of
 from mpi4py import MPI
 
@@ -179,9 +180,7 @@ def known():
             mine.Allreduce(x, y)
             assert (y == size).all()
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in comms]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    in_threads(*(partial(work, each) for each in comms))
     eight = np.ones(8), np.empty(8)
     for _ in range(4):
         comm.Allreduce(*eight)

@@ -8,20 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from crews import program
 
 ROOT = Path(__file__).resolve().parents[2]
-
-#: Prints the error of making a communicator.
-OPEN = """
-import os, sys
-if len(sys.argv) > 1 and os.environ["OMPI_COMM_WORLD_RANK"] != "1":
-    del os.environ["UCCH_UCC_LIB"]
-from ucc_hetero import Communicator, UCCHError
-try:
-    Communicator()
-except UCCHError as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
-"""
 
 
 def fake_library(compiled, library, version, *, without=""):
@@ -44,7 +33,7 @@ def fake_library(compiled, library, version, *, without=""):
     (None, "", "libucc.so.1 does not exist"), ("", "", "LibraryNotFound: libucc could not be loaded"),
     ("1.0", "", "is UCC 1.0; 1.1 or newer is needed"), ("1.4", "ucc_team_create_post", "ucc_team_create_post"),
 ], ids=["no file", "no library", "too old", "lacks a function"])  # fmt: skip
-def test_a_library_that_will_not_do(compiled, tmp_path, version, without, said):
+def test_a_library_that_will_not_do(compiled, tmp_path, request, version, without, said):
     """With one rank, started without mpirun; several ranks are tested below."""
     library = tmp_path / "libucc.so.1"
     if version:
@@ -52,13 +41,14 @@ def test_a_library_that_will_not_do(compiled, tmp_path, version, without, said):
     elif version is not None:
         library.write_text("not an ELF file")
     env = {**os.environ, "UCCH_UCC_LIB": str(library)}
-    done = subprocess.run([sys.executable, "-c", OPEN], env=env, capture_output=True, text=True, timeout=300)
+    words = [sys.executable, *program(tmp_path, "script_cases:refused", [{}], request.path)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.count(said) == 1 and "[ucc]" in done.stdout, done.stdout + done.stderr
 
 
 def test_library_missing_on_one_rank(mpirun, tmp_path):
     """No rank waits for the one without the library."""
-    job = mpirun(OPEN, 3, args=["one"], env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
+    job = mpirun("script_cases:refused", 3, args=[{"UCCH_UCC_LIB": [None, str(tmp_path / "libucc.so.1"), None]}])
     assert job.stdout.count("AgreementError: some ranks of this job cannot take part") == 3, job.output
     assert "rank 1: LibraryNotFound" in job.stdout
 
@@ -66,15 +56,8 @@ def test_library_missing_on_one_rank(mpirun, tmp_path):
 def test_a_wrong_setting_is_said_once(mpirun):
     """The first rank prints it for all, below the user's line and this package's frame."""
     wrong, who = random.choice([("012", "all 3 ranks"), ("1", "rank 1")])
-    script = f"""
-import os
-from mpi4py import MPI
-if str(MPI.COMM_WORLD.rank) in "{wrong}":
-    os.environ["UCCH_TIMEOUT"] = "abc"
-from ucc_hetero import Communicator
-Communicator()
-"""
-    job = mpirun(script, 3, check=False)
+    values = {"UCCH_TIMEOUT": ["abc" if str(rank) in wrong else None for rank in range(3)]}
+    job = mpirun("script_cases:opened", 3, args=[values], check=False)
     said = f"ValueError: UCCH_TIMEOUT: 'abc' is not a number of seconds, or inf (on {who})"
     assert job.returncode != 0 and job.output.count(said) == 1, job.output
-    assert job.output.count("ucc_hetero/") == 1 and "ucc_hetero/api/comm.py" in job.output, job.output
+    assert re.findall(r"ucc_hetero/\w+/\w+\.py", job.output) == ["ucc_hetero/api/comm.py"], job.output

@@ -37,32 +37,5 @@ def test_after_a_failure(mpirun, tmp_path, capsys, flavour, fault):
     assert left == {0, 1, 2, 3} - {gone}, (left, job.output)
 
 
-DEAF = """
-import signal, time
-import numpy as np
-from mpi4py import MPI
-from ucc_hetero import CollectiveTimeout, Communicator
-
-comm = Communicator(MPI.COMM_WORLD)
-comm.Allreduce(np.ones(4), np.zeros(4))
-if comm.rank:
-    before = signal.signal(43, signal.SIG_DFL)  # as of a process to which the number of a rank has gone
-    word = MPI.COMM_WORLD.irecv(source=0)
-    while not word.test()[0]:  # in MPI's recv it would take a core
-        time.sleep(0.01)
-    signal.signal(43, before)
-    print("alive", flush=True)
-else:
-    comm._runner.timeout = 1.0
-    try:
-        comm.Allreduce(np.ones(4), np.zeros(4))
-    except CollectiveTimeout as error:
-        print(error, flush=True)
-    MPI.COMM_WORLD.send(None, 1)
-"""
-
-
 def test_who_does_not_handle_the_signal_is_not_asked(crew):
-    """The signal would end the process, and so any process that has the process id of an ended rank."""
-    job = crew(DEAF, 2)
-    assert "alive" in job.stdout and "timeout" in job.stdout, job.output
+    crew("safety_cases:deaf")

@@ -5,30 +5,16 @@ from processes import python
 
 pytestmark = pytest.mark.usefixtures("hooked")
 
-WORK = """
-import numpy as np
-comm = ucc_hetero.Communicator(MPI.COMM_WORLD)
-x = np.arange(5.0) + comm.rank
-y = np.full(5, np.nan)
-comm.Allreduce(x, y)
-assert (y == sum(np.arange(5.0) + r for r in range(comm.size))).all()
-data = np.zeros(3) if comm.rank else np.arange(3.0)
-comm.Send(data, 1, 4) if comm.rank == 0 else comm.Recv(data, 0, 4)
-assert (data == np.arange(3.0)).all()
-from ucc_hetero.native.libraries import load
-print("ucx", load().ucx_path, "|".join(load().notes) or "-", flush=True)
-"""
-
 
 def test_ours_first(mpirun):
-    job = mpirun("import ucc_hetero\nfrom mpi4py import MPI\n" + WORK, cold=True)
+    job = mpirun("script_cases:imported", args=["ours"], cold=True)
     lines = [line for line in job.stdout.splitlines() if line.startswith("ucx")]
     assert len(lines) == 2 and all(line.endswith(" -") for line in lines), job.output
 
 
 def test_mpi_first(mpirun):
     """MPI's UCX then serves both; if it differs from the one this package would load, a note says so."""
-    job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK, cold=True)
+    job = mpirun("script_cases:imported", args=["MPI"], cold=True)
     for line in job.stdout.splitlines():
         if line.startswith("ucx") and "/libucx/" not in line.split()[1] and "was not used" in line:
             assert "import ucc_hetero before mpi4py.MPI" in line
@@ -84,40 +70,22 @@ def test_a_process_that_cannot_begin(name):
 def test_log_files_have_the_ranks_names(mpirun, tmp_path):
     """From the first line on: the rank was not known when the file was opened."""
     env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
-    mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
+    mpirun("script_cases:opened", args=[{}], env=env)
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
     assert sorted(logs) == ["0.log", "1.log"], logs
     assert all(f" [{name[0]}/host] UCCH INFO " in text for name, text in logs.items()), logs
 
 
 def test_ranks_with_different_settings_are_refused_with_a_table(mpirun):
-    script = """
-        import os
-        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0)))
-        os.environ["UCC_TL_UCP_TUNE"] = f"allreduce:@{rank}"
-        import ucc_hetero
-        from mpi4py import MPI
-        try:
-            ucc_hetero.Communicator()
-        except ucc_hetero.AgreementError as error:
-            print("refused", str(error).replace("\\n", " / "), flush=True)
-        MPI.COMM_WORLD.Barrier()
-        """
-    job = mpirun(script, 3, cold=True)
-    lines = [line for line in job.stdout.splitlines() if line.startswith("refused")]
+    values = {"UCC_TL_UCP_TUNE": [f"allreduce:@{rank}" for rank in range(3)]}
+    job = mpirun("script_cases:refused", 3, args=[values], cold=True)
+    lines = [line for line in job.stdout.splitlines() if line.startswith("refused: AgreementError")]
     assert len(lines) == 3, job.output
     assert all("UCC_TL_UCP_TUNE" in line and "allreduce:@2" in line and "rank 1" in line for line in lines)
 
 
 def test_a_wrong_layout_is_refused_on_every_rank(mpirun):
-    script = """
-        import traceback, ucc_hetero
-        try:
-            ucc_hetero.Communicator()
-        except ValueError as error:
-            print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
-        """
     # Ranks of a crew may keep their places from an earlier case.
-    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
-    said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 2"  # the script's, and one of ours
+    job = mpirun("script_cases:refused", 3, args=[{}], env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
+    said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 (1 frames)"
     assert job.stdout.count(said) == 3, job.output

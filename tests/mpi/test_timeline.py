@@ -4,35 +4,6 @@ import json
 
 from ucc_hetero.__main__ import main
 
-JOB = """
-import os, sys
-import numpy as np
-from mpi4py import MPI
-from ucc_hetero import Communicator
-comm = Communicator()
-x = np.full(1 << 18, comm.rank + 1, np.float32)
-y = np.empty_like(x)
-comm.Allreduce(x, y)
-for call in range(5):
-    # Rank 1 starts when all the others have.
-    if comm.rank == 1:
-        MPI.COMM_WORLD.Barrier()
-    request = comm.Iallreduce(x, y)
-    if comm.rank != 1:
-        MPI.COMM_WORLD.Barrier()
-    request.Wait()
-    assert (y == 10).all()
-requests = [comm.Iallreduce(x, y.copy()) for _ in range(3)]
-for request in requests:
-    request.Wait()
-half = Communicator(MPI.COMM_WORLD.Split(comm.rank // 2))
-half.Bcast(x)
-half.Free()
-if sys.argv[1:] == ["die"]:
-    if comm.rank == 2:
-        os._exit(3)
-    comm.Allreduce(x, y)
-"""
 FOUR = {"UCCH_EMULATE": "nvidia:2,amd:2", "UCCH_TUNE": "allreduce:0-inf:@split_rail:fragments=4"}
 
 
@@ -63,7 +34,7 @@ def judge(events):
 def test_a_job_that_was_killed(mpirun, tmp_path):
     path = tmp_path / "t.json"
     env = FOUR | {"UCCH_TRACE": str(path), "UCCH_TRACE_EVENTS": "1K"}
-    done = mpirun(JOB, n=4, args=["die"], env=env, check=False, timeout=120)
+    done = mpirun("script_cases:recorded", n=4, args=[True], env=env, check=False, timeout=120)
     assert done.returncode != 0
     assert not path.exists()
     assert main(["trace", str(path)]) == 0
@@ -74,6 +45,12 @@ def test_a_job_that_was_killed(mpirun, tmp_path):
 
 def test_where_nothing_can_be_written_the_job_goes_on(mpirun, tmp_path):
     (tmp_path / "file").touch()
-    done = mpirun(JOB, n=4, env=FOUR | {"UCCH_TRACE": str(tmp_path / "file" / "t.json")}, timeout=120)
+    done = mpirun(
+        "script_cases:recorded",
+        n=4,
+        args=[False],
+        env=FOUR | {"UCCH_TRACE": str(tmp_path / "file" / "t.json")},
+        timeout=120,
+    )
     assert "recording in memory only" in done.stderr
     assert "t.json could not be written" in done.stderr

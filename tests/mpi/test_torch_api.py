@@ -49,70 +49,16 @@ def test_gloo_is_a_peer_in_benchmarks(crew):
         assert all(float(us) > 0 for us in (*compared[1:4], table[1], table[3]))
 
 
-UNCHANGED = """
-    import os
-    import sys
-
-    sys.path.insert(0, {root!r})
-    assert "ucc_hetero" not in sys.modules
-    import _ucc_hetero_autoload  # what the entry point names
-
-    _ucc_hetero_autoload.register()
-    assert "mpi4py.MPI" not in sys.modules
-
-    # --- from here on, a script for torchrun ---
-    import torch
-    import torch.distributed as dist
-
-    local = int(os.environ["LOCAL_RANK"])
-    dist.init_process_group({name!r})
-    assert dist.get_rank() == local and dist.get_backend() == {name!r}
-    dist.new_group([1])  # rank 0, which prints what serves a group, is not in it
-    if {name!r} == "nccl":
-        pair = dist.new_group([0, 1], backend="gloo")  # not replaced
-        dist.all_reduce(torch.ones(1), group=pair)
-        assert dist.get_backend(pair) == "gloo" and pair.name() != "ucch"
-    if {name!r} == "gloo":  # torch refuses it to other names
-        dist.monitored_barrier()
-        dist.destroy_process_group()
-        dist.init_process_group("ucch")  # by its own name, without an import either
-        assert dist.get_backend() == "ucch"
-    t = torch.ones(3)
-    dist.all_reduce(t)
-    assert t.tolist() == [2.0] * 3 and dist.group.WORLD.name() == "ucch"
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-    assert model._get_ddp_logging_data()["backend_name"] == dist.get_backend()
-    dist.destroy_process_group()
-    dist.init_process_group({name!r})  # and once more
-    dist.barrier()
-    print("fine")  # ends without destroy_process_group
-"""
-
-
 @pytest.mark.usefixtures("hooked")
 def test_scripts_for_torchrun_run_unchanged(mpirun):
-    root, name = str(HERE.parents[1]), random.choice(["nccl", "gloo"])
-    job = mpirun(UNCHANGED.format(root=root, name=name), 2, env={"UCCH_TORCH_REPLACE": name})
+    name = random.choice(["nccl", "gloo"])
+    job = mpirun("script_cases:for_torchrun", 2, args=[name], env={"UCCH_TORCH_REPLACE": name})
     assert job.said("fine") == 2
     assert "by ucch in place of" in job.stderr and f"cuda by {name}" not in job.stderr, job.stderr
 
 
 def test_the_local_rank_is_the_launchers(mpirun):
-    """It may number a host's ranks in another order: Open MPI does so with more ranks than cores."""
-    job = mpirun(
-        """
-import os
-from ucc_hetero.machine import launchers
-os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(1 - launchers.number("RANK", os.environ, 0))
-import torch.distributed as dist
-import ucc_hetero.torch
-dist.init_process_group("ucch")
-assert os.environ["LOCAL_RANK"] == str(1 - dist.get_rank())
-print("fine")
-""",
-        2,
-    )
-    assert job.said("fine") == 2
+    mpirun("script_cases:local_rank_of_the_launcher", 2)
 
 
 def test_torchrun(torchrun):
@@ -123,25 +69,5 @@ def test_torchrun(torchrun):
     assert re.findall(r"^ok (\w+)", said, re.M) == names
 
 
-RESTARTED = """
-import os
-import torch
-import torch.distributed as dist
-import ucc_hetero.torch
-dist.init_process_group("ucch")
-t = torch.ones(3)
-dist.all_reduce(t)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
-    os._exit(3)
-dist.all_reduce(t)
-print("sum", t.tolist(), flush=True)
-if dist.get_rank() == 1:
-    os._exit(0)  # as scripts do that want no clean-up: the other one's does not wait for it
-"""
-
-
-def test_torchrun_starts_failed_ranks_again(torchrun, tmp_path):
-    """The restarted ranks must not find entries of the first ones in the store."""
-    script = tmp_path / "restarted.py"
-    script.write_text(RESTARTED)
-    assert torchrun(script, [], "--max-restarts", "1").count("[4.0, 4.0, 4.0]") == 2
+def test_torchrun_starts_failed_ranks_again(torchrun):
+    assert torchrun("script_cases:started_again", [], "--max-restarts", "1").count("[4.0, 4.0, 4.0]") == 2

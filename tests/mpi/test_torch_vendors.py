@@ -28,87 +28,17 @@ def test_default_group_of_one_vendor(mpirun):
 
 
 def test_turned_off_on_one_rank(crew):
-    """Ranks that differ in the setting still create the same groups."""
-    script = f"""
-        import os
-        import sys
-
-        os.environ["UCCH_TORCH_VENDOR"] = "n" if os.environ["OMPI_COMM_WORLD_RANK"] == "1" else "y"
-        sys.path.insert(0, {str(HERE)!r})
-        import torch_rehearsal
-        import torch
-        import torch.distributed as dist
-        import ucc_hetero.torch
-
-        dist.init_process_group("ucch")
-        R = dist.get_rank()
-        kinds = {{(0, 1, 2): True, (0, 1): True, (0, 2): False, (1,): True, (2,): False}}
-        for ranks, ours in kinds.items():
-            group = dist.group.WORLD if len(ranks) == 3 else dist.new_group(list(ranks))
-            if R in ranks:
-                assert isinstance(group, ucc_hetero.torch.ProcessGroupUCCH) == ours, (R, ranks, type(group))
-                x = torch.tensor([R + 1.0])
-                dist.all_reduce(x, group=group)
-                assert x.item() == sum(r + 1 for r in ranks)
-        print("fine")
-        """
-    job = crew(script, 3, layout="nvidia:3", job=REHEARSED, of=4, timeout=100)
-    assert job.stdout.count("fine") == 3
+    crew("script_cases:turned_off_on_one_rank", 3, layout="nvidia:3", job=REHEARSED, of=4, timeout=100)
 
 
 def test_a_rank_that_fails_ends_the_job(mpirun):
-    script = f"""
-        import sys
-        import threading
-
-        sys.path.insert(0, {str(HERE)!r})
-        import torch_rehearsal
-        import torch.distributed as dist
-        import ucc_hetero.torch
-
-        dist.init_process_group("ucch")
-        assert type(dist.group.WORLD) is dist.ProcessGroup
-        if dist.get_rank():
-            raise RuntimeError("on purpose")
-        threading.Event().wait()
-        """
-    job = mpirun(script, 2, env={"UCCH_EMULATE": "nvidia:2"}, timeout=100, check=False)
+    env = {"UCCH_EMULATE": "nvidia:2"}
+    job = mpirun("script_cases:fails_in_a_group_of_torchs", 2, env=env, timeout=100, check=False)
     assert job.returncode and "on purpose" in job.stderr and "rank 1 has failed" in job.stderr
 
 
-SCRIPT = """
-import os
-import sys
-
-sys.path.insert(0, {here!r})
-import torch_rehearsal  # the vendors' rows alone
-import torch
-import torch.distributed as dist
-import _ucc_hetero_autoload
-
-os.environ.update(UCCH_TORCH_REPLACE="gloo", TORCH_DISTRIBUTED_DEBUG="DETAIL")
-dist.set_debug_level_from_env()  # as torch's import does, which this process has behind it
-_ucc_hetero_autoload.register()
-dist.init_process_group("gloo")
-world = dist.group.WORLD
-assert type(world) is dist.ProcessGroup and dist.get_backend() == "gloo"
-assert dist.get_backend(dist.new_group()) == "gloo"
-kind = type(world._get_backend(torch.device("cpu"))).__name__
-assert kind == "_ProcessGroupWrapper", kind
-x = torch.full((3,), dist.get_rank() + 1.0)
-dist.all_reduce(x)
-assert x.tolist() == [3.0] * 3
-dist.barrier()
-print("fine", flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_torchrun(torchrun, tmp_path):
-    """Without MPI; a replaced name leads to the real backend, inside torch's wrapper."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(here=str(HERE)))
-    assert torchrun(script, [], UCCH_EMULATE="amd:2").count("fine") == 2
+def test_torchrun(torchrun):
+    assert torchrun("script_cases:replaced_inside_a_vendor", [], UCCH_EMULATE="amd:2").count("fine") == 2
 
 
 @pytest.mark.parametrize(

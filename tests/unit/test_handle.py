@@ -9,6 +9,8 @@ from collections import deque
 import pytest
 from processes import python
 
+import __main__
+from ucc_hetero import ucx
 from ucc_hetero.bindings.handle import Present, locked
 from ucc_hetero.native.libraries import lib
 
@@ -72,33 +74,24 @@ def test_interrupted_while_it_waits_for_the_lock():
     assert free.wait(20)
 
 
-#: A daemon thread that takes the lock repeatedly. Its frames keep only this alive.
-DAEMON = """
-import threading
-from ucc_hetero.bindings.handle import locked
-from ucc_hetero.native.libraries import lib
-held = threading.Event()
-def slow():
-    held.set()
-    lib.ucch_doorbell_wait(lib.ucch_doorbell_count(), 0.1)
-def has_it():
-    while True:
-        locked(slow)
-threading.Thread(target=has_it, daemon=True).start()
-held.wait()
-"""
+def ends_with_the_lock_held():
+    """A daemon thread takes the lock repeatedly. Its frames do not keep the message alive."""
+    held = threading.Event()
+
+    def slow():
+        held.set()
+        lib.ucch_doorbell_wait(lib.ucch_doorbell_count(), 0.1)
+
+    def has_it():
+        while True:
+            locked(slow)
+
+    __main__.message = ucx.Context().worker().recv(bytearray(8), 5)
+    threading.Thread(target=has_it, daemon=True).start()
+    held.wait()
 
 
 def test_the_lock_at_the_end_of_python():
     """A thread that holds the lock then, and ends on its way back to Python, never releases it: a message's end waits
     for it."""
-    python(
-        """
-import sys
-from ucc_hetero import ucx
-worker = ucx.Context().worker()
-message = worker.recv(bytearray(8), 5)
-exec(sys.argv[1], {})
-""",
-        DAEMON, timeout=60,
-    )  # fmt: skip
+    python("test_handle:ends_with_the_lock_held", timeout=60)

@@ -215,7 +215,7 @@ def test_shapes():
     ip, tc = emulated_net.switch_batches(hosts, [10, 20], 1500)
     assert "link add name port1.0 mtu 1500 master br0 up type veth peer name eth0 mtu 1500 netns 20" in ip
     shaped = [*tc.splitlines(), *(line for host in hosts for line in emulated_net.host_batches(host)[1].splitlines())]
-    assert [line.split("root ")[0] for line in shaped] == ["qdisc add dev port0.0 ", "qdisc add dev eth0 "]
+    assert [line.split("root ")[0] for line in shaped] == ["qdisc replace dev port0.0 ", "qdisc replace dev eth0 "]
     assert all("tbf rate 4000000000bit burst 500000" in line for line in shaped)
 
 

@@ -12,7 +12,7 @@ from test_bootstrap import FACTS, HERE, THERE
 from ucc_hetero import log
 from ucc_hetero.bindings.ucx import Context
 from ucc_hetero.errors import LibraryError, LibraryNotFound
-from ucc_hetero.machine import rdma
+from ucc_hetero.machine import nics, rdma
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.machine.ucx_transports import memory_hooks, without_devices
@@ -158,29 +158,23 @@ def test_all_wires_carry_as_much_of_a_slot(number):
     assert usual_slot(0) == SLOT <= slot <= 16 << 20
 
 
-SCRIPT = """
-import os
-from pathlib import Path
-from ucc_hetero.machine import nics
-from ucc_hetero.transport import wires
-
-cores = os.sched_getaffinity(0)
-beside = set() if len(cores) < 2 else set(sorted(cores)[1:])
-nics.cores_for = lambda threads, ranks, near: beside or cores
-assert len(wires.addresses(2)) == 2
-tasks = []
-while len(tasks) < 4:  # they give themselves their name, once they run where they should
-    tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "ucch-wire\\n"]
-for task in tasks:
-    assert os.sched_getaffinity(int(task.name)) == (beside or cores)
-assert os.sched_getaffinity(0) == cores
-wires.stop()
-"""
+def threads_run_where_they_should():
+    cores = os.sched_getaffinity(0)
+    beside = set() if len(cores) < 2 else set(sorted(cores)[1:])
+    nics.cores_for = lambda threads, ranks, near: beside or cores
+    assert len(wires.addresses(2)) == 2
+    tasks = []
+    while len(tasks) < 4:  # they give themselves their name, once they run where they should
+        tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "ucch-wire\n"]
+    for task in tasks:
+        assert os.sched_getaffinity(int(task.name)) == (beside or cores)
+    assert os.sched_getaffinity(0) == cores
+    wires.stop()
 
 
 @pytest.mark.usefixtures("ucx")
 def test_threads_run_where_they_should():
-    python(SCRIPT)
+    python("test_network:threads_run_where_they_should")
 
 
 def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch):

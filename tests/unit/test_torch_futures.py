@@ -3,6 +3,7 @@
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from torch._jit_internal import _extract_tensors
 from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_handlers
 
 import _ucc_hetero_autoload
+import ucc_hetero.torch as ut
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import futures, profiling, rendezvous, streams
@@ -268,37 +270,35 @@ def test_ranks_that_chose_the_same_backend_go_on():
         thread.join()
 
 
-#: A group is created while another thread, which creates one, checks which groups have ended.
-GROUPS = """
-import threading
-from datetime import timedelta
-import torch.distributed as dist
-import ucc_hetero.torch as ut
-store, looks, goes_on = dist.HashStore(), threading.Event(), threading.Event()
-def makes(name):
-    return ut.process_group(dist.PrefixStore(name, store), 0, 1, timedelta(seconds=100))
-over, made = makes("over"), [makes("first")]
-over.shutdown()
-usable = ut.ProcessGroupUCCH.usable.fget
-def looked_at(group):
-    if threading.current_thread() is not threading.main_thread():
-        looks.set()
-        goes_on.wait()
-    return usable(group)
-ut.ProcessGroupUCCH.usable = property(looked_at)
-thread = threading.Thread(target=lambda: made.append(makes("second")))
-thread.start()
-looks.wait()
-made.append(makes("third"))
-goes_on.set()
-thread.join()
-assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.groups(), made)
-"""
+def groups_that_threads_make_at_once():
+    """A group is created while another thread, which creates one, checks which groups have ended."""
+    store, looks, goes_on = dist.HashStore(), threading.Event(), threading.Event()
+
+    def makes(name):
+        return ut.process_group(dist.PrefixStore(name, store), 0, 1, timedelta(seconds=100))
+
+    def looked_at(group):
+        if threading.current_thread() is not threading.main_thread():
+            looks.set()
+            goes_on.wait()
+        return usable(group)
+
+    over, made = makes("over"), [makes("first")]
+    over.shutdown()
+    usable = ut.ProcessGroupUCCH.usable.fget
+    ut.ProcessGroupUCCH.usable = property(looked_at)
+    thread = threading.Thread(target=lambda: made.append(makes("second")))
+    thread.start()
+    looks.wait()
+    made.append(makes("third"))
+    goes_on.set()
+    thread.join()
+    assert {*map(id, ut.groups())} == {*map(id, made)} and len(made) == 3, (ut.groups(), made)
 
 
 def test_groups_that_threads_make_at_once():
     """All groups are listed, and so ended at process exit."""
-    python(GROUPS, timeout=100)
+    python("test_torch_futures:groups_that_threads_make_at_once", timeout=100)
 
 
 @pytest.mark.parametrize("comes", [False, True], ids=["late", "in time"])

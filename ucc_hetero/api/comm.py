@@ -23,7 +23,7 @@ from ..calls.verification import sampled
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSupported
-from ..native.libraries import load
+from ..native.libraries import FORKED, load
 from ..p2p.messages import Messages
 from ..planner.topology import Topology
 from .comm_faults import FaultMethods, FaultWatch
@@ -110,7 +110,6 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         process.refuse_without_mpi()
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
-        process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
         exchange = Timely(parent, settings.timeout(), MAKING, caller=True)
@@ -170,14 +169,14 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         elif "_runner" in vars(self):
             self._runner.orphan()
         else:
-            self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {process.FORKED}"))
-        self._mpi = process.Unusable(NotSupported, process.FORKED)
+            self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {FORKED}"))
+        self._mpi = process.Unusable(NotSupported, FORKED)
 
     def Free(self) -> None:
         """Free the communicator. Collective.
 
-        On one host without GPUs ranks may free communicators in different orders, as with MPI: this waits at most a
-        second, and what other ranks still need is freed later.
+        Ranks without GPUs may free communicators in different orders, as with MPI: this waits at most a second, and
+        what other ranks still need is freed later.
 
         Raises:
             ValueError: Requests of the communicator are active.

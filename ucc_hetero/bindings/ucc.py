@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import CollectiveTimeout, LibraryError
 from ..log import log
-from ..native.libraries import ffi, lib, load
+from ..native.libraries import ffi, lib, load, refuse_children
 from ..native.waiting import progress_until
 from ..types import DType, Op
 from . import quarantine
@@ -115,9 +115,11 @@ class Lib(Handle):
     Raises:
         LibraryNotFound: If libucc cannot be loaded.
         LibraryError: If libucc cannot be initialised.
+        NotSupported: In a process that was forked from one that used UCX or UCC.
     """
 
     def __init__(self, env_prefix: str = "UCC", thread_mode: ThreadMode = ThreadMode.MULTIPLE) -> None:
+        refuse_children()
         load()
         self.env_prefix = env_prefix
         config = ffi.new("ucc_lib_config_h *")

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
-from ..native.libraries import ffi, lib, owned, preload_ucx
+from ..native.libraries import ffi, lib, owned, preload_ucx, refuse_children
 from ..native.waiting import wait_in_slices
 from . import quarantine
 from .handle import Handle, Present, locked, memory
@@ -81,9 +81,11 @@ class Context(Handle):
     Raises:
         LibraryNotFound: If libucp cannot be loaded.
         LibraryError: If libucp cannot create it, or does not know a setting.
+        NotSupported: In a process that was forked from one that used UCX or UCC.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, sleeps: bool = False) -> None:
+        refuse_children()
         preload_ucx()
         handle, config = ffi.new("ucp_context_h *"), ffi.new("ucp_config_t **")
         params = ffi.new(

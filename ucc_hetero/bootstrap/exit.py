@@ -147,6 +147,13 @@ def leak(comm: object) -> None:
     _has_leaked_calls = True
 
 
+def _before_fork() -> None:
+    """Close libraries that only this process has used and no communicator uses: the child cannot use open ones
+    (native/libraries.py)."""
+    if not (living or _has_leaked_calls or process.inherited() or _threads_in_calls()):
+        process.close_alone()
+
+
 def _after_fork() -> None:
     """Communicators belong to the parent; the child registers its own exit if the parent has not begun MPI."""
     global _pid
@@ -157,7 +164,7 @@ def _after_fork() -> None:
     living.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def failed() -> bool:
@@ -187,6 +194,7 @@ def _exit(status: Any = None, /) -> NoReturn:
 def _at_exit() -> None:
     global _status
     if os.getpid() != _pid:  # a forked child
+        lib.ucch_guard_finalize()
         return
     if "mpi4py.MPI" not in sys.modules:
         lib.ucch_lock_ends()

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 from .. import env, log
 from ..bindings import quarantine, ucc, ucx
 from ..bindings.oob import MPIExchange
-from ..device import Block, DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
+from ..device import Block, DeviceRuntime, Place, collective_library, late_settings, own_device, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
 from ..machine import launchers, ucx_transports, vendors
 from ..machine.discover import HostIdentity, host_cores, host_identity, link_speed
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
-from ..native.libraries import lib, load
+from ..native.libraries import FORKED, lib, load
 from ..native.waiting import progress_until
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
@@ -514,26 +514,25 @@ def close_all() -> None:
         _process = None
 
 
+def close_alone() -> None:
+    """Destroy the process's own resources if it has met no other process."""
+    global _process
+    if _process is None or mpi_runs() or not _jobs or any(len(job.facts) > 1 for job in _jobs):
+        return
+    closed, _process = _process, None  # first: another thread may make a communicator
+    _jobs.clear()
+    with own_device():
+        closed.settle()
+        closed.close()
+
+
 #: True in a child that was forked from a process that used MPI.
 _inherited = False
 
 
 def inherited() -> bool:
-    """True if MPI belongs to the parent process."""
-    return _inherited
-
-
-def refuse_children() -> None:
-    """Raise if MPI belongs to the parent process."""
-    if _inherited:
-        raise NotSupported(FORKED)
-
-
-#: Error of calls in a forked child.
-FORKED = (
-    "this process was made by fork of one with MPI or communicators, and has no part in these: start it by spawn "
-    "(multiprocessing.set_start_method), or fork before they are there"
-)
+    """True if MPI, or UCX and UCC, belong to the parent process."""
+    return _inherited or bool(lib.ucch_inherited())
 
 
 class Unusable:
@@ -548,9 +547,11 @@ class Unusable:
 
 
 def refuse_without_mpi() -> None:
-    """Raise if MPI is not initialized, or finalized: any MPI call would end the process."""
+    """Raise if MPI is not initialized, finalized or the parent process's: any MPI call would end the process."""
     from mpi4py import MPI
 
+    if inherited():
+        raise NotSupported(FORKED)
     if MPI.Is_finalized():
         raise NotSupported("MPI has been finalised, and cannot begin again: make communicators before that")
     if not MPI.Is_initialized():

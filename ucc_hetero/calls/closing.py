@@ -18,6 +18,8 @@ from .request import dropped, run_poll_hooks, under_way, withdraw
 from .state import State
 from .verification import Verification
 
+#: What the arrival board shows of a rank that frees the communicator, unless it shows all ranks.
+_FREE = "Free"
 #: Seconds between checks while a communicator is closed and nothing of this rank is active.
 _NAP_S = 2e-4
 #: Seconds in which the other ranks usually arrive: no nap before.
@@ -63,16 +65,22 @@ class Closing(State, ABC):
 
     @property
     def _frees_alone(self) -> bool:
-        """True if nothing that is freed once all ranks have come needs them again: no rings, which end when both sides
-        have taken everything out, and no checksums of the last calls."""
+        """True if nothing that is freed once all ranks have come needs them again.
+
+        Rings end when both sides have taken everything out. NCCL frees a communicator only with the other ranks of the
+        host: ncclCommDestroy took the 8 s by which the other rank called it later (2.28.9, two H200s), and that rank
+        might have waited for this one. Checksums of the last calls are compared."""
         members = self.members
-        on_host = members.runtime is None and members.channels is None and self.board.shows_all
-        return on_host and members.tuning.plain and self._verification is None
+        plain = members.tuning.plain and self._verification is None
+        return plain and members.runtime is None and members.channels is None
 
     def _is_needed(self) -> bool:
-        """True if a rank that has not come waits in another communicator for a call of this one."""
+        """True if a rank of this host that has not come waits in another communicator for a call of this one."""
         board = self.board
-        late = (r for slot, r in enumerate(board.ranks) if not lib.ucch_board_given_back(board.native, slot))
+        if board.shows_all:
+            late = [r for slot, r in enumerate(board.ranks) if not lib.ucch_board_given_back(board.native, slot)]
+        else:
+            late = [r for r in board.ranks if board.label(r, board.next) != _FREE]
         return any(map(board.elsewhere, late))
 
     def met_late(self) -> bool | None:
@@ -106,7 +114,7 @@ class Closing(State, ABC):
             given_up = len(dropped(self))  # before `busy` is read: this completes operations that have ended
             self._refuse_active(self.busy - given_up)
             if not self.board.shows_all:
-                self.board.announce("Free")  # ranks that make a call see this and need not time out
+                self.board.announce(_FREE)  # ranks that make a call see this and need not time out
         withdraw(self)
         progress_until(self._all_ended, self.timeout, longest=_NAP_S)
         if not self.broken:

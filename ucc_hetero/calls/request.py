@@ -10,10 +10,9 @@ from typing import Any
 
 from .. import log
 from ..bindings.handle import Kept
-from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported, UCCHError
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi, lib, refuse_children
 from ..native.waiting import progress_mpi, wait_in_slices
 
 _peek = lib.ucch_peek
@@ -49,7 +48,6 @@ def run_poll_hooks() -> None:
 
 def wait_op(op: Any, poll_hook: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation. Returns 1: done, 2: failed. Checks for signals and lets MPI progress meanwhile."""
-    refuse_children()
     return wait_in_slices(partial(lib.ucch_wait, op), poll_hook)
 
 
@@ -633,7 +631,6 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     """Wait until every, or one, active request has ended."""
     active = [r for r in requests if not r._done]
     if active:
-        refuse_children()
         arm(active)
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Seat
-from ..bootstrap.process import FORKED
 from ..bootstrap.timely import note_abandoned
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -22,7 +21,7 @@ from ..errors import (
     RefusedError,
     RevokedError,
 )
-from ..native.libraries import ffi, lib, repeater
+from ..native.libraries import FORKED, ffi, lib, repeater
 from ..native.waiting import SLICE
 from ..planner.select import Choice, Tuning
 from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi

@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import _native, env
 from .._native import ffi, lib
-from ..errors import LibraryNotFound
+from ..errors import LibraryNotFound, NotSupported
 from ..installed import extra
 from ..machine.launchers import have_home
 from ..machine.ucx_transports import memory_hooks
@@ -301,6 +301,19 @@ def _try_ucc(path: str) -> str | None:
     if _version(version)[:2] < OLDEST_UCC:
         return f"{path} is UCC {version}; {'.'.join(map(str, OLDEST_UCC))} or newer is needed"
     return None
+
+
+#: Error of calls in a forked child.
+FORKED = (
+    "this process was made by fork of one with MPI or communicators, and has neither their connections nor the "
+    "libraries' threads: start it by spawn (multiprocessing.set_start_method), or fork before they are there"
+)
+
+
+def refuse_children() -> None:
+    """Raise if UCX or UCC were in use when the parent forked this process."""
+    if lib.ucch_inherited():
+        raise NotSupported(FORKED)
 
 
 def load() -> Libraries:

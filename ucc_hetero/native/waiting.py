@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from . import threaded
-from .libraries import lib
+from .libraries import lib, refuse_children
 
 #: Seconds that a wait stays in C before Python checks for signals (Ctrl-C). With MPI: seconds before MPI makes
 #: progress, and how many such turns pass between checks for signals.
@@ -47,6 +47,7 @@ def wait_in_slices(wait: Callable[[float], _State | None], poll_hook: Callable[[
 
     ``wait`` waits for at most the seconds that it is given. Its first true result is returned.
     """
+    refuse_children()
     seconds, turns = (_MPI_SLICE, _MPI_TURNS) if "mpi4py.MPI" in sys.modules else (SLICE, 1)
     turn = 0
     while not (state := wait(seconds)):
