@@ -78,8 +78,8 @@ def leaves_all_groups(how):
 
 
 def forked_children_end_no_group():
-    """One used to tell the other ranks that its parent had left. One that waits for its parent's call, or makes a group,
-    gets an error: it used to take its parent's messages, and groups hung at random."""
+    """One used to tell the other ranks that its parent had left. One that waits for its parent's call, or makes a
+    group, gets an error: it used to take its parent's messages, and groups hung at random."""
     rank, t = begin()
     dist.all_reduce(t)
     if not (child := os.fork()):
@@ -96,6 +96,7 @@ def forked_children_end_no_group():
                 start()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 7
+    dist.barrier()
     dist.send(torch.full([9], 5.0), 1 - rank)
     call.wait()
     assert (came == 5).all()
