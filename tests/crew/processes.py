@@ -40,20 +40,28 @@ def is_free(file):
     return True
 
 
-def interrupted_at(call, what, kind=KeyboardInterrupt):
-    """Run ``what`` with the exception of a signal's handler, such as Ctrl-C's, after a function call of this number, in
-    C or Python, where Python checks for signals. False if there were fewer calls."""
-    calls = count()
+def places(call, stop=-1, kind=KeyboardInterrupt, within=""):
+    """Run a call, with the exception of a signal's handler, such as Ctrl-C's, at the place of this number where Python
+    checks for signals: a function begins, or one of C's has returned. ``within``: the folder of functions that count.
+    Returns the number of places, or None if the call was interrupted."""
+    passed = count()
 
     def profile(frame, event, arg):
-        if event in ("call", "c_return") and next(calls) == call:
+        code = frame.f_code
+        counts = event in ("call", "c_return") and code.co_filename.startswith(within) and code.co_name != "__del__"
+        if counts and next(passed) == stop:
             raise kind
 
     sys.setprofile(profile)
     try:
-        what()
+        call()
     except kind:
-        return True
+        return None
     finally:
         sys.setprofile(None)
-    return False
+    return next(passed)
+
+
+def interrupted_at(stop, call, kind=KeyboardInterrupt):
+    """True if `places` has interrupted the call; False if there were fewer places."""
+    return places(call, stop, kind) is None

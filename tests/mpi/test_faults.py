@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from .jobs import NEVER
-
 CLUSTER = Path(__file__).parents[1] / "cluster"
 #: Cases -> ranks, how many lines say that results are correct, and the layout.
 SURVIVORS = {
@@ -58,7 +56,7 @@ def test_what_was_not_received_is_not_passed_on(mpirun, ulfm, tmp_path, compiled
 
 @pytest.mark.parametrize("at", [("UCCHN", "at first"), ("UCCHB", "shrink")])
 def test_a_rank_without_connections_is_refused(mpirun, ulfm, at):
-    env = {"UCCH_EMULATE": "nvidia:1,amd:3", **NEVER}
+    env = {"UCCH_EMULATE": "nvidia:1,amd:3", "UCCH_TIMEOUT": "1000"}
     job = mpirun("faults_cases:without_connections", 4, args=at, env=env, mpi_args=ulfm, check=False)
     assert job.said("right") == 4, job.output
 

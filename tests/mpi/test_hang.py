@@ -38,4 +38,4 @@ def test_after_a_failure(mpirun, tmp_path, capsys, flavour, fault):
 
 
 def test_who_does_not_handle_the_signal_is_not_asked(crew):
-    crew("safety_cases:deaf")
+    crew("ends_cases:deaf")
