@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from ..planner.topology import ranks_by
 from .links import Links, Traffic, best_bandwidth, latency, measure_links
 from .onesided import regions
 from .peers import open_peer
@@ -53,10 +54,7 @@ def _islands(peers: Sequence[Peer], session: Session) -> list[list[int]]:
             return [list(island.ranks) for island in peer.comm.topology.islands]
     from mpi4py import MPI
 
-    nodes: dict[str, list[int]] = {}
-    for rank, name in enumerate(session.world.comm.allgather(MPI.Get_processor_name())):
-        nodes.setdefault(name, []).append(rank)
-    return list(nodes.values())
+    return list(ranks_by(session.world.comm.allgather(MPI.Get_processor_name())).values())
 
 
 def open_limit(session: Session) -> Limit:

@@ -50,7 +50,8 @@ def unavailable() -> str | None:
     beyond = [folder for folder in ("/usr/sbin", "/sbin") if folder not in os.environ.get("PATH", "").split(os.pathsep)]
     # Debian has ip and tc in folders that are not on a user's PATH.
     os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), *beyond])
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "tc", "cat") if shutil.which(tool) is None]
+    tools = ("unshare", "nsenter", "mount", "mountpoint", "ip", "tc", "cat")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not found: install iproute2 and util-linux"
     if os.geteuid() != 0:
@@ -136,17 +137,13 @@ class Cluster:
             self._switch.stdout.readline()
             for host in self.hosts:
                 host.wait_until_up()
-            self._connect()
+            switch = emulated_net.switch_batches(self.layout, [host.pid for host in self.hosts], self.mtu)
+            emulated_host.configure(self._switch.pid, *switch)
+            emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
         except BaseException:
             self.close()
             raise
         return self
-
-    def _connect(self) -> None:
-        assert self._switch is not None
-        switch = emulated_net.switch_batches(self.layout, [host.pid for host in self.hosts], self.mtu)
-        emulated_host.configure(self._switch.pid, *switch)
-        emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
 
     def close(self) -> None:
         """End all processes of all hosts, and remove the cluster. May be called again."""

@@ -22,15 +22,10 @@ class Host:
     component: int = 0
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas that are not in brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
-
-
 def expand(text: str) -> list[str]:
     """Host names of a list such as ``gpu[01-03,7],login``. ``ValueError`` for unbalanced brackets."""
     names = []
-    for part in _split(text.strip()):
+    for part in filter(None, re.split(r",(?![^\[]*\])", text.strip())):  # at commas that are not in brackets
         match = re.fullmatch(r"([^\[\]]*)(?:\[([0-9,-]+)\](.*))?", part)
         if not match:
             raise ValueError(f"{text!r} is not a list of hosts such as node[0-3],login")

@@ -197,7 +197,9 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
         others = [name for name in missing if not is_here(name)]
         if others:
-            suspect = _blamed(others, watch.said.decode(errors="replace"))
+            # The host that the launcher names last: while one does not come up, none of the others starts ranks.
+            said = watch.said.decode(errors="replace")
+            suspect = max(others, key=lambda name: (said.rfind(name), len(name)))
             _say(
                 f"try: {ssh} {suspect} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
@@ -209,11 +211,6 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
     if code and not why:
         _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
     return code
-
-
-def _blamed(hosts: Sequence[str], said: str) -> str:
-    """The host that the launcher's messages name last. While one does not come up, none of the others starts ranks."""
-    return max(hosts, key=lambda name: (said.rfind(name), len(name)))
 
 
 def _names(hosts: Collection[str]) -> str:

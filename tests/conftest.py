@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import RANK, CaseFailed, Crew, MPIResult, chosen, located, program, vendors, write_script  # noqa: E402
+from crews import RANK, CaseFailed, Crew, MPIResult, chosen, in_crew, program, vendors  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -350,8 +350,6 @@ def crew(crews, pythons, request, tmp_path):
     """
 
     def run(case, n=2, *, args=(), layout="", env=None, job=None, of=0, pool="", timeout=60):
-        if not (place := located(case, request.path)):
-            place, args = (RANK, "script"), [str(write_script(tmp_path, case)), *args]
         whole, world, here = dict(job or {}), [*range(n)], {"UCCH_EMULATE": layout}
         size = of or next(size for size in (*SIZES, n) if size >= n)
         if pool:
@@ -359,7 +357,8 @@ def crew(crews, pythons, request, tmp_path):
             size, world = len(vendors(pool)), chosen(vendors(pool), vendors(layout))
         python = pythons.of(request.path, whole)
         key, start = (size, *python, *sorted(whole.items())), functools.partial(local_crew, size, whole, python)
-        return crews.run(key, start, world, *place, args, here | dict(env or {}), timeout * ROOM)
+        place = in_crew(tmp_path, case, args, request.path)
+        return crews.run(key, start, world, *place, here | dict(env or {}), timeout * ROOM)
 
     return run
 

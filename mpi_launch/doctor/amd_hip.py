@@ -22,20 +22,10 @@ PATIENCE = 2.0
 ROOM = float(os.environ.get("PROBE_ROOM", 1))
 
 
-class Word:
-    """A 32-bit word that host and device see, each at its own address. It only grows."""
+class Word(ctypes.c_uint32):
+    """A 32-bit word that host and device see, the device at its address ``device``. It only grows."""
 
-    def __init__(self, host: int, device: int) -> None:
-        self.device = device
-        self._at = ctypes.c_uint32.from_address(host)
-
-    @property
-    def value(self) -> int:
-        return self._at.value
-
-    @value.setter
-    def value(self, number: int) -> None:
-        self._at.value = number
+    device: int
 
     def reaches(self, least: int, seconds: float = PATIENCE) -> bool:
         """True if the host sees a value of at least ``least`` in time."""
@@ -84,12 +74,17 @@ class Hip:
         """Allocate a word in pinned memory, for kernels that wait."""
         host = self.pinned(4096)
         ctypes.memset(host, 0, 4096)
-        return Word(host, self._made("mapped", _pointer(host)))
+        return self._word(host, self._made("mapped", _pointer(host)))
 
     def signal(self) -> Word:
         """Allocate a word of signal memory, for streams that wait."""
         at = self.runtime.flag()
-        return Word(at, at)
+        return self._word(at, at)
+
+    def _word(self, host: int, device: int) -> Word:
+        word = Word.from_address(host)
+        word.device = device
+        return word
 
     def stream(self) -> int:
         return self.runtime.stream().handle

@@ -19,7 +19,6 @@ FAST = 10_000
 JUMBO = 4200
 #: Bytes that a TCP connection must be able to have in flight: a fast network's half millisecond.
 MIN_WINDOW = 4 << 20
-_BY_HOST = "network cards get GPU memory by way of the host"
 
 
 def _gib(size: int) -> str:
@@ -283,7 +282,8 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     if facts.kernel_config or version >= (1, 23) or int(facts.kernel.partition(".")[0]) < 6:
         return
     told = value.lower() in ("y", "yes", "on", "1")
-    then = f"{name}=y: UCX then does not know GPU memory at all" if told else _BY_HOST
+    unknown = f"{name}=y: UCX then does not know GPU memory at all"
+    then = unknown if told else "network cards get GPU memory by way of the host"
     lacks = f"does not find /boot/config-{facts.kernel}, by which it tells that the kernel has dmabuf"
     yield finding("dmabuf", f"UCX {facts.libraries.ucx} {lacks}; {then}", name)
 

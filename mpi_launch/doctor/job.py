@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import ranks_text
 from ...machine.vendors import VENDORS, seen
+from ...planner.topology import ranks_by
 from .facts import Facts
 from .findings import Finding, finding
 
@@ -16,10 +17,8 @@ UCC_FORGETS_PROCESSORS = (1, 9)
 
 def _unlike(code: str, title: str, values: Iterable[object], after: str = "", about: str = "") -> Iterator[Finding]:
     """The finding if ranks have different values. None stands for a rank that does not count."""
-    groups: dict[object, list[int]] = {}
-    for rank, value in enumerate(values):
-        if value is not None:
-            groups.setdefault(value, []).append(rank)
+    groups = ranks_by(values)
+    groups.pop(None, None)
     if len(groups) > 1:
         table = "\n".join(f"{value or 'none'}: {ranks_text(ranks)}" for value, ranks in groups.items())
         yield finding(code, f"{title} differs between ranks:\n{table}{after}", about)

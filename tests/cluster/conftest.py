@@ -12,16 +12,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from crews import RANK, Crew, MPIResult, chosen, located, of_case_and_job, program, vendors, write_script
+from crews import Crew, MPIResult, chosen, in_crew, of_case_and_job, program, vendors
 from settings import USUAL
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
 from ucc_hetero.native.libraries import load
 
-#: Variables of tests/sanitize that ranks need.
-SANITIZED = (
-    *("SANITIZER", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS", "ASAN_OPTIONS", "TSAN_OPTIONS"),
+#: Variables that ranks need: the seed of tests, and those of tests/sanitize.
+PASSED_ON = (
+    *("TESTS_DRAW", "SANITIZER", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS", "ASAN_OPTIONS", "TSAN_OPTIONS"),
     *("PYTHONMALLOC", "PMIX_MCA_gds"),
 )
 
@@ -44,15 +44,15 @@ class Patient(Cluster):
         program = "SANITIZER" not in os.environ and argv[0] == sys.executable and argv[1].endswith(".py")
         return [*cls.python(env), *argv[1:]] if program else list(argv)
 
-    def _sanitized(self, env):
-        return {name: os.environ[name] for name in SANITIZED if name in os.environ} | dict(env)
+    def _passed_on(self, env):
+        return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | dict(env)
 
     def mpirun(self, argv, *, env=None, **options):
-        return super().mpirun(self.warm(argv, env or {}), env=self._sanitized(env or {}), **options)
+        return super().mpirun(self.warm(argv, env or {}), env=self._passed_on(env or {}), **options)
 
     def command(self, argv, env):
         """Return words and environment with which the first host starts a job on all hosts."""
-        words, own = self.warm(argv, env), self._sanitized(env)
+        words, own = self.warm(argv, env), self._passed_on(env)
         return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
     def run(self, *args, timeout=60.0, **options):
@@ -121,8 +121,6 @@ def host_crew(hosts, crews, request, tmp_path, room):
     """
 
     def run(script, slots, args=(), devices=None, **env):
-        if not (place := located(script, request.path)):
-            place, args = (RANK, "script"), [str(write_script(tmp_path, script)), *args]
         case, job = of_case_and_job({**(devices or {}), **env})
         layout = case.get("FAKEGPU_LAYOUT", "")
         pool, fakes = ([len(vendors(host)) for host in FAKE], ",".join(FAKE)) if layout else (PLAIN, "")
@@ -131,7 +129,8 @@ def host_crew(hosts, crews, request, tmp_path, room):
         world = chosen(places(pool, fakes), places(slots, layout))
         job |= {"FAKEGPU_LAYOUT": fakes} if fakes else {}
         start = functools.partial(crew_on_hosts, pool, job, 60 * room)
-        return crews.run((*pool, *sorted(job.items())), start, world, *place, args, case, 60 * room)
+        place = in_crew(tmp_path, script, args, request.path)
+        return crews.run((*pool, *sorted(job.items())), start, world, *place, case, 60 * room)
 
     return run
 

@@ -2,16 +2,10 @@
 data."""
 
 import random
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.usefixtures("libraries")
-CASES = Path(__file__).resolve().parents[1] / "mpi"
-
-
-def bad_input(case):
-    return f"import sys; sys.path.insert(0, {str(CASES)!r}); import bad_input_cases; bad_input_cases.{case}"
 
 
 @pytest.mark.parametrize("islands", ["one", "three"])
@@ -19,18 +13,14 @@ def test_unlike_calls(host_crew, islands):
     # As on hosts with RDMA, so that calls of one island over several hosts are compared, too.
     one = random.choice([((1, 2), ""), ((1, 1, 1), "nvidia:3")])
     slots, vendors = one if islands == "one" else ((2, 2), "nvidia:1,amd:2,nvidia:1")
-    script, env = bad_input("mismatches(long_blocks=False)"), {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}
-    done = host_crew(script, slots, **env, UCCH_FABRIC="all")
+    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors, "UCCH_FABRIC": "all"}
+    done = host_crew("bad_input_cases:mismatches", slots, [False], **env)
     assert "mismatches noticed" in done.stdout, done.output
 
 
-@pytest.mark.parametrize(("script", "args", "said"), [
-    (CASES / "refusal_cases.py", ["20"], "mistakes told"), (bad_input("given_up()"), [], ""),
-], ids=["random", "given up"])  # fmt: skip
-def test_refusals(host_crew, script, args, said):
-    done = host_crew(script, (2, 2), args, UCCH_TIMEOUT="300")
-    assert said in done.stdout, done.output
-
-
-def test_communicators_in_another_order(host_crew):
-    host_crew(bad_input("order(both=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")
+@pytest.mark.parametrize(("case", "args", "env"), [
+    ("refusal_cases:main", [20], {}), ("bad_input_cases:given_up", [], {}),
+    ("bad_input_cases:order", [True], {"UCCH_EMULATE": "nvidia:2,amd:2"}),
+], ids=["random mistakes", "given up", "communicators in another order"])  # fmt: skip
+def test_refusals(host_crew, case, args, env):
+    host_crew(case, (2, 2), args, UCCH_TIMEOUT="300", **env)

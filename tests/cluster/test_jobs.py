@@ -79,7 +79,8 @@ def test_clocks_of_two_hosts(cluster, tmp_path):
     path = tmp_path / "new" / "t.json"
     env = test_timeline.FOUR | {"UCCH_TRACE": str(path)}
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
-    done = cluster.mpirun([sys.executable, "-c", test_timeline.JOB], env=env, options=options, timeout=100)
+    words = [sys.executable, *alone("script_cases:recorded", [False])]
+    done = cluster.mpirun(words, env=env, options=options, timeout=100)
     assert done.returncode == 0, done.stderr
     assert [each.name for each in path.parent.iterdir()] == ["t.json"]
     test_timeline.judge(test_timeline.spans(path))

@@ -62,8 +62,15 @@ def write_script(folder, script):
     return path
 
 
+def in_crew(folder, script, args, test):
+    """(file, function, arguments) of a case, or of a program, for ranks of a crew."""
+    if place := located(script, test):
+        return *place, args
+    return RANK, "script", [str(write_script(folder, script)), *args]
+
+
 def program(folder, script, args, test):
-    """Words of a script with these arguments: given as a path, as source text, or as ``module:function``."""
+    """Words of a case, or of a program, for Python."""
     return alone(script, args, test) or [str(write_script(folder, script)), *args]
 
 

@@ -194,18 +194,16 @@ def cut_link(folder):
     communicator works. Ranks are pairs between hosts, with a wire on each link, and with one wire on the link that is
     cut."""
     n, folder, world = 1_000_000, Path(folder), MPI.COMM_WORLD
-    name, env = [("both", {"UCCH_WIRES": "2"}), ("one", {"UCCH_WIRES": "1", "UCX_NET_DEVICES": "eth1"})][world.rank % 2]
-    os.environ.update(env)
+    os.environ |= [{"UCCH_WIRES": "2"}, {"UCCH_WIRES": "1", "UCX_NET_DEVICES": "eth1"}][world.rank % 2]
     pair = world.Split(world.rank % 2)
     comm, x, y = Communicator(pair), Array(n).set(1), Array(n)
     comm.Allreduce(x, y)
     (folder / f"up{world.rank}").touch()
-    with pytest.raises(CollectiveError) as caught:
+    said = r"does not answer over the link 10\.11\.0\.[12] - 10\.11\.0\.[12], "
+    with pytest.raises(CollectiveError, match=said):
         while True:
             comm.Allreduce(x, y)
-    print(f"{name}:", caught.value, flush=True)
     (folder / f"down{world.rank}").touch()
     while not (folder / "back").exists():
         time.sleep(0.01)
     goes_on(pair, x, y)
-    print(f"{name}: right", flush=True)

@@ -392,7 +392,8 @@ def deaf():
 
 def starts_processes(comm):
     """They used to join MPI as the same rank again, which crashed the rank. Variables with ranks and sizes stay. Forked
-    ones that end as Python does used to wait in MPI_Finalize."""
+    ones that end as Python does used to wait in MPI_Finalize, and a rank that calls it and one that ends for each
+    other."""
     done = subprocess.run([sys.executable, *sys.argv[:2], "alone", "[]"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", *["4.0"] * 3, "2"], done.stdout
     for status in 0, 3:
@@ -403,6 +404,8 @@ def starts_processes(comm):
     x, y = arrays(10)
     comm.Allreduce(x, y)
     assert (y == SIZE).all()
+    if RANK:
+        MPI.Finalize()
 
 
 def alone():

@@ -1,11 +1,14 @@
 """Cases of test_torch_ends.py: torch jobs in which ranks end early, fail, or leave groups."""
 
+import atexit
 import datetime
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 from types import SimpleNamespace
 from unittest import mock
 
@@ -110,7 +113,8 @@ def forked_children_end_no_group():
 def children_make_a_group(folder):
     """They are not MPI ranks, whatever their environment says: torch saves checkpoints in such processes.
 
-    Before that each makes a group by itself, and forks processes that make one: their first call used to hang.
+    Before that each makes a group by itself, and forks processes that make one: their first call used to hang. The
+    callback of a call that is under way when its process ends is run.
     """
     rank, _ = begin()
     args = json.dumps([rank, dist.get_world_size(), f"file://{folder}/meeting"])
@@ -134,7 +138,24 @@ def child(rank, size, meeting):
             os._exit(total(f"forked-{rank}", i, 3) != 3)
         children.append(forked)
     assert not any(os.waitpid(each, 0)[1] for each in children)
-    print(f"{total('all', rank, size)} children", flush=True)
+    dist.init_process_group("ucch", init_method=f"{meeting}-all", rank=rank, world_size=size)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        ends = threading.Event()
+
+        def tell():  # once the main thread waits, after its last line
+            ends.wait()
+            while not any("native/waiting" in frame.f_code.co_filename for frame, _ in stack_of(main)):
+                pass
+            store.set("ends", "y")
+
+        main, stack_of = threading.get_ident(), lambda thread: traceback.walk_stack(sys._current_frames()[thread])
+        threading.Thread(target=tell, daemon=True).start()
+        atexit.register(ends.set)
+    else:
+        store.wait(["ends"])
+    sum_up = dist.all_reduce(ones := torch.ones(1 << 22), async_op=True).get_future()
+    sum_up.then(lambda _: print(f"{int(ones[-1])} children", flush=True))
 
 
 def bound_to_one_core():

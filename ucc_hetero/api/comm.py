@@ -141,7 +141,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         else:
             self._begin(seat, queues)
             self.rank, self.size = self._runner.rank, self._runner.size
-        exit.living[self] = _ways
+        exit.enlist(self, _ways)
 
     def _begin(self, seat: Seat | None, queues: bool = True) -> None:
         """Make the runner. Collective, unless the seat is ready."""

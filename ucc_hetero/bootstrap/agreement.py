@@ -17,7 +17,7 @@ from ..device import DeviceRuntime
 from ..errors import AgreementError, counted, ranks_text
 from ..machine.facts import Facts
 from ..machine.ucx_transports import tcp_connections, within_host
-from ..planner.topology import Topology, numbered
+from ..planner.topology import Topology, numbered, ranks_by
 from ..transport import channels
 
 #: Prefixes of environment variables of the two UCC libraries: native reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
@@ -168,7 +168,7 @@ def _must_agree(facts: Facts) -> dict[str, str]:
 
 def _table(what: str, values: Sequence[str], cure: str) -> str:
     """A table of each rank's value, one line per value, and the cure."""
-    ranks = {value: ranks_text([r for r, other in enumerate(values) if other == value]) for value in values}
+    ranks = {value: ranks_text(some) for value, some in ranks_by(values).items()}
     width = max(map(len, ranks.values()))
     lines = [f"    {each:<{width}}  {value or '(unset)'}" for value, each in ranks.items()]
     return "\n".join([f"  {what}:", *lines, f"    cure: {cure}"])
@@ -269,19 +269,14 @@ def few_files(far: int) -> str:
 
 def _spread(everyone: Sequence[Facts]) -> dict[str, list[int]]:
     """Vendors with ranks on several hosts, and these ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, facts in enumerate(everyone):
-        if facts.vendor != "host":
-            ranks.setdefault(facts.vendor, []).append(rank)
+    ranks = ranks_by(facts.vendor for facts in everyone)
+    ranks.pop("host", None)
     return {vendor: some for vendor, some in ranks.items() if len({everyone[r].host.node for r in some}) > 1}
 
 
 def _describe(vendor: str, ranks: Sequence[int], everyone: Sequence[Facts]) -> str:
     """The fabric of a vendor's ranks on several hosts, and why."""
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for rank in ranks:
-        fabric = everyone[rank].fabric
-        reasons.setdefault((fabric.kind, fabric.why), []).append(rank)
+    reasons = ranks_by(((everyone[rank].fabric.kind, everyone[rank].fabric.why) for rank in ranks), ranks)
     joined = len({everyone[rank].joined for rank in ranks}) == 1
     first = everyone[ranks[0]].fabric
     if joined and first.kind != "all":

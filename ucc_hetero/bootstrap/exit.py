@@ -107,6 +107,10 @@ _status = 0
 _own_error: Callable[[], object] | None = None
 #: A call of libucc does not return: a thread that needs the engine's lock from now on ends the process.
 _lock_is_lost = False
+#: Functions that leave what uses communicators, for ``MPI.Finalize``; they may be called again.
+before_finalize: list[Callable[[], object]] = []
+#: mpi4py's ``MPI.Finalize``.
+_mpi_finalize: Callable[[], object] = bool
 #: The process whose end is arranged; not a child that uses its parent's MPI.
 _pid = 0
 
@@ -132,6 +136,29 @@ def register() -> None:
     if sys.exit is _sys_exit:
         sys.exit = _exit
     atexit.register(_at_exit)
+
+
+def enlist(comm: object, ways: Living) -> None:
+    """Note a communicator that is to be freed at the end."""
+    global _mpi_finalize
+    living[comm] = ways
+    MPI: Any = sys.modules["mpi4py.MPI"]
+    if MPI.Finalize is not _finalize:
+        _mpi_finalize, MPI.Finalize = MPI.Finalize, _finalize
+
+
+def _finalize() -> None:
+    """End as at the end of the process, then finalize MPI; replaces ``MPI.Finalize``.
+
+    Ranks that end, and wait for the others, would wait for this one for ever, and this one for them.
+    """
+    if os.getpid() == _pid:
+        for leave in before_finalize:
+            leave()
+        _end()
+    else:
+        lib.ucch_guard_finalize()
+    _mpi_finalize()
 
 
 def forget(run: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..planner.collectives import ROWS, Call, Shape, operands
+from ..planner.topology import ranks_by
 from ..types import DTYPES, DType, Reduction
 
 #: Pieces of a range in one round, and of a reduction's vector in the first round.
@@ -335,16 +336,12 @@ class ReducedData:
         cut = self._cut(rows, span)
         have = [rank for rank in range(self.call.ranks) if self._expects(rank, span)]
         if self._ufunc is None:
-            groups: dict[int, list[int]] = {}
-            for rank in have:
-                groups.setdefault(int(cut[rank, 3, 0]), []).append(rank)
-            text = " and ".join(f"another on rank(s) {group}" for group in list(groups.values())[1:])
-            return Fault((), f"element {span.start} is one thing on rank(s) {next(iter(groups.values()))}, {text}")
+            first, *others = ranks_by((int(cut[rank, 3, 0]) for rank in have), have).values()
+            text = " and ".join(f"another on rank(s) {group}" for group in others)
+            return Fault((), f"element {span.start} is one thing on rank(s) {first}, {text}")
         _, wrong = self._judge(cut, span)
         of = cut.view(self._of)[:, :, 0]
-        shown: dict[str, list[int]] = {}
-        for rank in have:
-            shown.setdefault(str(of[rank, 2]), []).append(rank)
+        shown = ranks_by((str(of[rank, 2]) for rank in have), have)
         if not wrong and len(shown) > 1:  # all are within the bound of rounding
             wrong = min(shown.values(), key=len)
         of_what = " (real and imaginary part added)" if self._each == 2 else ""

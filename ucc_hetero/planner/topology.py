@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import count
+from typing import TypeVar
 
 from ..machine.vendors import VENDORS
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,14 @@ def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
     return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
+def ranks_by(values: Iterable[_Value], ranks: Iterable[int] | None = None) -> dict[_Value, list[int]]:
+    """The ranks that have each value, in order of first appearance; ``values`` are of ``ranks``, or of all."""
+    found: dict[_Value, list[int]] = {}
+    for rank, value in zip(count() if ranks is None else ranks, values, strict=False):
+        found.setdefault(value, []).append(rank)
+    return found
+
+
 def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
     """The tree of levels: first those that join islands, then islands, then those that divide them."""
     joining: list[Sequence[int]] = []
@@ -271,9 +283,7 @@ def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
 def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) -> Group:
     """The group of these ranks, divided by the first level that divides them; ``above`` levels are above islands."""
     for i, level in enumerate(levels):
-        members: dict[int, list[int]] = {}
-        for rank in ranks:
-            members.setdefault(level[rank], []).append(rank)
+        members = ranks_by([level[rank] for rank in ranks], ranks)
         # Inside an island, groups of one rank each are not a level.
         if len(members) > 1 and (i <= above or len(members) < len(ranks)):
             children = tuple(_grown(of, levels[i + 1 :], above - i - 1) for of in members.values())

@@ -186,6 +186,8 @@ def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
+        if _at_exit not in exit.before_finalize:
+            exit.before_finalize.append(_at_exit)
     _groups.sweep(_is_usable)  # groups that have ended still hold their communicators
     _groups.add(group)
     log.log("torch").info("group %s: rank %d of %d", group.group_name, group.rank(), group.size())

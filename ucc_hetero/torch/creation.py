@@ -32,6 +32,7 @@ from ..machine.discover import host_identity
 from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
+from ..planner.topology import ranks_by
 from . import rendezvous
 from .work import NO_LIMIT, limit_of, torch_error
 
@@ -314,8 +315,6 @@ def hybrid_mesh(device_type: str = "") -> DeviceMesh:
 
 def shards(names: list[str]) -> list[list[int]]:
     """Divide ranks into groups of one size, each of ranks with the same name."""
-    members: dict[str, list[int]] = {}
-    for rank, name in enumerate(names):
-        members.setdefault(name, []).append(rank)
+    members = ranks_by(names)
     size = math.gcd(*map(len, members.values()))
     return [ranks[at : at + size] for ranks in members.values() for at in range(0, len(ranks), size)]

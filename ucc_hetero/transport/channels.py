@@ -21,7 +21,7 @@ from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import c_text, ffi, lib, owned
 from ..native.waiting import progress_until
-from ..planner.topology import Topology, numbered
+from ..planner.topology import Topology, numbered, ranks_by
 from ..types import DTYPES, OPS
 from . import wires
 
@@ -208,11 +208,7 @@ def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, lazy: bool) -> str:
 
 def by_rank(texts: Sequence[str]) -> str:
     """Reasons, each with the ranks that gave it."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        if text:
-            ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
+    return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks_by(texts).items() if text)
 
 
 def _warn_without(rank: int, why: str) -> str:
