@@ -261,10 +261,17 @@ static void read_settings(void) {
     goes_on = !HIP && setting("FAKEGPU_GOES_ON", 0);
 }
 
-/* The same, and the number of queues that new streams share: for ranks that run several cases. */
+/* The same, and the number of queues that streams without work share: for ranks that run several cases. */
 void fakegpu_settings(void) {
     read_settings();
+    enter();
     most_queues = setting("FAKEGPU_CONNECTIONS", most_queues);
+    for (stream *s = streams; s; s = s->next) {
+        if (s->ended || s->unfinished) continue;
+        s->queue->users--;
+        s->queue = queue_for_locked();
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static int begin(void) {
