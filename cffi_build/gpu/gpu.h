@@ -18,7 +18,7 @@ int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
 
 /* streams.c */
-int ucch_streams_reserve(void);
+void ucch_streams_reserve(void);
 int ucch_streams_share(int more);
 int ucch_stream_new(void **stream);
 int ucch_stream_spare(void **stream);

@@ -16,23 +16,20 @@ static int left, used, most;
 
 static int make(void **stream) { return ucch_device_fail(ucch_bound_ops()->stream_new(stream), "stream"); }
 
-/* Make streams in advance if few are left, and no stream waits for a call or message of this process. Returns 0 or a
- * failure. */
-int ucch_streams_reserve(void) {
-    int status = 0;
-    if (!ucch_may_hold() || UCCH_LOAD(&left) >= FEWEST || ucch_ops_under_way(UCCH_IN_STREAMS)) return 0;
-    if (!common) status = make(&common);
-    for (int i = 0; i < SPARES && !status; i++) {
+/* Make streams in advance if few are left, and no stream waits for a call or message of this process; only as many as
+ * the device has room for. */
+void ucch_streams_reserve(void) {
+    if (!ucch_may_hold() || UCCH_LOAD(&left) >= FEWEST || ucch_ops_under_way(UCCH_IN_STREAMS)) return;
+    if (!common && make(&common)) return;
+    for (int i = 0; i < SPARES; i++) {
         void *none = NULL, *stream = NULL;
         if (UCCH_LOAD(&spares[i])) continue;
-        status = make(&stream);
-        if (status) break;
+        if (make(&stream)) return;
         if (__atomic_compare_exchange_n(&spares[i], &none, stream, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             __atomic_add_fetch(&left, 1, __ATOMIC_RELAXED);
         else
             ucch_bound_ops()->stream_free(stream);
     }
-    return status;
 }
 
 static void count_use(void) {
@@ -72,7 +69,7 @@ void ucch_stream_free(void *stream) {
     ucch_bound_ops()->stream_free(stream);
 }
 
-/* The stream of all who find no spare one; nothing may wait in it. */
+/* The stream of lanes that find no spare one, in which nothing may wait; NULL if it could not be made. */
 void *ucch_stream_common(void) { return common; }
 
 /* True if streams may share queues, with so many more of them. */

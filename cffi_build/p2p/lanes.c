@@ -31,12 +31,8 @@ static int make_streams(ucch_lane *l) {
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
     if (!l->kernel) return UCCH_FAIL_DEVICE;
-    int status = 0;
-    l->shares = ucch_may_hold() && !ucch_stream_spare(&l->stream);
-    if (l->shares)
-        l->stream = ucch_stream_common();
-    else if (!l->stream)
-        status = ucch_stream_new(&l->stream);
+    l->shares = ucch_may_hold() && !ucch_stream_spare(&l->stream) && (l->stream = ucch_stream_common());
+    int status = l->stream ? 0 : ucch_stream_new(&l->stream);
     l->moved_by = l->stream;
     for (int i = 0; i < UCCH_LANE_DEPTH && !status; i++) {
         status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");

@@ -365,7 +365,8 @@ int ucch_channels_open(ucch_channels *c) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
     const device_ops *ops = ucch_bound_ops();
-    int status = ucch_streams_reserve();
+    int status = 0;
+    ucch_streams_reserve();
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
     for (int i = 0; i < STREAMS && !status; i++) {

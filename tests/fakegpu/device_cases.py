@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 from arrays import Array, Gate, runtime
-from ranks import own_device
+from mpi4py import MPI
+from ranks import around, own_device, queued
 
 from ucc_hetero import Communicator
 from ucc_hetero.device import kernels
@@ -134,6 +135,22 @@ def driver_fails(comm, *names):
                 for _ in range(3):
                     work(one)
     work(comm)
+
+
+def no_spare_streams(made):
+    """The device has room for ``made`` streams in advance on the last rank, and later for those that are needed."""
+    gpu = runtime()
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        ctypes.CDLL(gpu.path).fakegpu_fail(b"cuStreamCreateWithPriority", 3 + int(made))
+    with Communicator() as comm:
+        (right, left), stream = around(comm), own_device(comm).stream()
+        for n in (9, 300_000):
+            x, y = Array(n).set(comm.rank), Array(n).set(-1)
+            comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
+            assert (y.peek == left).all()
+            comm.Iallreduce(x, y, stream=stream).Wait()
+            assert (y.peek == sum(range(comm.size))).all()
+        assert queued(comm) == {"allreduce"}, comm.plan_summary()
 
 
 def uneven(comm):

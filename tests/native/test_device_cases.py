@@ -40,6 +40,7 @@ CASES = {
         ("refusals", "nvidia:1,amd:1", {}, ()), ("timeout", "nvidia:1,amd:1", BY_HOSTS, ()),
         ("driver_fails cuEventRecord cuStreamWaitEvent", "nvidia:1,amd:1", {}, OWN),
         ("driver_fails cuStreamSynchronize", "nvidia:1,amd:1", BY_HOSTS, OWN),
+        ("no_spare_streams 0", "nvidia:1,amd:1", {}, OWN), ("no_spare_streams 1", "amd:1,nvidia:1", {}, OWN),
         ("at_once", "nvidia:1,amd:1", {"FAKEGPU_NO_FLAGS": "1"}, ()),
         ("doctor", "nvidia:1,amd:1", {"PYTHONPATH": INSTALLED}, ()),
     ],
@@ -84,6 +85,7 @@ CASES = {
 #: Cases for ranks that have pinned no memory before, or with another environment.
 FRESH = (
     *("device_cases:at_once", "device_cases:doctor", "device_message_cases:pins", "device_page_cases:no_compiler"),
+    "device_cases:no_spare_streams",
     "lane_cases:crowded",
 )
 ROWS = [(module, *row) for module, rows in CASES.items() for row in rows]
