@@ -117,9 +117,10 @@ struct ucch_peer {
     ucch_mapping *ours, *theirs;
     ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
     int looked_after;
-    /* On another host: the wires of each direction; the number with which wires to it were requested, and why there are
-     * none. */
+    /* On another host: the wires of each direction, and the key of their connections; the number with which wires to it
+     * were requested, and why there are none. */
     ucch_slot_flow *out, *in;
+    uint64_t wired;
     uint32_t number;
     int lack;
     void *closing; /* request of ucp_ep_close_nbx */

@@ -93,6 +93,15 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     return 0;
 }
 
+/* Key of a process by the address of its first wire: the workers of two processes share the connections of wires, which
+ * are never closed. */
+static uint64_t key_of(const char *address, uint32_t bytes) {
+    uint64_t key = 0xcbf29ce484222325u;
+    for (uint32_t i = 0; i < bytes; i++)
+        key = (key ^ (unsigned char)address[i]) * 0x100000001b3u;
+    return key;
+}
+
 /* Connect with the first `n` wires of a peer, whose addresses these are. Returns 0 or a failure. */
 static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, size_t bytes) {
     for (int i = 0, status; i < 2 * n; i++) {
@@ -102,8 +111,9 @@ static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, 
         said += sizeof(length);
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
+        if (!i) peer->wired = key_of(said, length);
         int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
-        if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->uid, said))) return status;
+        if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->wired, said))) return status;
         said += length;
         bytes -= length;
     }
@@ -131,7 +141,7 @@ static int slot_flow_new(ucch_peer *peer, int is_recv, int wires, uint32_t sende
                         .tainted_there = &c->tainted_there};
     uint64_t tag = UCCH_WIRE_EXPECTED | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
-    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->uid, tag);
+    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->wired, tag);
     if (!c->flow) {
         free(c);
         return status ?: UCCH_FAIL_PEER;
