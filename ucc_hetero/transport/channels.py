@@ -78,7 +78,7 @@ class Channels:
         return bool(lib.ucch_channels_quiet(self.handle))
 
     def close(self, timeout: float) -> None:
-        """Free the memory once nothing is under way; collective. After ``timeout`` or a failure the rings are leaked."""
+        """Free the memory once nothing is under way; collective. After ``timeout``, or a failure, rings are leaked."""
         until = time.monotonic() + timeout
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_stop(self._lanes)
