@@ -70,6 +70,7 @@ typedef struct ucch_slot {
     void *event;
     double again;
     int on_device, is_pinned, by_device; /* by_device: the device copies directly between regions, without the slot */
+    int way, is_recorded, failed;        /* of its copies: their stream, whether the event is behind them, a failure */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it; 0: none */
     uint64_t piece;

@@ -128,21 +128,32 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
     return (!peer->out || ucch_slot_flow_has_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
-/* Start moving the pieces of a slot; every other slot uses another stream. After a failure nothing is under way: slot
- * and memory may be used again. */
-static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
-    int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
-    s->again = 0;
-    if (!status && region->on_device) status = ucch_event_record(&s->event, ucch_way_stream(way));
-    if (status && region->on_device) ucch_bound_ops()->stream_sync(ucch_way_stream(way));
-    s->on_device = !status && region->on_device;
+/* Record the slot's event behind its copies. */
+static int record(ucch_slot *s) {
+    int status = ucch_event_record(&s->event, ucch_way_stream(s->way));
+    s->is_recorded = !status;
     return status;
 }
 
-/* Returns 1 if the copies are complete, 0 if not yet, or a failure. */
+/* Start moving the pieces of a slot; every other slot uses another stream. copies_done tells of a failure. */
+static void begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
+    s->way = way;
+    s->again = 0;
+    s->on_device = region->on_device;
+    s->failed = move_pieces(region, &s->way, s->header.slot % 2, by_wires, rows, s->pieces, n);
+    int status = s->on_device ? record(s) : 0;
+    if (!s->failed) s->failed = status;
+}
+
+/* Returns 1 if the copies are complete, 0 if not yet, or a failure: then, too, none is under way, and slot and memory
+ * may be used again. A driver call that fails is made a second time: only if it fails again the device counts as
+ * dead. No thread waits for the stream, which may be behind others that wait for peers. */
 static int copies_done(ucch_slot *s) {
-    int done = 1, status = s->on_device ? ucch_event_ask(s->event, &done, &s->again) : 0;
-    return status ?: done;
+    int done = 1, status = 0;
+    if (s->on_device) status = (s->is_recorded ? 0 : record(s)) ?: ucch_event_ask(s->event, &done, &s->again);
+    if (status && s->failed) return status;
+    if (status) s->failed = status;
+    return status || !done ? 0 : s->failed ?: 1;
 }
 
 /* ---- outward ---- */
@@ -186,7 +197,7 @@ int ucch_transfer_by_device(const ucch_transfer *t) {
 }
 
 /* Have our device copy the next pieces directly; the slot holds their list. */
-static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
+static void copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
     for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
         char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
@@ -197,7 +208,7 @@ static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     s->serial = t->serial;
     s->by_device = 1;
     t->peer->looked_after++;
-    return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
+    begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Check these copies. When they have ended the transfer goes on, or is released. */
@@ -215,7 +226,7 @@ static int check_by_device_locked(ucch_slot *s) {
     return 1;
 }
 
-static int fill_locked(ucch_transfer *t, ucch_slot *s) {
+static void fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
     uint32_t count = entries_of(t, most);
     size_t at = table_of(count);
@@ -246,7 +257,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .count = count,
                               .slot = slot};
     if (t->peer->out) t->peer->out->next++;
-    return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
+    begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
 /* A transfer ends before its slots are free. */
@@ -266,7 +277,7 @@ static int advance_by_device_locked(ucch_transfer *t) {
             t->in_flight++;
             s->peer = t->peer;
             s->state = UCCH_COPYING;
-            t->status = copy_by_device_locked(t, s);
+            copy_by_device_locked(t, s);
             moved++;
         }
         moved += check_by_device_locked(s);
@@ -289,7 +300,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
-            t->status = fill_locked(t, s);
+            fill_locked(t, s);
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
@@ -363,9 +374,9 @@ static int scatter_locked(ucch_slot *s) {
     }
     s->region = region;
     region->users++;
-    int status = begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
-    if (!status) s->state = UCCH_COPYING;
-    return status;
+    s->state = UCCH_COPYING;
+    begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
+    return 0;
 }
 
 /* Copy a slot's data once it has arrived over wires. Returns 0 if it has not. */
