@@ -114,7 +114,7 @@ struct ucch_peer {
     int is_cut;
     char link[UCCH_PATH_BYTES];
     /* Slots in each direction, for this peer alone, so that a stopped peer does not delay others. `looked_after`: slots
-     * with copies under way that only the progress thread polls. */
+     * with copies under way that only attention polls. */
     ucch_mapping *ours, *theirs;
     ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
     int looked_after;
@@ -258,6 +258,8 @@ size_t ucch_slot_place(uint64_t slot);
 int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here);
 int ucch_slots_pin_locked(ucch_mapping *memory);
 int ucch_slot_list_locked(ucch_slot *s);
+void ucch_slot_use_region(ucch_slot *s, ucch_region *region);
+void ucch_slot_leave_region(ucch_slot *s);
 void ucch_slots_free(ucch_peer *peer);
 int ucch_carries_locked(ucch_peer *peer);
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);

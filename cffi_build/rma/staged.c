@@ -161,23 +161,38 @@ static int copies_done(ucch_slot *s) {
 /* Returns 1, 0 if another slot has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int turn = peer->out ? ucch_slot_flow_send_locked(peer->out, number_of(s), s->bytes) : 1;
-    if (turn <= 0) return turn;
+    int status = peer->out ? ucch_slot_flow_send_locked(peer->out, number_of(s), s->bytes) : 1;
+    if (!status) return 0;
     ucch_here here = {peer->ours->file, (uint32_t)s->bytes, peer->ours->inode};
     s->header.what = UCCH_HERE;
-    int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
-    if (!status) s->state = UCCH_SENT;
-    if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this slot for ever */
-    return status ?: 1;
+    if (status > 0) status = ucch_tell_locked(peer, s->header, &here, sizeof(here)) ?: 1;
+    if (status > 0) s->state = UCCH_SENT;
+    if (status < 0 && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this slot for ever */
+    return status;
 }
 
-/* The data of a slot is no longer wanted: free the slot, or send it empty if slots behind it wait for their turn. */
-static void drop_locked(ucch_slot *s) {
-    s->serial = s->header.serial = s->header.region = 0;
+/* The transfer ends before the slot has been sent. */
+static void leave_slot(ucch_transfer *t, ucch_slot *s) {
+    s->serial = 0;
+    t->in_flight--;
+    if (s->state != UCCH_COPYING) return;
+    s->peer->looked_after++;
+    ucch_attend_locked(t->at);
+}
+
+/* Once the copies of such a slot have ended, free it, or send it empty if slots behind it wait for their turn. Returns
+ * 1 if it is done with. */
+static int check_left_locked(ucch_slot *s) {
+    if (s->state != UCCH_COPYING || s->serial || s->by_device || !copies_done(s)) return 0;
+    ucch_slot_leave_region(s);
+    s->header.serial = s->header.region = 0;
     s->header.count = 0;
     s->bytes = 0;
     s->on_device = 0;
-    if (!s->peer->out || send_locked(s) < 0) s->state = UCCH_FREE;
+    int status = s->peer->out && !s->peer->status ? send_locked(s) : UCCH_FAIL_PEER;
+    if (status < 0) s->state = UCCH_FREE;
+    s->peer->looked_after -= status != 0;
+    return status != 0;
 }
 
 /* Number of entries in the next slot: as many as fit with their data. */
@@ -248,6 +263,7 @@ static void fill_locked(ucch_transfer *t, ucch_slot *s) {
         t->next++;
     }
     s->bytes = at;
+    ucch_slot_use_region(s, t->is.local);
     s->serial = t->serial;
     s->header = (ucch_header){.version = UCCH_RMA_VERSION,
                               .from = t->peer->at->uid,
@@ -265,8 +281,7 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[i];
         if (s->state == UCCH_FREE || s->serial != t->serial) continue;
-        s->serial = 0;
-        t->in_flight--;
+        leave_slot(t, s);
     }
 }
 
@@ -296,7 +311,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
         check_by_device_locked(s);
-        if (s->state == UCCH_COPYING && !s->serial && copies_done(s)) drop_locked(s); /* its transfer ended before */
+        check_left_locked(s);
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
@@ -305,12 +320,12 @@ int ucch_staged_move_locked(ucch_transfer *t) {
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
         int done = copies_done(s);
+        if (done) ucch_slot_leave_region(s);
         if (done == 1 && t->status) done = t->status; /* the transfer has failed: its last copies have to end, too */
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;
-        s->serial = 0;
-        t->in_flight--;
+        leave_slot(t, s);
         if (!t->status) t->status = done;
     }
     return moved;
@@ -330,8 +345,7 @@ ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *h) {
 static void taken_locked(ucch_slot *s, int status) {
     ucch_peer *peer = s->peer;
     ucch_header h = {.what = UCCH_TAKEN, .serial = s->header.serial, .slot = s->header.slot, .status = status};
-    if (s->region) s->region->users--;
-    s->region = NULL;
+    ucch_slot_leave_region(s);
     s->state = UCCH_FREE;
     peer->looked_after--;
     if (peer->in) ucch_slot_flow_release_locked(peer->in, s->piece);
@@ -372,8 +386,7 @@ static int scatter_locked(ucch_slot *s) {
         s->pieces[k] = (ucch_piece){from, region->base + s->table[k].offset, 0, s->table[k].bytes};
         from += s->table[k].bytes;
     }
-    s->region = region;
-    region->users++;
+    ucch_slot_use_region(s, region);
     s->state = UCCH_COPYING;
     begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
     return 0;
@@ -453,7 +466,8 @@ int ucch_staged_poll_locked(ucch_rma *at) {
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; p->looked_after && i < UCCH_RMA_SLOTS; i++) {
             ucch_slot *out = &p->outward[i];
-            int gone = out->state == UCCH_COPYING && out->by_device ? 1 + check_by_device_locked(out) : 0;
+            int is_watched = out->state == UCCH_COPYING && (out->by_device || !out->serial);
+            int gone = is_watched ? 1 + (check_by_device_locked(out) | check_left_locked(out)) : 0;
             int come = poll_locked(&p->inward[i]);
             found = gone > found ? gone : found;
             found = come > found ? come : found;

@@ -508,9 +508,9 @@ def death(far):
     os._exit(0)  # MPI waits for the dead
 
 
-def given_up():
+def given_up(far=False):
     """Transfers whose time is over while their data is on its way: the next one, of other memory, is whole."""
-    me, n, late = Side(), 20_000_000, 0  # more than slots hold
+    me, n, late = Side(far), 20_000_000, 0  # more than slots hold
     (first, _), (second, given), (other, _), (room, seen) = (me.memory(n) for _ in range(4))
     aside, target = me.opened(other, me.right), me.opened(room, me.right)
     for turn in range(6):
@@ -590,5 +590,14 @@ def behind():
             peer.put(mine, target).Wait()
         there = me.mpi.bcast(given, sender)
         assert me.r == sender or (seen == there).all(), (sender, name)
+    if me.r == 0:
+        gate = Gate(stream)
+        with pytest.raises(CollectiveTimeout):
+            peer.put(mine, target, timeout=0.05).Wait()
+        with pytest.raises(CollectiveTimeout, match="still in use"):
+            mine.close(0.05)
+        gate.open()
+        mine.close()
+    me.mpi.Barrier()
     me.worker.close()
     assert me.driver().fakegpu_misuses() == 0
