@@ -208,6 +208,7 @@ struct ucch_rma {
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
     ucch_opened *leaving;                      /* memory that the thread is to give back */
     ucch_notification *notifications, **last;
+    int lost; /* notifications for which there was no memory */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
