@@ -77,6 +77,17 @@ int ucch_slot_list_locked(ucch_slot *s) {
     return 1;
 }
 
+/* The slot's copies read or write the region, which is not freed before they have ended. */
+void ucch_slot_use_region(ucch_slot *s, ucch_region *region) {
+    s->region = region;
+    region->users++;
+}
+
+void ucch_slot_leave_region(ucch_slot *s) {
+    if (s->region) s->region->users--;
+    s->region = NULL;
+}
+
 /* ---- between hosts ---- */
 
 /* Offer the first `n` wires to peers: the addresses of the sending and receiving one of each, each preceded by its
@@ -245,6 +256,7 @@ static void free_all_locked(ucch_slot *slots) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         s->event = NULL;
         s->state = UCCH_FREE;
+        ucch_slot_leave_region(s);
         free_list(s);
     }
 }
@@ -258,6 +270,7 @@ void ucch_slots_free(ucch_peer *peer) {
     ucch_mapping *each[] = {peer->ours, peer->theirs};
     peer->out = peer->in = NULL;
     peer->ours = peer->theirs = NULL;
+    peer->looked_after = 0;
     free_all_locked(peer->outward);
     free_all_locked(peer->inward);
     ucch_unlock();

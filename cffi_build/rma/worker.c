@@ -31,6 +31,7 @@ static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *dat
     if (counter) UCCH_STORE(counter, *counter + 1); /* read without the lock */
     if (h->other && !bytes) return;
     ucch_notification *n = malloc(sizeof(*n) + bytes);
+    if (!n) at->lost++;
     if (!n) return;
     *n = (ucch_notification){.from = h->from, .bytes = bytes};
     if (bytes) memcpy(n->data, data, bytes);
@@ -96,7 +97,8 @@ static void data_received(void *request, ucs_status_t status, size_t bytes, void
 /* Receive data that libucp has not received yet (rendezvous). */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     incoming *l = malloc(sizeof(*l) + bytes);
-    if (!l) return UCS_ERR_INVALID_PARAM;
+    if (!l) at->lost += h->what == UCCH_NOTIFY;
+    if (!l) return UCS_ERR_INVALID_PARAM; /* libucp tells the sender */
     *l = (incoming){at, *h, bytes};
     ucp_request_param_t p = ucch_ucp_params(data_received, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
@@ -349,13 +351,16 @@ void ucch_rma_free(ucch_rma *at) {
 
 /* ---- notifications and counters ---- */
 
-/* Take the oldest notification. Returns its length, or -1 if there is none. */
+/* Take the oldest notification. Returns its length, -1 if there is none, or, once, UCCH_FAIL_MEMORY if there was no
+ * memory for some. */
 int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
-    ucch_notification *n = at->notifications;
+    int lost = at->lost;
+    ucch_notification *n = lost ? NULL : at->notifications;
     if (n && !(at->notifications = n->next)) at->last = &at->notifications;
+    at->lost = 0;
     ucch_unlock();
-    if (!n) return -1;
+    if (!n) return lost ? UCCH_FAIL_MEMORY : -1;
     int64_t bytes = (int64_t)n->bytes;
     *from = n->from;
     memcpy(data, n->data, n->bytes);
