@@ -103,6 +103,7 @@ struct ucch_peer {
     ucp_ep_h ep;
     uint64_t uid;
     _Atomic int status;    /* read by any thread, as `looked` is, without the lock */
+    int is_known;          /* what it sends is handled; else kept */
     int by_errors;         /* libucp reports its death; else the end of its process shows it */
     int pid;               /* its process if on this host; else 0 */
     _Atomic double looked; /* when its process was last checked */
@@ -208,6 +209,7 @@ struct ucch_rma {
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
     ucch_opened *leaving;                      /* memory that the thread is to give back */
+    struct incoming *early; /* messages of peers with which this process has not connected yet */
     ucch_notification *notifications, **last;
     int lost; /* notifications for which there was no memory */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];

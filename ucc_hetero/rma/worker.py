@@ -147,7 +147,8 @@ class Worker(Core):
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with a peer's worker. The peer has to connect with this worker too.
+        """Connect with a peer's worker. The peer has to connect with this worker too, before or after: until then its
+        answers are waited for, and what it has sent is kept.
 
         Args:
             address: The peer's :attr:`address`.
@@ -169,6 +170,7 @@ class Worker(Core):
             if not near:
                 self._offer_wires(found)
             self.peers[found.uid] = endpoint = Endpoint(self, found, near)
+            lib.ucch_peer_known(endpoint.native)
         return endpoint
 
     def _offer_wires(self, peer: Address) -> None:
