@@ -26,7 +26,7 @@ from ..machine.discover import HostIdentity, host_cores, host_identity, link_spe
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import FORKED, lib, load
-from ..native.waiting import progress_until
+from ..native.waiting import progress_until, refuse_finalized
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
@@ -541,9 +541,20 @@ class Unusable:
     def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def refuse(self) -> NoReturn:
         kind, text = self._error
         raise kind(text)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.refuse()
+
+
+class Ended(Unusable):
+    """Replaces an object at the end of the process, which ends daemon threads that use it, or at ``MPI.Finalize``."""
+
+    def refuse(self) -> NoReturn:
+        refuse_finalized()
+        super().refuse()
 
 
 def refuse_without_mpi() -> None:
@@ -552,8 +563,7 @@ def refuse_without_mpi() -> None:
 
     if inherited():
         raise NotSupported(FORKED)
-    if MPI.Is_finalized():
-        raise NotSupported("MPI has been finalised, and cannot begin again: make communicators before that")
+    refuse_finalized()
     if not MPI.Is_initialized():
         raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
 

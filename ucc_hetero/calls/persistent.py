@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from ..bindings.handle import Present
 from ..native.libraries import lib, owned
-from ..native.waiting import SLICE
+from ..native.waiting import SLICE, refuse_finalized
 from .request import Request, fill_empty, forget, under_way, wait_op
 
 _wait = lib.ucch_wait
@@ -175,6 +175,7 @@ def idle() -> tuple[Any, Any]:
 
 def _refusal(why: str) -> Callable[[], int]:
     def start() -> int:
+        refuse_finalized()
         raise ValueError(why)
 
     return start

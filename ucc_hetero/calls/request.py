@@ -13,7 +13,7 @@ from ..bindings.handle import Kept
 from ..docstrings import forms
 from ..errors import NotSupported, UCCHError
 from ..native.libraries import ffi, lib, refuse_children
-from ..native.waiting import progress_mpi, wait_in_slices
+from ..native.waiting import progress_mpi, refuse_finalized, wait_in_slices
 
 _peek = lib.ucch_peek
 _release = lib.ucch_launch_release
@@ -48,6 +48,7 @@ def run_poll_hooks() -> None:
 
 def wait_op(op: Any, poll_hook: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation. Returns 1: done, 2: failed. Checks for signals and lets MPI progress meanwhile."""
+    refuse_finalized()
     return wait_in_slices(partial(lib.ucch_wait, op), poll_hook)
 
 
@@ -91,6 +92,7 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
         return
     from mpi4py import MPI
 
+    refuse_finalized()
     status.source, status.tag, status.error = source, tag, error
     status.Set_elements(MPI.BYTE, nbytes)
     status.Set_cancelled(False)
@@ -215,6 +217,7 @@ class Request:
     def _ended(self) -> int:
         """After a round of progress: 1: done, 2: failed, 0: active."""
         refuse_children()
+        refuse_finalized()
         state = int(lib.ucch_test(self._op))
         if not state:
             progress_mpi()
@@ -631,6 +634,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     """Wait until every, or one, active request has ended."""
     active = [r for r in requests if not r._done]
     if active:
+        refuse_finalized()
         arm(active)
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)

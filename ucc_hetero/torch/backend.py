@@ -19,6 +19,7 @@ from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
 from ..bindings.handle import Kept
 from ..bootstrap import exit
+from ..bootstrap.process import refuse_without_mpi
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..bootstrap.timely import timely
 from ..device import local_rank
@@ -258,6 +259,7 @@ def _over_mpi(opts: Any) -> Communicator:
     load()
     from mpi4py import MPI
 
+    refuse_without_mpi()
     world = MPI.COMM_WORLD if _default_group.mpi is None else _default_group.mpi
     ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():
