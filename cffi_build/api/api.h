@@ -225,6 +225,7 @@ int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
                          int *status);
+void ucch_peer_known(ucch_peer *peer);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
 void ucch_peer_leave(ucch_peer *peer, double timeout);

@@ -565,10 +565,9 @@ class Runner(Closing):
             self.members.await_quiet(self.ended_by_refusal)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.
-            self.members.part()
             quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
             self._persistent = {}  # else a dropped call that ends later would release its own
-            self.members.release_id()
+            self.members.abandon()
             return
         for prepared in list(self._persistent.values()):
             lib.ucch_program_drop(prepared.program.handle)
