@@ -98,7 +98,10 @@ static void keep_locked(ucch_rma *at, const ucch_header *h, const void *data, si
     int n = 0;
     for (; *last; last = &(*last)->next)
         n++;
-    if (was_closed(at, h->from) || n == MOST_EARLY || !(l = malloc(sizeof(*l) + bytes))) return;
+    if (was_closed(at, h->from)) return;
+    l = n < MOST_EARLY ? malloc(sizeof(*l) + bytes) : NULL;
+    if (!l) at->lost += h->what == UCCH_NOTIFY;
+    if (!l) return;
     *l = (incoming){at, *h, bytes};
     if (bytes) memcpy(l->data, data, bytes);
     *last = l;

@@ -189,6 +189,18 @@ def test_what_a_peer_sends_before_this_side_connects_waits_for_it():
         assert (room == np.arange(1000.0)).all()
 
 
+def test_more_than_is_kept_before_this_side_connects_is_an_error():
+    with rma.Worker() as first, rma.Worker() as second:
+        peer = first.connect(second.address)
+        for i in range(300):
+            peer.notify(b"%d" % i).Wait()
+        with pytest.raises(MemoryError, match="notification"):
+            while not second.notifications():
+                lib.ucch_progress_once()
+        second.connect(first.address)
+        assert second.wait_notification().data == b"0"
+
+
 def test_mistakes_of_transfers_are_named(joined):
     worker, other, endpoint = joined
     array = np.zeros(8)

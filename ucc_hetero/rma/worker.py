@@ -218,7 +218,8 @@ class Worker(Core):
             list[Notification]: In order of arrival; each is returned once.
 
         Raises:
-            MemoryError: There was no memory for one. It is raised once, and later calls return the others.
+            MemoryError: There was no memory for one, or too many came before this worker had connected with their
+                sender. It is raised once, and later calls return the others.
         """
         return list(iter(self._next, None))
 
@@ -255,7 +256,7 @@ class Worker(Core):
         sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)
         nbytes = lib.ucch_notification_take(self.native, sender, data)
         if nbytes == lib.UCCH_FAIL_MEMORY:
-            raise MemoryError("a notification of a peer is lost: there was no memory for it")
+            raise MemoryError("a notification of a peer is lost: there was no room for it")
         if nbytes < 0:
             return None
         return Notification(self.peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
