@@ -408,31 +408,23 @@ def starts_processes(comm):
     unused = comm.Dup()
     if RANK:
         MPI.Finalize()
-        after_mpi([comm, unused], *left)
+        after_mpi(comm, *left)
+        after_mpi(unused, *left)
 
 
-def after_mpi(comms, request, persistent, sent, message):
+def after_mpi(comm, request, persistent, sent, message):
     """Uses of what was made before are refused; they used to end the process, at once or by SystemExit."""
     x, y = arrays(10)
-
-    def refused(use):
-        caught(u.NotSupported, use, "MPI has been finalized")
-
-    for comm in comms:
-        for use in (
-            lambda: comm.Allreduce(x, y), lambda: comm.Isend(x, 0), lambda: comm.bcast(1), comm.Iprobe, comm.mprobe,
-            comm.Dup, comm.Shrink, lambda: comm.mpi, lambda: comm.name, lambda: u.Communicator(comm),
-        ):  # fmt: skip
-            refused(use)
-        comm.Free()
-        assert not comm
     for use in (
+        lambda: comm.Allreduce(x, y), lambda: comm.Isend(x, 0), lambda: comm.bcast(1), comm.Iprobe, comm.mprobe,
+        comm.Dup, comm.Shrink, lambda: comm.mpi, lambda: comm.name, lambda: u.Communicator(comm), u.Communicator,
         request.Wait, request.Test, lambda: u.Request.Waitany([request]), lambda: request.Get_status(MPI.Status()),
-        persistent.Start, lambda: message.Recv(y), lambda: message.Irecv(y), u.Communicator,
-        lambda: u.Communicator(MPI.COMM_SELF),
+        persistent.Start, lambda: message.Recv(y), lambda: message.Irecv(y),
     ):  # fmt: skip
-        refused(use)
+        caught(u.NotSupported, use, "MPI has been finalized")
+    comm.Free()
     sent.Wait()
+    assert not comm
 
 
 def alone():

@@ -306,7 +306,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def mpi(self) -> Any:
         """The private MPI communicator of the same ranks. ``ValueError`` after ``Free``."""
         if isinstance(self._mpi, process.Unusable):
-            self._mpi.refuse()
+            self._mpi.raise_error()
         return self._mpi
 
     @property

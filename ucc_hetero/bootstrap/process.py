@@ -541,20 +541,20 @@ class Unusable:
     def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
 
-    def refuse(self) -> NoReturn:
+    def raise_error(self) -> NoReturn:
         kind, text = self._error
         raise kind(text)
 
     def __getattr__(self, name: str) -> NoReturn:
-        self.refuse()
+        self.raise_error()
 
 
 class Ended(Unusable):
     """Replaces an object at the end of the process, which ends daemon threads that use it, or at ``MPI.Finalize``."""
 
-    def refuse(self) -> NoReturn:
+    def raise_error(self) -> NoReturn:
         refuse_finalized()
-        super().refuse()
+        super().raise_error()
 
 
 def refuse_without_mpi() -> None:

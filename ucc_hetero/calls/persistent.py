@@ -98,7 +98,7 @@ class PersistentRequest(Request):
             self._start_refused(
                 ValueError("this persistent request is still active; Wait for it before the next Start")
             )
-        self._done = False  # first: Ctrl-C may interrupt here, and the call be active
+        self._done = self._untold = False  # first: Ctrl-C may interrupt here, and the call be active
         if self._call is not None:
             under_way.add(self._call)
         if self._direct is None or _again(self._direct) < 0:

@@ -73,6 +73,8 @@ class State:
         #: True in a child of the process that made it, and after ``MPI.Finalize``.
         self.orphaned = False
         self.refusing = Refusing(self.refuse)
+        #: Messages that were taken out of libucp's queue and not received (p2p/taken.py), in that order.
+        self.given_back: list[Any] = []
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
