@@ -102,7 +102,7 @@ void ucch_region_free(ucch_region *region) {
     UCCH_UNLINK(region->at->regions, region, next);
     while (region->owed)
         paid_locked(&region->owed);
-    free(region);
+    if (!region->users) free(region); /* else a copy or transfer still refers to it */
 }
 
 /* Make the key of a region on the bound device. Returns 0, or a failure. */

@@ -321,7 +321,6 @@ int ucch_staged_move_locked(ucch_transfer *t) {
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
         int done = copies_done(s);
         if (done) ucch_slot_leave_region(s);
-        if (done == 1 && t->status) done = t->status; /* the transfer has failed: its last copies have to end, too */
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;

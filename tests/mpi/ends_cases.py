@@ -1,5 +1,6 @@
 """Cases of test_ends.py and test_safety.py: ranks that fail or stay away, ends of processes, forks, and limits."""
 
+import ctypes
 import gc
 import itertools
 import os
@@ -480,3 +481,9 @@ def killed():
     print(f"pid {os.getpid()}", flush=True)
     WORLD.Barrier()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs_at_its_end():
+    """After the package's exit functions, like MPI_Finalize."""
+    u.Communicator()
+    ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))

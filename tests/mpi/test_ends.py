@@ -88,6 +88,11 @@ def test_a_rank_that_is_interrupted_at_its_end(mpirun, flavour, more):
     job.run(mpirun, mpi_args=more, check=False)
 
 
+def test_an_end_that_hangs_is_over_soon(mpirun, ulfm):
+    """MPI_Finalize of Open MPI 5.0.11 may hang if a rank dies while others are in it (15 ms after it began)."""
+    mpirun("ends_cases:hangs_at_its_end", 1, mpi_args=ulfm, timeout=60)
+
+
 @pytest.mark.parametrize("turn", range(3))
 def test_daemons_within_calls(mpirun, flavour, compiled, tmp_path, turn):
     """No thread is in MPI during its finalization, and none is waited for."""

@@ -128,7 +128,16 @@ def children_make_a_group(folder):
     dist.destroy_process_group()
 
 
+def check_threads():
+    """No thread of the package's may be in torch when the interpreter ends."""
+    left = [thread.name for thread in threading.enumerate() if "futures" in thread.name or "callbacks" in thread.name]
+    if left:
+        os._exit(9)
+
+
 def child(rank, size, meeting):
+    atexit.register(check_threads)  # run behind those that are registered later
+
     def total(place, rank, size):
         dist.init_process_group("ucch", init_method=f"{meeting}-{place}", rank=rank, world_size=size)
         dist.all_reduce(ones := torch.ones(1))

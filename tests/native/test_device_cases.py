@@ -62,7 +62,9 @@ CASES = {
     "random_messages": [("main", "nvidia:2,amd:2", LANES, EITHER)],
     "lane_cases": [
         *((case, "nvidia:2,amd:1", LANES, OWN) for case in ("streams_wait", "room", "refused")),
-        ("copies", "nvidia:2,amd:1", LANES, EITHER), ("mistakes", "nvidia:1,amd:1", LANES, EITHER),
+        ("copies", "nvidia:2,amd:1", LANES, EITHER),
+        # The device reads a message's header, or, where streams share queues, the host.
+        *(("mistakes", "nvidia:1,amd:1", LANES, queues) for queues in (OWN, FEW)),
         ("late", "nvidia:1,amd:1", LANES, EITHER), ("crowded 40", "nvidia:1,amd:1", {**LANES, **GOES_ON}, ()),
         ("groups", "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ],

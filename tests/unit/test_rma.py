@@ -192,7 +192,7 @@ def test_what_a_peer_sends_before_this_side_connects_waits_for_it():
 def test_more_than_is_kept_before_this_side_connects_is_an_error():
     with rma.Worker() as first, rma.Worker() as second:
         peer = first.connect(second.address)
-        for i in range(300):
+        for i in range(257):  # one too many
             peer.notify(b"%d" % i).Wait()
         with pytest.raises(MemoryError, match="notification"):
             while not second.notifications():
