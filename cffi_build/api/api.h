@@ -186,8 +186,8 @@ int ucch_send(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const voi
               int mem_type, int sync, double timeout);
 int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout);
-int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
-                      const ucch_offer *found, int mem_type, double timeout);
+int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes,
+                      ucp_tag_message_h *matched, const ucch_offer *found, int mem_type, double timeout);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
 int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
@@ -200,8 +200,7 @@ int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- offer.c: messages whose data goes by lanes; probes ---- */
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
-               ucp_tag_message_h *matched);
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, ucch_offer *found, ucp_tag_message_h *matched);
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
@@ -226,6 +225,7 @@ int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t bytes, int process, double patience,
                          int *status);
+void ucch_peer_known(ucch_peer *peer);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
 void ucch_peer_leave(ucch_peer *peer, double timeout);

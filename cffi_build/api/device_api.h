@@ -30,6 +30,7 @@ int ucch_channels_connect(ucch_channels *channels, int peer, uint64_t key, int n
 int ucch_channels_open(ucch_channels *channels);
 int ucch_channels_quiet(ucch_channels *channels);
 int ucch_channels_passed(ucch_channels *channels);
+int ucch_channels_let_go(ucch_channels *channels);
 void ucch_channels_free(ucch_channels *channels);
 size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);

@@ -53,7 +53,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
 }
 
 /* Stop recording. The memory is kept: another thread may be reading it. */
-void ucch_trace_stop(void) { ucch_trace_on = 0; }
+void ucch_trace_stop(void) { UCCH_STORE(&ucch_trace_on, 0); }
 
 /* The header and ring, with their size in bytes; NULL if the timeline was never opened. */
 const void *ucch_trace_memory(uint64_t *bytes) {

@@ -260,11 +260,11 @@ static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
 static int queue_waiting(ucch_lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
-        ucch_lane_message *m = l->waiting;
+        ucch_lane_message *m = l->waiting, *behind = m->behind; /* once queued, another thread may end and free it */
         int status = l->is_matched ? queue_matched(l, m) : queue_ready(l, m);
         if (status < 0) ucch_lane_fail(l, status);
         if (status <= 0) break;
-        l->waiting = m->behind;
+        l->waiting = behind;
         if (!l->waiting) l->last = &l->waiting;
         moved = 1;
     }
@@ -290,14 +290,15 @@ static int advance_locked(ucch_op *op) {
     ucch_lane_message *m = (ucch_lane_message *)op;
     ucch_lane *l = m->of;
     int moved = 0;
-    if (!m->queued && !pthread_mutex_trylock(&l->turn)) {
+    int queued = UCCH_LOAD(&m->queued);
+    if (!queued && !pthread_mutex_trylock(&l->turn)) {
         moved = queue_waiting(l);
         pthread_mutex_unlock(&l->turn);
-        m->op.matched = m->queued;
-        if (m->queued && m->op.has_listener) ucch_doorbell_ring();
+        m->op.matched = queued = UCCH_LOAD(&m->queued);
+        if (queued && m->op.has_listener) ucch_doorbell_ring();
     }
     const ucch_lane_line *line = line_of(l, m->number);
-    if (!m->queued || UCCH_LOAD(&line->done) != m->number) return moved;
+    if (!queued || UCCH_LOAD(&line->done) != m->number) return moved;
     m->found_bytes = line->bytes;
     m->found_tag = line->tag;
     if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
@@ -357,10 +358,11 @@ int ucch_lane_message_held(const ucch_lane_message *m) {
     ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
     if (!l || l->closed) return 0;
-    if (!(m->queued || m->headed)) return has_turn(l);
+    int queued = UCCH_LOAD(&m->queued);
+    if (!(queued || m->headed)) return has_turn(l);
     if (l->is_matched && (m->by_host || !m->done)) return 0;
     uint32_t done = UCCH_LOAD(&line_of(l, m->number)->done);
-    if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
+    if (queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     UCCH_ON_DEVICE;
     int passed = 1; /* given up when only part of it was given to the stream */
     ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
@@ -501,7 +503,7 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
     ucch_give(&l->turn, UCCH_AT_TURN);
     if (status) return status;
     ucch_lock();
-    int queued = m->queued;
+    int queued = UCCH_LOAD(&m->queued);
     m->op.kind = queued ? &in_streams : &by_progress;
     l->users++;
     ucch_op_begin_locked(&m->op, timeout);

@@ -182,15 +182,16 @@ int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive a message that a matching probe has removed. */
-int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
+/* Receive a message that a matching probe has removed. `matched` becomes NULL: the message cannot be received again. */
+int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h *matched,
                       const ucch_offer *found, int mem_type, double timeout) {
     ucch_start start = {.what = START_MATCHED,
                         .buffer = buffer,
                         .bytes = bytes,
                         .mem_type = mem_type,
-                        .matched = matched,
+                        .matched = *matched,
                         .found = *found};
+    *matched = NULL;
     return begin(m, worker, &start, timeout);
 }
 

@@ -192,16 +192,16 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 
 /* ---- probing ---- */
 
-/* True if a matching message has arrived; `remove` takes it out of libucp's queue. */
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
-               ucp_tag_message_h *matched) {
+/* True if a matching message has arrived. It stays in libucp's queue if `matched` is NULL. */
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, ucch_offer *found, ucp_tag_message_h *matched) {
     ucp_tag_recv_info_t info = {0, 0};
     UCCH_LOCKED;
     ucp_worker_progress(worker);
-    *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
+    ucp_tag_message_h message = ucp_tag_probe_nb(worker, tag, mask, matched != NULL, &info);
     *found = (ucch_offer){info.sender_tag, info.length, 0};
-    if (*matched && is_offer(&info)) note_of_locked(worker, info.sender_tag, remove, found);
-    return *matched != NULL;
+    if (message && is_offer(&info)) note_of_locked(worker, info.sender_tag, matched != NULL, found);
+    if (matched) *matched = message;
+    return message != NULL;
 }
 
 /* Receive a message and discard it, so that its sender does not wait for ever. */

@@ -39,14 +39,16 @@ uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number) {
 /* ---- sending ---- */
 
 typedef struct control_message {
-    ucch_rma *at;
+    ucch_peer *to;
     ucch_header header;
     char data[];
 } control_message;
 
 static void posted(void *request, ucs_status_t status, void *data) {
+    ucch_peer *peer = ((control_message *)data)->to;
     ucp_request_free(request);
-    ((control_message *)data)->at->requests--;
+    peer->at->requests--;
+    if (status && !peer->status) peer->status = status; /* a message is missing */
     free(data);
 }
 
@@ -56,7 +58,7 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
     header.version = UCCH_RMA_VERSION;
     header.from = peer->at->uid;
-    l->at = peer->at;
+    l->to = peer;
     l->header = header;
     if (bytes) memcpy(l->data, data, bytes);
     ucp_request_param_t p = ucch_ucp_params(posted, l, UCS_MEMORY_TYPE_HOST);

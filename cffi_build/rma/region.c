@@ -53,12 +53,12 @@ void ucch_region_revoke(ucch_region *region) {
     region->closing = 1;
     for (ucch_peer *p = region->at->peers; p && is_first; p = p->next) {
         owed *o = p->status ? NULL : malloc(sizeof(*o));
-        if (!o) continue;
+        int status = p->status ? UCCH_FAIL_PEER : UCCH_FAIL_MEMORY;
+        if (o) status = ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0);
+        region->users += status == UCCH_FAIL_MEMORY; /* it may go on, for ever */
+        if (status) free(o);
+        if (status) continue;
         *o = (owed){p, region->owed};
-        if (ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0)) {
-            free(o);
-            continue;
-        }
         region->owed = o;
         if (!p->owes++) p->owes_since = ucch_now();
     }

@@ -70,6 +70,7 @@ typedef struct ucch_slot {
     void *event;
     double again;
     int on_device, is_pinned, by_device; /* by_device: the device copies directly between regions, without the slot */
+    int way, is_recorded, failed;        /* of its copies: their stream, whether the event is behind them, a failure */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it; 0: none */
     uint64_t piece;
@@ -102,6 +103,7 @@ struct ucch_peer {
     ucp_ep_h ep;
     uint64_t uid;
     _Atomic int status;    /* read by any thread, as `looked` is, without the lock */
+    int is_known;          /* what it sends is handled; else kept */
     int by_errors;         /* libucp reports its death; else the end of its process shows it */
     int pid;               /* its process if on this host; else 0 */
     _Atomic double looked; /* when its process was last checked */
@@ -113,13 +115,14 @@ struct ucch_peer {
     int is_cut;
     char link[UCCH_PATH_BYTES];
     /* Slots in each direction, for this peer alone, so that a stopped peer does not delay others. `looked_after`: slots
-     * with copies under way that only the progress thread polls. */
+     * with copies under way that only attention polls. */
     ucch_mapping *ours, *theirs;
     ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
     int looked_after;
-    /* On another host: the wires of each direction; the number with which wires to it were requested, and why there are
-     * none. */
+    /* On another host: the wires of each direction, and the key of their connections; the number with which wires to it
+     * were requested, and why there are none. */
     ucch_slot_flow *out, *in;
+    uint64_t wired;
     uint32_t number;
     int lack;
     void *closing; /* request of ucp_ep_close_nbx */
@@ -206,7 +209,9 @@ struct ucch_rma {
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
     ucch_opened *leaving;                      /* memory that the thread is to give back */
+    struct incoming *early;                    /* messages of peers with which this process has not connected yet */
     ucch_notification *notifications, **last;
+    int lost; /* notifications for which there was no memory */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
@@ -257,6 +262,8 @@ size_t ucch_slot_place(uint64_t slot);
 int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here);
 int ucch_slots_pin_locked(ucch_mapping *memory);
 int ucch_slot_list_locked(ucch_slot *s);
+void ucch_slot_use_region(ucch_slot *s, ucch_region *region);
+void ucch_slot_leave_region(ucch_slot *s);
 void ucch_slots_free(ucch_peer *peer);
 int ucch_carries_locked(ucch_peer *peer);
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);

@@ -77,6 +77,17 @@ int ucch_slot_list_locked(ucch_slot *s) {
     return 1;
 }
 
+/* The slot's copies read or write the region, which is not freed before they have ended. */
+void ucch_slot_use_region(ucch_slot *s, ucch_region *region) {
+    s->region = region;
+    region->users++;
+}
+
+void ucch_slot_leave_region(ucch_slot *s) {
+    if (s->region) s->region->users--;
+    s->region = NULL;
+}
+
 /* ---- between hosts ---- */
 
 /* Offer the first `n` wires to peers: the addresses of the sending and receiving one of each, each preceded by its
@@ -93,6 +104,15 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     return 0;
 }
 
+/* Key of a process by the address of its first wire: the workers of two processes share the connections of wires, which
+ * are never closed. */
+static uint64_t key_of(const char *address, uint32_t bytes) {
+    uint64_t key = 0xcbf29ce484222325u;
+    for (uint32_t i = 0; i < bytes; i++)
+        key = (key ^ (unsigned char)address[i]) * 0x100000001b3u;
+    return key;
+}
+
 /* Connect with the first `n` wires of a peer, whose addresses these are. Returns 0 or a failure. */
 static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, size_t bytes) {
     for (int i = 0, status; i < 2 * n; i++) {
@@ -102,8 +122,9 @@ static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, 
         said += sizeof(length);
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
+        if (!i) peer->wired = key_of(said, length);
         int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
-        if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->uid, said))) return status;
+        if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->wired, said))) return status;
         said += length;
         bytes -= length;
     }
@@ -131,7 +152,7 @@ static int slot_flow_new(ucch_peer *peer, int is_recv, int wires, uint32_t sende
                         .tainted_there = &c->tainted_there};
     uint64_t tag = UCCH_WIRE_EXPECTED | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
-    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->uid, tag);
+    if (!status) c->flow = ucch_flow_new(&slots, !is_recv, wires, peer->wired, tag);
     if (!c->flow) {
         free(c);
         return status ?: UCCH_FAIL_PEER;
@@ -235,6 +256,7 @@ static void free_all_locked(ucch_slot *slots) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         s->event = NULL;
         s->state = UCCH_FREE;
+        ucch_slot_leave_region(s);
         free_list(s);
     }
 }
@@ -248,6 +270,7 @@ void ucch_slots_free(ucch_peer *peer) {
     ucch_mapping *each[] = {peer->ours, peer->theirs};
     peer->out = peer->in = NULL;
     peer->ours = peer->theirs = NULL;
+    peer->looked_after = 0;
     free_all_locked(peer->outward);
     free_all_locked(peer->inward);
     ucch_unlock();

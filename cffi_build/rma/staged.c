@@ -128,21 +128,32 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
     return (!peer->out || ucch_slot_flow_has_room_locked(peer->out, number_of(s))) && ucch_slot_list_locked(s);
 }
 
-/* Start moving the pieces of a slot; every other slot uses another stream. After a failure nothing is under way: slot
- * and memory may be used again. */
-static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
-    int status = move_pieces(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
-    s->again = 0;
-    if (!status && region->on_device) status = ucch_event_record(&s->event, ucch_way_stream(way));
-    if (status && region->on_device) ucch_bound_ops()->stream_sync(ucch_way_stream(way));
-    s->on_device = !status && region->on_device;
+/* Record the slot's event behind its copies. */
+static int record(ucch_slot *s) {
+    int status = ucch_event_record(&s->event, ucch_way_stream(s->way));
+    s->is_recorded = !status;
     return status;
 }
 
-/* Returns 1 if the copies are complete, 0 if not yet, or a failure. */
+/* Start moving the pieces of a slot; every other slot uses another stream. copies_done tells of a failure. */
+static void begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
+    s->way = way;
+    s->again = 0;
+    s->on_device = region->on_device;
+    s->failed = move_pieces(region, &s->way, s->header.slot % 2, by_wires, rows, s->pieces, n);
+    int status = s->on_device ? record(s) : 0;
+    if (!s->failed) s->failed = status;
+}
+
+/* Returns 1 if the copies are complete, 0 if not yet, or a failure: then, too, none is under way, and slot and memory
+ * may be used again. A driver call that fails is made a second time: only if it fails again the device counts as
+ * dead. No thread waits for the stream, which may be behind others that wait for peers. */
 static int copies_done(ucch_slot *s) {
-    int done = 1, status = s->on_device ? ucch_event_ask(s->event, &done, &s->again) : 0;
-    return status ?: done;
+    int done = 1, status = 0;
+    if (s->on_device) status = (s->is_recorded ? 0 : record(s)) ?: ucch_event_ask(s->event, &done, &s->again);
+    if (status && s->failed) return status;
+    if (status) s->failed = status;
+    return status || !done ? 0 : s->failed ?: 1;
 }
 
 /* ---- outward ---- */
@@ -150,23 +161,38 @@ static int copies_done(ucch_slot *s) {
 /* Returns 1, 0 if another slot has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int turn = peer->out ? ucch_slot_flow_send_locked(peer->out, number_of(s), s->bytes) : 1;
-    if (turn <= 0) return turn;
+    int status = peer->out ? ucch_slot_flow_send_locked(peer->out, number_of(s), s->bytes) : 1;
+    if (!status) return 0;
     ucch_here here = {peer->ours->file, (uint32_t)s->bytes, peer->ours->inode};
     s->header.what = UCCH_HERE;
-    int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
-    if (!status) s->state = UCCH_SENT;
-    if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this slot for ever */
-    return status ?: 1;
+    if (status > 0) status = ucch_tell_locked(peer, s->header, &here, sizeof(here)) ?: 1;
+    if (status > 0) s->state = UCCH_SENT;
+    if (status < 0 && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this slot for ever */
+    return status;
 }
 
-/* The data of a slot is no longer wanted: free the slot, or send it empty if slots behind it wait for their turn. */
-static void drop_locked(ucch_slot *s) {
-    s->serial = s->header.serial = s->header.region = 0;
+/* The transfer ends before the slot has been sent. */
+static void leave_slot(ucch_transfer *t, ucch_slot *s) {
+    s->serial = 0;
+    t->in_flight--;
+    if (s->state != UCCH_COPYING) return;
+    s->peer->looked_after++;
+    ucch_attend_locked(t->at);
+}
+
+/* Once the copies of such a slot have ended, free it, or send it empty if slots behind it wait for their turn. Returns
+ * 1 if it is done with. */
+static int check_left_locked(ucch_slot *s) {
+    if (s->state != UCCH_COPYING || s->serial || s->by_device || !copies_done(s)) return 0;
+    ucch_slot_leave_region(s);
+    s->header.serial = s->header.region = 0;
     s->header.count = 0;
     s->bytes = 0;
     s->on_device = 0;
-    if (!s->peer->out || send_locked(s) < 0) s->state = UCCH_FREE;
+    int status = s->peer->out && !s->peer->status ? send_locked(s) : UCCH_FAIL_PEER;
+    if (status < 0) s->state = UCCH_FREE;
+    s->peer->looked_after -= status != 0;
+    return status != 0;
 }
 
 /* Number of entries in the next slot: as many as fit with their data. */
@@ -186,7 +212,7 @@ int ucch_transfer_by_device(const ucch_transfer *t) {
 }
 
 /* Have our device copy the next pieces directly; the slot holds their list. */
-static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
+static void copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
     for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
         char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
@@ -197,7 +223,7 @@ static int copy_by_device_locked(ucch_transfer *t, ucch_slot *s) {
     s->serial = t->serial;
     s->by_device = 1;
     t->peer->looked_after++;
-    return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
+    begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Check these copies. When they have ended the transfer goes on, or is released. */
@@ -215,7 +241,7 @@ static int check_by_device_locked(ucch_slot *s) {
     return 1;
 }
 
-static int fill_locked(ucch_transfer *t, ucch_slot *s) {
+static void fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
     uint32_t count = entries_of(t, most);
     size_t at = table_of(count);
@@ -237,6 +263,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
         t->next++;
     }
     s->bytes = at;
+    ucch_slot_use_region(s, t->is.local);
     s->serial = t->serial;
     s->header = (ucch_header){.version = UCCH_RMA_VERSION,
                               .from = t->peer->at->uid,
@@ -246,7 +273,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .count = count,
                               .slot = slot};
     if (t->peer->out) t->peer->out->next++;
-    return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
+    begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
 /* A transfer ends before its slots are free. */
@@ -254,8 +281,7 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[i];
         if (s->state == UCCH_FREE || s->serial != t->serial) continue;
-        s->serial = 0;
-        t->in_flight--;
+        leave_slot(t, s);
     }
 }
 
@@ -266,7 +292,7 @@ static int advance_by_device_locked(ucch_transfer *t) {
             t->in_flight++;
             s->peer = t->peer;
             s->state = UCCH_COPYING;
-            t->status = copy_by_device_locked(t, s);
+            copy_by_device_locked(t, s);
             moved++;
         }
         moved += check_by_device_locked(s);
@@ -285,21 +311,21 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
         check_by_device_locked(s);
-        if (s->state == UCCH_COPYING && !s->serial && copies_done(s)) drop_locked(s); /* its transfer ended before */
+        check_left_locked(s);
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
-            t->status = fill_locked(t, s);
+            fill_locked(t, s);
             moved++;
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
         int done = copies_done(s);
+        if (done) ucch_slot_leave_region(s);
         if (done == 1 && t->status) done = t->status; /* the transfer has failed: its last copies have to end, too */
         if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;
-        s->serial = 0;
-        t->in_flight--;
+        leave_slot(t, s);
         if (!t->status) t->status = done;
     }
     return moved;
@@ -319,8 +345,7 @@ ucch_transfer *ucch_chunk_taken_locked(ucch_peer *peer, const ucch_header *h) {
 static void taken_locked(ucch_slot *s, int status) {
     ucch_peer *peer = s->peer;
     ucch_header h = {.what = UCCH_TAKEN, .serial = s->header.serial, .slot = s->header.slot, .status = status};
-    if (s->region) s->region->users--;
-    s->region = NULL;
+    ucch_slot_leave_region(s);
     s->state = UCCH_FREE;
     peer->looked_after--;
     if (peer->in) ucch_slot_flow_release_locked(peer->in, s->piece);
@@ -361,11 +386,10 @@ static int scatter_locked(ucch_slot *s) {
         s->pieces[k] = (ucch_piece){from, region->base + s->table[k].offset, 0, s->table[k].bytes};
         from += s->table[k].bytes;
     }
-    s->region = region;
-    region->users++;
-    int status = begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
-    if (!status) s->state = UCCH_COPYING;
-    return status;
+    ucch_slot_use_region(s, region);
+    s->state = UCCH_COPYING;
+    begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
+    return 0;
 }
 
 /* Copy a slot's data once it has arrived over wires. Returns 0 if it has not. */
@@ -442,7 +466,8 @@ int ucch_staged_poll_locked(ucch_rma *at) {
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; p->looked_after && i < UCCH_RMA_SLOTS; i++) {
             ucch_slot *out = &p->outward[i];
-            int gone = out->state == UCCH_COPYING && out->by_device ? 1 + check_by_device_locked(out) : 0;
+            int is_watched = out->state == UCCH_COPYING && (out->by_device || !out->serial);
+            int gone = is_watched ? 1 + (check_by_device_locked(out) | check_left_locked(out)) : 0;
             int come = poll_locked(&p->inward[i]);
             found = gone > found ? gone : found;
             found = come > found ? come : found;

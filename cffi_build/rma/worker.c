@@ -17,6 +17,8 @@
 #define ARM_AFTER_S 1e-3
 /* Most rounds of progress before a worker is destroyed. */
 #define DYING 1000
+/* Messages that are kept of peers with which this process has not connected yet. */
+#define MOST_EARLY 256
 /* Uses of a counter before their numbers repeat: a number must fit an int. */
 #define USES ((uint64_t)1 << 21)
 /* Limit of a counter's number with its use. */
@@ -31,6 +33,7 @@ static void notify_locked(ucch_peer *peer, const ucch_header *h, const void *dat
     if (counter) UCCH_STORE(counter, *counter + 1); /* read without the lock */
     if (h->other && !bytes) return;
     ucch_notification *n = malloc(sizeof(*n) + bytes);
+    if (!n) at->lost++;
     if (!n) return;
     *n = (ucch_notification){.from = h->from, .bytes = bytes};
     if (bytes) memcpy(n->data, data, bytes);
@@ -72,17 +75,45 @@ static const struct {
     [UCCH_PULLED] = {answered_locked, 0},
 };
 
-static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
-    ucch_peer *peer = ucch_peer_of(at, h->from);
-    if (peer) kinds[h->what].deliver(peer, h, data, bytes);
-}
-
+/* A message; of a peer with which this process has not connected yet, if it is kept. */
 typedef struct incoming {
     ucch_rma *at;
     ucch_header header;
     size_t bytes;
+    struct incoming *next;
     char data[];
 } incoming;
+
+static int was_closed(const ucch_rma *at, uint64_t uid) {
+    const ucch_peer *p = at->peers;
+    while (p && (p->uid != uid || p->ep))
+        p = p->next;
+    return p != NULL;
+}
+
+/* Keep a message until this process has connected with its sender, which may be first. What a closed peer had still
+ * sent is not kept. */
+static void keep_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
+    incoming **last = &at->early, *l;
+    int n = 0;
+    for (; *last; last = &(*last)->next)
+        n++;
+    if (was_closed(at, h->from)) return;
+    l = n < MOST_EARLY ? malloc(sizeof(*l) + bytes) : NULL;
+    if (!l) at->lost += h->what == UCCH_NOTIFY;
+    if (!l) return;
+    *l = (incoming){at, *h, bytes};
+    if (bytes) memcpy(l->data, data, bytes);
+    *last = l;
+}
+
+static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
+    ucch_peer *peer = ucch_peer_of(at, h->from);
+    if (peer && peer->is_known)
+        kinds[h->what].deliver(peer, h, data, bytes);
+    else
+        keep_locked(at, h, data, bytes);
+}
 
 static void data_received(void *request, ucs_status_t status, size_t bytes, void *data) {
     incoming *p = data;
@@ -96,7 +127,8 @@ static void data_received(void *request, ucs_status_t status, size_t bytes, void
 /* Receive data that libucp has not received yet (rendezvous). */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     incoming *l = malloc(sizeof(*l) + bytes);
-    if (!l) return UCS_ERR_INVALID_PARAM;
+    if (!l) at->lost += h->what == UCCH_NOTIFY;
+    if (!l) return UCS_ERR_INVALID_PARAM; /* libucp tells the sender */
     *l = (incoming){at, *h, bytes};
     ucp_request_param_t p = ucch_ucp_params(data_received, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
@@ -115,7 +147,7 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
     if (header_bytes != sizeof(h)) return UCS_OK;
     memcpy(&h, header, sizeof(h));
     int fits = h.version == UCCH_RMA_VERSION && h.what <= UCCH_PULLED && bytes <= kinds[h.what].most;
-    if (!fits || !ucch_peer_of(at, h.from)) return UCS_OK;
+    if (!fits) return UCS_OK;
     int is_later = (param->recv_attr & IS_RNDV) != 0;
     ucch_attend_locked(at);
     if (is_later) return receive_locked(at, &h, data, bytes);
@@ -196,6 +228,21 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t
     if (!*status) return peer;
     free(peer);
     return NULL;
+}
+
+/* Handle what the peer has sent before this process knew it. */
+void ucch_peer_known(ucch_peer *peer) {
+    UCCH_LOCKED;
+    peer->is_known = 1;
+    for (incoming **at = &peer->at->early, *l; (l = *at);) {
+        if (l->header.from != peer->uid) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        deliver_locked(peer->at, &l->header, l->data, l->bytes);
+        free(l);
+    }
 }
 
 /* The peer counts as dead from now on. */
@@ -342,6 +389,8 @@ void ucch_rma_free(ucch_rma *at) {
         at->notifications = n->next;
         free(n);
     }
+    for (incoming *l; (l = at->early); free(l))
+        at->early = l->next;
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);
@@ -349,13 +398,16 @@ void ucch_rma_free(ucch_rma *at) {
 
 /* ---- notifications and counters ---- */
 
-/* Take the oldest notification. Returns its length, or -1 if there is none. */
+/* Take the oldest notification. Returns its length, -1 if there is none, or, once, UCCH_FAIL_MEMORY if there was no
+ * memory for some. */
 int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
-    ucch_notification *n = at->notifications;
+    int lost = at->lost;
+    ucch_notification *n = lost ? NULL : at->notifications;
     if (n && !(at->notifications = n->next)) at->last = &at->notifications;
+    at->lost = 0;
     ucch_unlock();
-    if (!n) return -1;
+    if (!n) return lost ? UCCH_FAIL_MEMORY : -1;
     int64_t bytes = (int64_t)n->bytes;
     *from = n->from;
     memcpy(data, n->data, n->bytes);

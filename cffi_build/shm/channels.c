@@ -380,9 +380,9 @@ int ucch_channels_open(ucch_channels *c) {
     return status ?: ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
 }
 
-/* Free everything; nothing may be under way, here or on a peer. Memory that graphs may still write to is kept; they no
- * longer wait for other ranks. */
-void ucch_channels_free(ucch_channels *c) {
+/* Free streams, events and memory of the device, which nothing uses any more. Memory that graphs may still write to is
+ * kept; they no longer wait for other ranks. Returns 1 if there are graphs. */
+static int free_on_device(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int captured = c->graphs.watch.kind != NULL;
     if (captured) {
@@ -390,24 +390,52 @@ void ucch_channels_free(ucch_channels *c) {
         UCCH_LOCKED;
         if (c->graphs.watch.state == UCCH_ACTIVE) ucch_op_end_locked(&c->graphs.watch, 0, -1, -1);
     }
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     for (int i = 0; i < STREAMS; i++) {
         ucch_stream_free(c->streams[i]);
         if (c->tail[i]) ops->event_free(c->tail[i]);
+        c->streams[i] = c->tail[i] = NULL;
     }
     if (c->began) ops->event_free(c->began);
     if (c->graphs.last) ops->event_free(c->graphs.last);
-    ucch_device_leave(before);
-    int held = captured;
-    if (!captured) ucch_pool_give(c->arrived);
-    for (int i = 0; i < BANKS && !captured; i++)
+    c->began = c->graphs.last = NULL;
+    if (captured) return 1;
+    ucch_pool_give(c->arrived);
+    c->arrived = NULL;
+    for (int i = 0; i < BANKS; i++) {
         ucch_pool_give(c->scratch[i]);
-    for (int i = 0; i < c->noutgrown && !captured; i++)
-        ucch_pool_give(c->outgrown[i]);
+        c->scratch[i] = NULL;
+    }
+    while (c->noutgrown)
+        ucch_pool_give(c->outgrown[--c->noutgrown]);
+    return 0;
+}
+
+/* Free everything; nothing may be under way, here or on a peer. */
+void ucch_channels_free(ucch_channels *c) {
+    int held = free_on_device(c);
     for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
     if (!held) /* else libucp may still write to the rings */
         free_channels(c);
+}
+
+/* After a failure: free what is on the device, once its streams have no work any more. The rings are kept, as peers and
+ * libucp may still use them. Returns 1, or 0 if it is too early. */
+int ucch_channels_let_go(ucch_channels *c) {
+    const device_ops *ops = ucch_bound_ops();
+    int all = ucch_channels_passed(c);
+    if (!all) return 0;
+    UCCH_ON_DEVICE;
+    for (int i = 0; i < STREAMS; i++) {
+        if (!c->streams[i]) continue;
+        int done = 0, status = c->is_left ? 0 : ops->event_record(c->tail[i], c->streams[i]);
+        if (!status) ops->event_done(c->tail[i], &done);
+        all &= done;
+    }
+    c->is_left = 1;
+    if (all) free_on_device(c);
+    return all;
 }
 
 /* True if everything put into the channel has been taken out, and its sender knows that. */

@@ -124,7 +124,7 @@ struct ucch_channels {
     size_t scratch_bytes[BANKS];
     uint64_t banked;
     ucch_graphs graphs;
-    int failed;
+    int failed, is_left; /* is_left: no stream gets any work */
     /* The first call whose result is undefined, because it failed here or was under way at a failure; 0: none. */
     uint64_t *tainted;
 };

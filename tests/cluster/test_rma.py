@@ -20,6 +20,14 @@ def test_everybody_reaches_everybody(host_crew):
 
 
 @pytest.mark.usefixtures("libraries")
+def test_nothing_grows(host_crew):
+    """Workers that are closed leave nothing; between the same two processes the next ones use the same connections."""
+    counts = {"collectives": 2000, "communicators": 20, "transfers": 12, "groups": 0, "refusals": 0, "failures": 0}
+    job = host_crew("tools/soak.py", (1, 1), args=[f"--{kind}={count}" for kind, count in counts.items()])
+    assert job.stdout.count("more rounds") == 3 and "grown" not in job.stdout, job.output
+
+
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
     ("case", "layout"),
     [

@@ -1,5 +1,6 @@
 """Cases in which queued calls fail."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -121,6 +122,23 @@ def different():
         said.append(failure(lambda comm=comm, x=x, y=y: comm.Allreduce(x, y)))
         assert said[0] == "MismatchError" and said[2] == "CollectiveError", said
         MPI.COMM_WORLD.Barrier()
+
+
+def fails_often():
+    """Communicators that have failed give back what they took on the device once their streams have no work."""
+    driver, stream, n, left = ctypes.CDLL(runtime().path), runtime().stream(), 70_000, []
+    x, y = Array(n).set(1), Array(n).set(-1)
+    for _ in range(8):
+        comm = Communicator()
+        comm.Allreduce(x, y)
+        comm.Sendrecv(x, 1 - comm.rank, 0, y, 1 - comm.rank, 0, stream=stream)
+        call, more = (comm.Iallreduce, ()) if comm.rank else (comm.Ireduce, (SUM, 0))
+        assert failure(lambda call=call, more=more: call(x, y, *more, stream=stream).Wait()) == "MismatchError"
+        reached(stream)
+        comm.Free()
+        MPI.COMM_WORLD.Barrier()
+        left.append((driver.fakegpu_streams(), runtime().room()))
+    assert left[-1] == left[2], left
 
 
 def halfway(after):

@@ -11,6 +11,7 @@ _MORE = {
     "channel_cases:many": {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}, "channel_cases:long": {"UCCH_WIRE_SLOT": "64K"},
     "channel_failure_cases:missing": _LONG, "channel_failure_cases:garbage": _LONG | OWN_QUEUES,
     "channel_failure_cases:different": _LONG, "channel_failure_cases:cut": _LONG,
+    "channel_failure_cases:fails_often": _LONG | OWN_QUEUES,
     "channel_failure_cases:halfway": _LONG, "graph_cases:unlike_messages": _LONG | OWN_QUEUES,
     "graph_cases:broken": _LONG | OWN_QUEUES, "graph_cases:refused": {"UCCH_TUNE": ""},
 }  # fmt: skip

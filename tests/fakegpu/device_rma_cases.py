@@ -508,9 +508,9 @@ def death(far):
     os._exit(0)  # MPI waits for the dead
 
 
-def given_up():
+def given_up(far=False):
     """Transfers whose time is over while their data is on its way: the next one, of other memory, is whole."""
-    me, n, late = Side(), 20_000_000, 0  # more than slots hold
+    me, n, late = Side(far), 20_000_000, 0  # more than slots hold
     (first, _), (second, given), (other, _), (room, seen) = (me.memory(n) for _ in range(4))
     aside, target = me.opened(other, me.right), me.opened(room, me.right)
     for turn in range(6):
@@ -555,3 +555,49 @@ def driver_fails(far=False):
             room.close()
         me.mpi.Barrier()
     me.worker.close()
+
+
+def behind():
+    """A call of the driver fails for copies that stand behind another stream's wait: as sender and as receiver. The
+    transfer fails once none of them is under way, and the engine goes on meanwhile."""
+    me, n = Side(), 3_000_000
+    (mine, given), (room, seen) = (me.memory(n) for _ in range(2))
+    peer, target, stream = me.peers[me.right], me.opened(room, me.right), me.gpu.stream()
+    every = np.array([0, n // 2, n - 1000], np.uint64)  # so few are copied each for itself
+    counter, lists = me.worker.counter(), (every, every, 1000)
+    number = me.mpi.allgather(counter.number)[me.right]
+    peer.put(mine, target, *lists).Wait()
+    fails = (b"cuMemcpyAsync", 1), (b"cuEventRecord", 0), (b"cuEventQuery", 0)
+    senders = range(1 if peer.info(mine, target)["put"].startswith("direct") else 2)  # then its device does it all
+    for sender, (name, before) in [(sender, each) for each in fails for sender in senders]:
+        given[:] = drawn(n)
+        if me.r == 0:
+            gate = Gate(stream)
+            me.driver().fakegpu_fail(name, before)
+        me.mpi.Barrier()
+        begun = peer.put(mine, target, *lists, counter=number) if me.r == sender else None
+        while me.r == 0 and sender == 1 and not lib.ucch_rma_arriving(me.worker.native, counter.number):
+            lib.ucch_progress_once()
+        for _ in range(100):
+            lib.ucch_progress_once()
+        assert me.r != sender or not begun.Test(), "it fails while copies are under way"
+        me.mpi.Barrier()
+        if me.r == 0:
+            gate.open()
+        if me.r == sender:
+            with pytest.raises(UCCHError):
+                begun.Wait()
+            peer.put(mine, target).Wait()
+        there = me.mpi.bcast(given, sender)
+        assert me.r == sender or (seen == there).all(), (sender, name)
+    if me.r == 0:
+        gate = Gate(stream)
+        with pytest.raises(CollectiveTimeout):
+            peer.put(mine, target, timeout=0.05).Wait()
+        with pytest.raises(CollectiveTimeout, match="still in use"):
+            mine.close(0.05)
+        gate.open()
+        mine.close()
+    me.mpi.Barrier()
+    me.worker.close()
+    assert me.driver().fakegpu_misuses() == 0

@@ -16,6 +16,10 @@ static int new_event(void **e, unsigned flags) {
     return *e ? OK : flags & ~2u ? INVALID_VALUE : OUT_OF_MEMORY;
 }
 
+static int copy_or_fail(void *dst, const void *src, size_t bytes, void *s) {
+    return fails("cuMemcpyAsync") ? LAUNCH_FAILED : copy_async(dst, src, bytes, s);
+}
+
 /* HIP does not copy the image. */
 static int load_module(void **module, const void *image) {
     *module = HIP ? (void *)image : strdup(image);
@@ -117,7 +121,7 @@ int cuMemGetAddressRange_v2(void **base, size_t *bytes, const void *where) {
     *bytes = r ? r->bytes : 0;
     return r && !r->freed ? OK : INVALID_VALUE;
 }
-int cuMemcpyAsync(void *dst, const void *src, size_t bytes, void *s) { return copy_async(dst, src, bytes, s); }
+int cuMemcpyAsync(void *dst, const void *src, size_t bytes, void *s) { return copy_or_fail(dst, src, bytes, s); }
 typedef struct side_2d {
     size_t x, y;
     int type;
@@ -204,7 +208,7 @@ int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
     return flags == 2 && bytes == 8 ? allocate(where, bytes, SIGNAL_MEMORY) : INVALID_VALUE;
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
-    return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
+    return kind == 4 ? copy_or_fail(dst, src, bytes, s) : INVALID_VALUE;
 }
 int hipMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
                      int kind, void *s) {

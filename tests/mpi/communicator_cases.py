@@ -255,8 +255,11 @@ def case_without_a_call(comm):
 
 def case_free_needs_no_other_rank(comm):
     """A rank that has freed a communicator goes on to what other ranks of its host wait for before they free theirs."""
-    if not comm._runner.board.shows_all:
-        return
+    with mock.patch.object(api_comm, "_LATE_S", 1e6):  # on a busy machine others come after more than a second
+        _free_needs_no_other_rank(comm)
+
+
+def _free_needs_no_other_rank(comm):
     comm.Barrier()
     comm.Dup().Free()  # frees what earlier cases have left
     used = bytes(meeting._ids)

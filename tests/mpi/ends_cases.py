@@ -404,8 +404,27 @@ def starts_processes(comm):
     x, y = arrays(10)
     comm.Allreduce(x, y)
     assert (y == SIZE).all()
+    left = comm.Irecv(np.empty(10), RANK, 9), comm.Allreduce_init(x, y), comm.Isend(x, RANK, 3), comm.Mprobe(RANK, 3)
+    unused = comm.Dup()
     if RANK:
         MPI.Finalize()
+        after_mpi(comm, *left)
+        after_mpi(unused, *left)
+
+
+def after_mpi(comm, request, persistent, sent, message):
+    """Uses of what was made before are refused; they used to end the process, at once or by SystemExit."""
+    x, y = arrays(10)
+    for use in (
+        lambda: comm.Allreduce(x, y), lambda: comm.Isend(x, 0), lambda: comm.bcast(1), comm.Iprobe, comm.mprobe,
+        comm.Dup, comm.Shrink, lambda: comm.mpi, lambda: comm.name, lambda: u.Communicator(comm), u.Communicator,
+        request.Wait, request.Test, lambda: u.Request.Waitany([request]), lambda: request.Get_status(MPI.Status()),
+        persistent.Start, lambda: message.Recv(y), lambda: message.Irecv(y),
+    ):  # fmt: skip
+        caught(u.NotSupported, use, "MPI has been finalized")
+    comm.Free()
+    sent.Wait()
+    assert not comm
 
 
 def alone():

@@ -5,6 +5,7 @@ case is collective and leaves no message behind. The first failure ends the job 
 """
 
 import gc
+import itertools
 import os
 import random
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 import random_messages
 from cases import in_threads, neighbours, raises, seen
 from mpi4py import MPI
+from processes import interrupted_at
 
 from ucc_hetero import Message, PersistentRequest, Request, TruncationError
 from ucc_hetero.p2p.messages import Messages
@@ -48,7 +50,7 @@ def case_random(comm):
 
 def case_synchronous(comm):
     """A synchronous send completes when it is received, not before. Any number of probes see it, until it is taken out
-    to be received or dropped."""
+    to be received; dropped, it is there again."""
     right, left = neighbours(comm)
     for size in (1, LONG):
         send = comm.Issend(vector(np.full(size, 5.0)), right, 12)
@@ -61,11 +63,11 @@ def case_synchronous(comm):
         if size > 1:
             del found
             gc.collect()
-        else:
-            found.Recv(into := blank(size))
-            assert (seen(into) == 5).all()
-            with raises(ValueError, "received already"):
-                found.Recv(into)
+            found = comm.Improbe(left, 12)
+        found.Recv(into := blank(size))
+        assert (seen(into) == 5).all()
+        with raises(ValueError, "received already"):
+            found.Recv(into)
         send.Wait()
         comm.Barrier()
 
@@ -221,6 +223,33 @@ def case_interrupted_as_it_begins(comm):
     comm.Recv(second, left, 6)
     assert (seen(first) == -1).all() and (seen(second) == pattern(LONG, left)).all()
     assert all((each == pattern(LONG, -1, turn)).all() for turn, each in enumerate(poison))
+
+
+def case_interrupted_as_it_is_taken_out(comm):
+    """Wherever a signal's exception comes in a probe, the next receives find the messages, in order; Free discards
+    them."""
+    right, left = neighbours(comm)
+    receives = (
+        comm.Recv, lambda into, *at: comm.Irecv(into, *at).Wait(), lambda into, *at: comm.Mprobe(*at).Recv(into),
+        lambda into, *at: Message.Probe(comm, *at).Irecv(into).Wait(), lambda into, *at: comm.Recv(into),
+    )  # fmt: skip
+    sizes, (look, other) = itertools.cycle([3, LONG]), random.sample([comm.Mprobe, comm.Improbe], 2)
+    for at in range(50):
+        size = next(sizes)
+        sends = [comm.Isend(vector(np.full(size, float(turn))), right, 4) for turn in range(3)]
+        comm.Probe(left, 4)
+        interrupted_at(at, partial(look, left, 4))
+        taken = [other(left, 4), look(left, 4)]
+        while taken:
+            del taken[random.randrange(len(taken))]
+        for turn, receive in enumerate(random.sample(receives, 3)):
+            receive(into := blank(size), left, 4)
+            assert (seen(into) == turn).all()
+        Request.Waitall(sends)
+    made = comm.Dup()
+    made.Isend(vector(np.zeros(LONG)), right).Free()
+    made.Mprobe(left)
+    made.Free()
 
 
 def case_idioms_of_mpi4py(comm):

@@ -2,11 +2,13 @@
 
 import gc
 import importlib.util
+import random
 import time
 import weakref
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from cases import ADD, neighbours
 from mpi4py import MPI
 from processes import interrupted_at
 
-from ucc_hetero import PersistentRequest, Request
+from ucc_hetero import PersistentRequest, Request, TruncationError
 from ucc_hetero.calls import request as request_module
 from ucc_hetero.calls.request import under_way
 
@@ -124,6 +126,32 @@ def case_interrupted_by_a_handler(comm):
     comm.Recv(both, left, 6)
     again.Free()
     ready.Free()
+
+
+def case_interrupted_as_some_are_completed(comm):
+    """Wherever a signal's exception comes, the next call tells what was completed, with its status, and what failed."""
+    right, left = neighbours(comm)
+    for at, fails in product(range(0, 90, 2), (False, True)):
+        into, taken = [np.full(2, -1.0) for _ in range(3)], []
+        requests = [comm.Irecv(into[tag][: 2 - fails * tag % 2], left, tag) for tag in range(3)]
+        for tag in range(3):
+            comm.Send(np.full(2, float(tag)), right, tag)
+        take = Request.Waitall if fails else random.choice([Request.Waitsome, Request.Testsome])
+
+        def some(take=take, requests=requests, taken=taken):
+            try:
+                taken.append((take(requests, statuses := []) or [], statuses))
+            except TruncationError:
+                taken.append((range(3), [SimpleNamespace(tag=tag) for tag in range(3)]))
+
+        def told(taken=taken):
+            return sorted((i, statuses[k].tag) for ready, statuses in taken for k, i in enumerate(ready))
+
+        interrupted_at(at, some, TimeoutError)
+        while len(told()) < 3:
+            some()
+        assert told() == [(0, 0), (1, 1), (2, 2)] and not any(requests), (at, fails, told())
+        assert all((into[tag] == tag).all() for tag in (0, 2))
 
 
 def case_interrupted_as_a_partition_is_marked(comm):

@@ -53,7 +53,7 @@ ALONE = {
     # MPI would end the process.
     "MPI has not begun": ("import mpi4py; mpi4py.rc.initialize = False; " + OURS, {},
                           ("NotSupported: MPI has not begun: call MPI.Init_thread()",)),
-    "MPI is over": ("from mpi4py import MPI; MPI.Finalize(); " + OURS, {}, ("NotSupported: MPI has been finalised",)),
+    "MPI is over": ("from mpi4py import MPI; MPI.Finalize(); " + OURS, {}, ("NotSupported: MPI has been finalized",)),
     # A free-threaded CPython without the GIL: the message names the cure.
     "no lock of the interpreter": ("import sys; sys._is_gil_enabled = lambda: False; import ucc_hetero", {},
                                    ("ImportError", "PYTHON_GIL=1")),

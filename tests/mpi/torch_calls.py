@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import DEVICE, case, data, same
 from torch_model import fresh, sgd, train
 from torch_world import N, R
+
+import ucc_hetero.torch.backend
 
 OPS = dist.ReduceOp
 
@@ -92,10 +95,12 @@ def split_groups():
         within = dist.get_process_group_ranks(parent or dist.group.WORLD)
         mine = next((part for part in parts if R in [within[r] for r in part]), None)
         part = dist.split_group(parent, parts, group_desc="part")
-        assert (part is None) == (mine is None)
-        if mine is not None:
+        if mine is None:
+            assert part in (None, dist.GroupMember.NON_GROUP_MEMBER)
+        else:
             dist.all_gather(whole := [torch.empty(1) for _ in mine], torch.tensor([float(R)]), group=part)
-            assert [each.item() for each in whole] == [within[r] for r in sorted(mine)] and part.group_desc == "part"
+            order = mine if torch.__version__ >= (2, 14) else sorted(mine)
+            assert [each.item() for each in whole] == [within[r] for r in order] and part.group_desc == "part"
     for wrong in ([[0, 1], [1]], [[N]], [[0], []], [], None):
         with pytest.raises(ValueError, match="split_ranks"):
             dist.split_group(split_ranks=wrong)
@@ -397,9 +402,17 @@ def methods_that_look_for_a_backend_in_cpp():
     for way_out, wrong in (
         ("new_group", lambda: group.split_group([0])),
         ("store", lambda: group.merge_remote_group(store, N)),
+        ("store", lambda: group.reconfigure(None)),
+        ("rma", group.new_window),
+        ("rebuild", lambda: ucc_hetero.torch.backend.create(SimpleNamespace(enable_reconfigure=True))),
+        ("CommDebugMode", lambda: group.register_pre_hook(1, print)),
     ):
         with pytest.raises(NotImplementedError, match=way_out):
             wrong()
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend is group.get_backend("cpu") and not backend.supports_tensor_alloc("cpu")
+    asked = [name for name in dir(dist.ProcessGroup) + dir(torch._C._distributed_c10d.Backend) if "supports_" in name]
+    assert not any(getattr(backend, name) for name in asked if name != "supports_tensor_alloc")
     dist.all_reduce(total := torch.ones(1), group=group)
     same(total, torch.tensor([float(N)]))
 

@@ -112,6 +112,12 @@ def movement():
         dist.gather(mine, lists, dst=N - 1)
         for o, want in zip(lists or [], parts, strict=R == N - 1):
             same(o, want, f"gather {dtype}")
+        options = torch._C._distributed_c10d.GatherOptions()
+        options.rootRank = N - 1
+        flat = torch.empty((N, 2, 3) if R == N - 1 else 0, dtype=dtype)
+        dist.group.WORLD.gather_single(flat, mine, options).wait()
+        for o, want in zip(flat, parts, strict=R == N - 1):
+            same(o, want, f"gather_single {dtype}")
         got = torch.empty_like(mine)
         dist.scatter(got, parts if R == 0 else None, src=0)
         same(got, mine, f"scatter {dtype}")

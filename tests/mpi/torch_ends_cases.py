@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from ucc_hetero.torch import rendezvous
 from ucc_hetero.torch.work import Work
@@ -99,6 +100,9 @@ def forked_children_end_no_group():
                 start()
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 7
+    for first, pair in zip(range(0, 8, 2), DataLoader(range(8), 2, num_workers=2), strict=True):
+        dist.all_reduce(pair)
+        assert pair.tolist() == [2 * first, 2 * first + 2]
     dist.barrier()
     dist.send(torch.full([9], 5.0), 1 - rank)
     call.wait()

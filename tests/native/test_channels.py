@@ -22,7 +22,7 @@ CASES = [
     ("channel_cases:pinned_out", PAIR, {}), ("channel_cases:replicas", FOUR, {}), ("channel_cases:left", THREE, {}),
     ("channel_cases:no_compiler", PAIR, {}), ("channel_cases:grows", THREE, {}),
     ("channel_failure_cases:missing", PAIR, {}), ("channel_failure_cases:garbage", THREE, {}),
-    ("channel_failure_cases:different", PAIR, {}),
+    ("channel_failure_cases:different", PAIR, {}), ("channel_failure_cases:fails_often", PAIR, {}),
     ("graph_cases:replays 1 1000 60000", PAIR, FEW_QUEUES), ("graph_cases:replays 3000", FOUR, FEW_QUEUES),
     ("graph_cases:replays 3 5000", FOUR, {"UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
     ("graph_cases:replays 1 60000", "amd:3", OWN_QUEUES), ("graph_cases:messages", THREE, FEW_QUEUES),

@@ -23,6 +23,8 @@ LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
 #: Each of thousands of pieces is a separate copy.
 SOON = {"FAKEGPU_DELAY_US": "20"}
 QUICK = {"FAKEGPU_DELAY_US": "10"}
+#: All streams share one queue.
+ONE_QUEUE = {"UCCH_TIMEOUT": "20", "FAKEGPU_CONNECTIONS": "1", **SOON}
 #: CUDA's own: eight queues, which go on behind a kernel that runs.
 GOES_ON = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "GPU_MAX_HW_QUEUES": "99", "FAKEGPU_CONNECTIONS": ""}
 GOES_ON |= {"FAKEGPU_GOES_ON": "1", "UCCH_WIRE_SLOT": "65536"}
@@ -70,8 +72,9 @@ CASES = {
         ("everything", "nvidia:2,amd:1", {}, OWN), ("everything far", "nvidia:1,host:1,amd:1", SOON, ()),
         ("opened", "nvidia:3", {}, OWN), ("closing", "nvidia:2", {}, OWN), ("apart", "nvidia:1,amd:2", {}, ()),
         ("late", "nvidia:1,amd:1", {}, ()), ("beside_stopped", "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
-        ("given_up", "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "2000"}, ()),
+        *((case, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "2000"}, ()) for case in ("given_up", "given_up far")),
         *((case, "nvidia:1,amd:1", {"UCCH_TIMEOUT": "20"}, OWN) for case in ("driver_fails", "driver_fails far")),
+        *(("behind", layout, ONE_QUEUE, ()) for layout in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:2")),
         ("all_kinds", "nvidia:1,amd:1", {}, ()), ("all_kinds", "nvidia:1,host:1", {}, ()),
         ("leaving", "nvidia:2", {}, ()),
     ],

@@ -307,6 +307,37 @@ def test_requests_of_one_prefill_fail_each_for_itself(two):
         assert (mine[[2, 4]] == theirs[[1, 3]]).all()
 
 
+def test_transfers_are_counted(two):
+    prefill, decode, port = two
+    remote = Remote("p", "kv_producer", "127.0.0.1", port, 1, 48)
+    decode.step(Step(loads=[Load("d", remote, [2, 4], 1), Load("e", remote._replace(engine="before"), [6], 0)]))
+    decode.until(1, "e")
+    prefill.step(Step(offers={"p": [1, 3, 5]}))
+    assert not decode.until(1, "d")
+    (connector,), block = decode.each, 2 * 16 * 2 * 8 * 2  # of two layers
+    found = connector.get_kv_connector_stats()
+    assert found.data["failed"] == 1 and found.data["bytes"] == [2 * block] and found.data["seconds"][0] > 0
+    assert connector.get_kv_connector_stats() is None
+    told = json.loads(json.dumps(found.data))
+    both = connector.build_kv_connector_stats(told).aggregate(connector.build_kv_connector_stats(told))
+    assert both.reduce()["Num loads"] == 2 and both.reduce()["Num failed loads"] == 2
+    assert both.reduce()["Avg MB per load"] == round(2 * block / 2**20, 3)
+    assert connector.build_kv_connector_stats().is_empty()
+    assert connector.get_loaded_kv_cache_group_ids(None) == (0,)  # also of a group without prefix caching
+
+
+def test_metrics_of_prometheus():
+    pytest.importorskip("vllm", reason="needs vLLM")
+    client = pytest.importorskip("prometheus_client")
+    config = Facts(kv_transfer_config=None)
+    kinds = {kind: kind for kind in (client.Gauge, client.Counter, client.Histogram)}
+    made = UccHeteroConnector.build_prom_metrics(config, kinds, ["engine"], {0: ["0"]})
+    made.observe({"seconds": [0.5, 0.25], "bytes": [1000, 24], "failed": 2, "expired": 1})
+    values = {each.name: each.value for kind in client.REGISTRY.collect() for each in kind.samples}
+    assert values["vllm:ucc_hetero_load_seconds_sum"] == 0.75 and values["vllm:ucc_hetero_load_bytes_sum"] == 1024
+    assert values["vllm:ucc_hetero_failed_loads_total"] == 2 and values["vllm:ucc_hetero_expired_requests_total"] == 1
+
+
 @pytest.mark.parametrize("side", ["asks", "sends"])
 def test_a_connection_for_data_that_breaks_is_made_anew(two, side):
     """As libucp reports a broken connection on one side, while messages continue: later requests are loaded."""

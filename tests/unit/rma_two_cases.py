@@ -1,4 +1,5 @@
-"""Cases of test_rma_processes.py: a process and its child, which are connected, and have memory at the same address."""
+"""Cases of test_rma_processes.py: a process and its child, which are connected, and have memory at the same address;
+two workers of a process that lacks memory."""
 
 import ctypes
 import mmap
@@ -92,3 +93,45 @@ def under_way():
     two.ones.close()
     print(len(begun), flush=True)
     os.kill(two.child, signal.SIGKILL)
+
+
+def no_memory(library):
+    """For a notification, short or long, and for the message that withdraws a region."""
+    import numpy as np
+    import pytest
+    from processes import until
+
+    from ucc_hetero import rma
+    from ucc_hetero.errors import CollectiveTimeout, PeerError
+
+    less = ctypes.CDLL(library)
+    with rma.Worker() as one, rma.Worker() as other:
+        there = one.connect(other.address)
+        other.connect(one.address)
+
+        def lose(size):
+            less.no_memory(ctypes.c_size_t(size), ctypes.c_size_t(size + 128), 1)  # not the sender's
+            there.notify(bytes(size)).Wait()
+            until(less.has_failed)
+
+        lose(777)
+        there.notify(b"next").Wait()
+        with pytest.raises(MemoryError, match="a notification of a peer is lost"):
+            other.wait_notification(60)
+        assert other.wait_notification(60).data == b"next"
+        lose(65_000)
+        with pytest.raises(MemoryError):
+            other.wait_notification(60)
+        with pytest.raises(PeerError):
+            while True:
+                there.notify(b"more").Wait()
+        again, region = rma.Worker(), other.register(np.zeros(8))
+        again.connect(other.address)
+        other.connect(again.address)
+        less.no_memory(ctypes.c_size_t(50), ctypes.c_size_t(64), 0)  # a message without data
+        region.revoke()
+        assert less.has_failed()
+        with pytest.raises(CollectiveTimeout, match="still in use"):
+            region.close(0.1)
+    print("right", flush=True)
+    os._exit(0)

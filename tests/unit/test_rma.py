@@ -170,6 +170,37 @@ def joined():
         yield worker, other, worker.connect(other.address)
 
 
+def test_what_a_peer_sends_before_this_side_connects_waits_for_it():
+    """Either side may be first: its notifications and its question for a region are handled afterwards, in order."""
+    room = np.zeros(1000)
+    with rma.Worker() as first, rma.Worker() as second, ThreadPoolExecutor() as pool:
+        region, mine = second.register(room), first.register(np.arange(1000.0))
+        peer, counter = first.connect(second.address), second.counter()
+        for word in (b"one", b"two"):
+            peer.notify(word, counter=counter.number).Wait()
+        opened = pool.submit(peer.open, region.descriptor)
+        for _ in range(1000):  # they arrive, as a rule
+            lib.ucch_progress_once()
+        assert not second.notifications()
+        back = second.connect(first.address)
+        found = [second.wait_notification() for _ in range(2)]
+        assert [(each.data, each.peer) for each in found] == [(b"one", back), (b"two", back)] and counter.value == 2
+        peer.put(mine, opened.result()).Wait()
+        assert (room == np.arange(1000.0)).all()
+
+
+def test_more_than_is_kept_before_this_side_connects_is_an_error():
+    with rma.Worker() as first, rma.Worker() as second:
+        peer = first.connect(second.address)
+        for i in range(300):
+            peer.notify(b"%d" % i).Wait()
+        with pytest.raises(MemoryError, match="notification"):
+            while not second.notifications():
+                lib.ucch_progress_once()
+        second.connect(first.address)
+        assert second.wait_notification().data == b"0"
+
+
 def test_mistakes_of_transfers_are_named(joined):
     worker, other, endpoint = joined
     array = np.zeros(8)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from crews import program
@@ -10,8 +11,8 @@ from crews import program
 
 @pytest.fixture
 def two(tmp_path, request):
-    def run(case, before=()):
-        words = [*before, sys.executable, *program(tmp_path, f"rma_two_cases:{case}", [], request.path)]
+    def run(case, before=(), args=()):
+        words = [*before, sys.executable, *program(tmp_path, f"rma_two_cases:{case}", args, request.path)]
         return subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
 
     return run
@@ -31,3 +32,10 @@ def test_a_number_that_another_process_has_now(two):
     if "skip" in done.stderr or "unshare" in done.stderr:
         pytest.skip(done.stderr)
     assert done.stdout.split() == ["refused", "clean"], done
+
+
+def test_a_loss_for_lack_of_memory_is_an_error(two, tmp_path, compiled):
+    library = tmp_path / "no_memory.so"
+    compiled(library, "-shared", "-fPIC", Path(__file__).with_name("no_memory.c"), "-ldl")
+    done = two("no_memory", ("env", f"LD_PRELOAD={library}"), [str(library)])
+    assert (done.returncode, done.stdout.split()) == (0, ["right"]), done

@@ -42,8 +42,8 @@ _FREED = "this communicator has been freed: make a new one"
 
 #: Replaces the runner after ``Free``.
 _freed = process.Unusable(ValueError, _FREED)
-#: Replaces the runner at process exit, for daemon threads.
-_ended = process.Unusable(SystemExit, "the program has come to its end")
+#: Replaces the runner at process exit, and at ``MPI.Finalize``.
+_ended = process.Ended(SystemExit, "the program has come to its end")
 #: Held while a communicator gets its runner in its first call, or is freed without one or late.
 _first_call = RLock()
 #: Seconds that ``Free`` waits for ranks that have not come and may need this one.
@@ -77,7 +77,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     it starts when the stream gets to it, and later work in the stream sees the result. Methods with ``I`` do not block
     the host meanwhile.
 
-    ``with Communicator() as comm:`` frees the communicator at the end; otherwise it is freed before MPI is finalised.
+    ``with Communicator() as comm:`` frees the communicator at the end; otherwise it is freed before MPI is finalized.
 
     Args:
         comm: Intracommunicator of mpi4py, or a ``Communicator``; ``MPI.COMM_WORLD`` if None.
@@ -274,7 +274,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
             vars(self).pop(name, None)
 
     def __bool__(self) -> bool:
-        return vars(self).get("_runner") is not _freed
+        return vars(self).get("_runner") not in (_freed, _ended)
 
     def __enter__(self) -> Communicator:
         return self
@@ -305,8 +305,8 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     @property
     def mpi(self) -> Any:
         """The private MPI communicator of the same ranks. ``ValueError`` after ``Free``."""
-        if not self:
-            raise ValueError(_FREED)
+        if isinstance(self._mpi, process.Unusable):
+            self._mpi.raise_error()
         return self._mpi
 
     @property

@@ -254,8 +254,8 @@ class Worker:
         Returns:
             tuple[int, int] | None: Its tag and length in bytes, or None.
         """
-        found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
-        if not lib.ucch_probe(self.handle, tag, mask, 0, found, matched):
+        found = ffi.new("ucch_offer *")
+        if not lib.ucch_probe(self.handle, tag, mask, found, ffi.NULL):
             return None
         return int(found.code), int(found.bytes)
 

@@ -155,7 +155,10 @@ def _finalize() -> None:
     if os.getpid() == _pid:
         for leave in before_finalize:
             leave()
+        runners = _runners()
         _end()
+        for each in runners:
+            each.orphan()
     else:
         lib.ucch_guard_finalize()
     _mpi_finalize()

@@ -251,6 +251,13 @@ class Membership:
         self.teams.close(self.board.close(together=together), together=together)
         self.release_id()
 
+    def abandon(self) -> None:
+        """Leave a communicator that has failed. What libraries or other ranks may still use stays."""
+        self.part()
+        self.release_id()
+        for channels in self._all_channels():
+            channels.let_go()
+
     def part(self) -> None:
         """Stop watching ranks of other hosts, and recording."""
         self._unwatch()

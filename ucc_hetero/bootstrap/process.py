@@ -26,7 +26,7 @@ from ..machine.discover import HostIdentity, host_cores, host_identity, link_spe
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import FORKED, lib, load
-from ..native.waiting import progress_until
+from ..native.waiting import progress_until, refuse_finalized
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
@@ -558,9 +558,20 @@ class Unusable:
     def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def raise_error(self) -> NoReturn:
         kind, text = self._error
         raise kind(text)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.raise_error()
+
+
+class Ended(Unusable):
+    """Replaces an object at the end of the process, which ends daemon threads that use it, or at ``MPI.Finalize``."""
+
+    def raise_error(self) -> NoReturn:
+        refuse_finalized()
+        super().raise_error()
 
 
 def refuse_without_mpi() -> None:
@@ -569,8 +580,7 @@ def refuse_without_mpi() -> None:
 
     if inherited():
         raise NotSupported(FORKED)
-    if MPI.Is_finalized():
-        raise NotSupported("MPI has been finalised, and cannot begin again: make communicators before that")
+    refuse_finalized()
     if not MPI.Is_initialized():
         raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from ..bindings.handle import Present
 from ..native.libraries import lib, owned
-from ..native.waiting import SLICE
+from ..native.waiting import SLICE, refuse_finalized
 from .request import Request, fill_empty, forget, under_way, wait_op
 
 _wait = lib.ucch_wait
@@ -98,7 +98,7 @@ class PersistentRequest(Request):
             self._start_refused(
                 ValueError("this persistent request is still active; Wait for it before the next Start")
             )
-        self._done = False  # first: Ctrl-C may interrupt here, and the call be active
+        self._done = self._untold = False  # first: Ctrl-C may interrupt here, and the call be active
         if self._call is not None:
             under_way.add(self._call)
         if self._direct is None or _again(self._direct) < 0:
@@ -175,6 +175,7 @@ def idle() -> tuple[Any, Any]:
 
 def _refusal(why: str) -> Callable[[], int]:
     def start() -> int:
+        refuse_finalized()
         raise ValueError(why)
 
     return start

@@ -13,7 +13,7 @@ from ..bindings.handle import Kept
 from ..docstrings import forms
 from ..errors import NotSupported, UCCHError
 from ..native.libraries import ffi, lib, refuse_children
-from ..native.waiting import progress_mpi, wait_in_slices
+from ..native.waiting import progress_mpi, refuse_finalized, wait_in_slices
 
 _peek = lib.ucch_peek
 _release = lib.ucch_launch_release
@@ -48,6 +48,7 @@ def run_poll_hooks() -> None:
 
 def wait_op(op: Any, poll_hook: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation. Returns 1: done, 2: failed. Checks for signals and lets MPI progress meanwhile."""
+    refuse_finalized()
     return wait_in_slices(partial(lib.ucch_wait, op), poll_hook)
 
 
@@ -91,6 +92,7 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
         return
     from mpi4py import MPI
 
+    refuse_finalized()
     status.source, status.tag, status.error = source, tag, error
     status.Set_elements(MPI.BYTE, nbytes)
     status.Set_cancelled(False)
@@ -125,6 +127,8 @@ class Request:
     #: True if the native operation lives as long as the request.
     lasting = False
     _done = True  # if the constructor has failed
+    #: True, or the call's failure, if a call on several requests has completed this one and not told its caller yet.
+    _untold: bool | UCCHError = False
     #: Fills the status of a call that has ended; None for collectives, whose status is empty.
     _fill_status: Callable[[int, Any], None] | None = None
 
@@ -215,6 +219,7 @@ class Request:
     def _ended(self) -> int:
         """After a round of progress: 1: done, 2: failed, 0: active."""
         refuse_children()
+        refuse_finalized()
         state = int(lib.ucch_test(self._op))
         if not state:
             progress_mpi()
@@ -322,11 +327,23 @@ class Request:
                 self._call = self._keep = None
             under_way.discard(call)
             call.finish(state, status)
-        except BaseException as error:
-            if not isinstance(error, UCCHError):  # a signal's exception: the call can be waited for again
-                self._call, self._keep, self._done = call, keep, False
-                under_way.add(call)
+        except UCCHError:
             raise
+        except BaseException:  # a signal's: the call can be waited for again
+            self._call, self._keep, self._done = call, keep, False
+            under_way.add(call)
+            raise
+
+    def _complete_untold(self, status: Any) -> None:
+        """As :meth:`Wait`, but keep the failure."""
+        if self._done:
+            self._describe(1 + (self._untold is not True) if self._untold else 0, status)
+            return
+        self._untold = True
+        try:
+            self.Wait(status)
+        except UCCHError as failure:
+            self._untold = failure
 
     # --- several requests ---------------------------------------------------------------------------------------------
 
@@ -411,11 +428,9 @@ class Request:
             TypeError, CollectiveError: As in :meth:`Waitall`.
         """
         requests = _as_requests(requests)
-        while True:
+        while (ready := cls.Testsome(requests, statuses)) == []:
             _wait_many(requests, every=False)
-            ready = cls.Testsome(requests, statuses)
-            if ready != []:
-                return ready
+        return ready
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
@@ -467,10 +482,10 @@ class Request:
         Returns:
             As :meth:`Testsome`.
         """
-        active = {i: r for i, r in enumerate(_as_requests(requests)) if not r._done}
+        active = {i: r for i, r in enumerate(_as_requests(requests)) if not r._done or r._untold}
         if not active:
             return None
-        ready = {i: state for i, r in active.items() if (state := r._ended())}
+        ready = {i: state for i, r in active.items() if (state := int(r._done) or r._ended())}
         _describe_all([active[i] for i in ready], list(ready.values()), statuses)
         return list(ready)
 
@@ -631,6 +646,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     """Wait until every, or one, active request has ended."""
     active = [r for r in requests if not r._done]
     if active:
+        refuse_finalized()
         arm(active)
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)
@@ -638,16 +654,17 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
 
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:
-    """Complete requests that have ended, then raise the first failure in order."""
+    """Complete requests that have ended, then raise the first failure in order.
+
+    After a signal's exception the next call tells of those that this one has completed."""
     _extend(statuses, len(requests))
-    failure: Exception | None = None
     for i, request in enumerate(requests):
-        try:
-            request.Wait(statuses[i] if statuses is not None else None)
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+        request._complete_untold(statuses[i] if statuses is not None else None)
+    failures = [request._untold for request in requests if isinstance(request._untold, UCCHError)]
+    for request in requests:
+        request._untold = False
+    if failures:
+        raise failures[0]
     return True
 
 

@@ -22,7 +22,7 @@ from ..errors import (
     RevokedError,
 )
 from ..native.libraries import FORKED, ffi, lib, repeater
-from ..native.waiting import SLICE
+from ..native.waiting import SLICE, refuse_finalized
 from ..planner.select import Choice, Tuning
 from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi
 from .closing import Closing
@@ -109,7 +109,10 @@ class Runner(Closing):
         """Raise if the communicator cannot be used. If a later call was refused, operations that make no ``calls`` may
         go on until this rank reaches that call."""
         if self.orphaned:
+            refuse_finalized()
             raise CollectiveError(f"rank {self.rank}: {FORKED}")
+        if self.board.native is None:
+            raise ValueError(f"rank {self.rank}: the communicator has been freed")
         if lib.ucch_board_broken(self.board.native):
             if lib.ucch_board_revoked(self.board.native):
                 self.broken = self.broken or "it was revoked"
@@ -562,10 +565,9 @@ class Runner(Closing):
             self.members.await_quiet(self.ended_by_refusal)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.
-            self.members.part()
             quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
             self._persistent = {}  # else a dropped call that ends later would release its own
-            self.members.release_id()
+            self.members.abandon()
             return
         for prepared in list(self._persistent.values()):
             lib.ucch_program_drop(prepared.program.handle)

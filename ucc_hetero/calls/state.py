@@ -70,9 +70,11 @@ class State:
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
-        #: True in a child of the process that made it.
+        #: True in a child of the process that made it, and after ``MPI.Finalize``.
         self.orphaned = False
         self.refusing = Refusing(self.refuse)
+        #: Messages that were taken out of libucp's queue and not received (p2p/taken.py), in that order.
+        self.given_back: list[Any] = []
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -95,9 +97,10 @@ class State:
         quarantine.keep(keep)
 
     def orphan(self) -> None:
-        """Make the communicator unusable in a forked child: it belongs to the parent."""
-        self.orphaned, self.broken = True, "it is the parent process's"
-        lib.ucch_board_break(self.board.native)
+        """Make the communicator unusable in a forked child, as it belongs to the parent, or after MPI.Finalize."""
+        self.orphaned, self.broken = True, self.broken or "this process has no part in it"
+        if self.board.native is not None:
+            lib.ucch_board_break(self.board.native)
         quarantine.keep(self)
 
     def refuse(self, error: Exception) -> None:

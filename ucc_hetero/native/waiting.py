@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..errors import NotSupported
 from . import threaded
 from .libraries import lib, refuse_children
 
@@ -23,6 +24,16 @@ from .libraries import lib, refuse_children
 SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 
 _State = TypeVar("_State")
+
+#: Error of calls after MPI.Finalize, which has freed the communicators.
+_FINALIZED = "MPI has been finalized and cannot begin again: call MPI.Finalize() after the last use of communicators"
+
+
+def refuse_finalized() -> None:
+    """Raise if MPI has been finalized: communicators have been freed, and MPI's functions would end the process."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_finalized():
+        raise NotSupported(_FINALIZED)
 
 
 def callable_mpi() -> Any:

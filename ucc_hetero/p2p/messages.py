@@ -41,6 +41,7 @@ from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
 from .captured import CapturedMessage, CapturedMessages
+from .taken import Taken, again
 from .transfer import (
     COMM_SHIFT,
     OWN,
@@ -380,6 +381,11 @@ class Messages:
             stream = ffi.cast("void *", transfer.stream)
             if lib.ucch_message_after(transfer.handle, stream) < 0:
                 raise self._not_begun(transfer)
+        if self.state.given_back and transfer.what == "receive" and transfer.stream is None:
+            taken = again(self.state, *self.pattern(transfer.peer, transfer.tag))
+            if taken is not None:
+                self.begin_taken(transfer, taken, timeout)
+                return
         transfer.begin(timeout)
 
     def start_in_lane(
@@ -478,14 +484,14 @@ class Messages:
         board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
-    def begin_matched(self, transfer: Transfer, matched: Any, found: Any, timeout: float) -> None:
+    def begin_taken(self, transfer: Transfer, taken: Taken, timeout: float) -> None:
         """Start the receive of a message that a matching probe took out of the queue."""
         pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         self._watch(transfer)
         if self.lanes != ffi.NULL and transfer.peer != self.rank:
             self._set_lanes(transfer)
-        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, found, memory, timeout)
+        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, taken.handle, taken.found, memory, timeout)
 
     def run(self, transfer: AnyTransfer | CapturedMessage, status: Any = None) -> None:
         if isinstance(transfer, CapturedMessage):

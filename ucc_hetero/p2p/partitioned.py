@@ -142,6 +142,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         self._waited_since = 0.0
 
     def _begin(self) -> int:
+        self._messages.check_usable()
         self._started, self._waited_since = {}, 0.0
         return 0
 

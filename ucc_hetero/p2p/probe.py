@@ -16,6 +16,7 @@ from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
 from ..native.waiting import callable_mpi, progress_until
 from .messages import Messages
+from .taken import Taken, again
 from .transfer import Transfer, source_and_tag
 
 _T = TypeVar("_T")
@@ -28,20 +29,19 @@ _CHECK_S = 0.01
 class Message:
     """A message that ``Mprobe`` or ``Improbe`` took out. Only :meth:`Recv` or :meth:`Irecv` can receive it, once.
 
-    If it is dropped without a receive, the data is discarded, and the sender's call completes. As in mpi4py, a message
-    is true until it is received, and then equals ``MPI.MESSAGE_NULL``. The message from ``MPI.PROC_NULL``, which has no
-    data, equals ``MPI.MESSAGE_NO_PROC`` until then.
+    If it is dropped without a receive, it goes back: the next receive or probe that matches it finds it. As in mpi4py,
+    a message is true until it is received, and then equals ``MPI.MESSAGE_NULL``. The message from ``MPI.PROC_NULL``,
+    which has no data, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
-    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, found: Any = None) -> None:
-        self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
-        self._found = found
+    def __init__(self, messages: Messages, taken: Taken | None, source: int, tag: int) -> None:
+        self._messages, self._taken, self.source, self.tag = messages, taken, source, tag
         #: True for the message from MPI.PROC_NULL, which has no data.
         self._none = source == messages.null
 
     def __bool__(self) -> bool:
         """True until the message is received."""
-        return self._matched is not None or self._none
+        return bool(self._taken) or self._none
 
     def __eq__(self, other: object) -> bool:
         """True for the same message, or for the MPI constant that it equals (see the class)."""
@@ -110,9 +110,8 @@ class Message:
         transfer = self._messages.incoming(buf, self.source, self.tag)
         assert isinstance(transfer, Transfer), "no stream is named"
         try:
-            if not self._none:
-                matched, self._matched = self._matched, None
-                self._messages.begin_matched(transfer, matched, self._found, timeout)
+            if self._taken is not None:
+                self._messages.begin_taken(transfer, self._taken, timeout)
             self._none = False
             return then(transfer)
         except BaseException:
@@ -144,11 +143,6 @@ class Message:
         """
         return self._take(buf, 0, self._messages.request)
 
-    def __del__(self) -> None:
-        matched = getattr(self, "_matched", None)
-        if matched is not None and self._messages.process.usable:  # at exit the worker may be closed first
-            lib.ucch_discard(self._messages.worker, self._messages.lanes, matched, self._found)
-
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
     """Look once for an arrived message. ``remove``: take it out of the queue."""
@@ -158,15 +152,22 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
         set_status(status, messages.null, messages.any_tag, 0)
         return Message(messages, None, messages.null, messages.any_tag)
     value, mask = messages.pattern(source, tag)
-    found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
     messages.reach(source)
     # Make progress for everything: the sender may wait for another message of this rank.
     lib.ucch_progress_once()
-    if not lib.ucch_probe(messages.worker, value, mask, remove, found, matched):
+    found = ffi.new("ucch_offer *")
+    taken = again(messages.state, value, mask) if messages.state.given_back else None
+    if taken is None and not lib.ucch_probe(messages.worker, value, mask, found, ffi.NULL):
         return None
+    if taken is None and remove:
+        taken = Taken.none_yet(messages.state, messages.process, messages.lanes)
+        if not lib.ucch_probe(messages.worker, value, mask, taken.found, taken.handle):
+            return None  # another thread has it
+    if taken is not None:
+        found = taken.found
     where, what = source_and_tag(int(found.code))
     set_status(status, where, what, int(found.bytes))
-    return Message(messages, matched[0] if remove else None, where, what, found)
+    return Message(messages, taken, where, what)
 
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any) -> Message:

@@ -147,7 +147,8 @@ class Worker(Core):
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with a peer's worker. The peer has to connect with this worker too.
+        """Connect with a peer's worker. The peer has to connect with this worker too, before or after: until then its
+        answers are waited for, and what it has sent is kept.
 
         Args:
             address: The peer's :attr:`address`.
@@ -169,6 +170,7 @@ class Worker(Core):
             if not near:
                 self._offer_wires(found)
             self.peers[found.uid] = endpoint = Endpoint(self, found, near)
+            lib.ucch_peer_known(endpoint.native)
         return endpoint
 
     def _offer_wires(self, peer: Address) -> None:
@@ -214,6 +216,10 @@ class Worker(Core):
 
         Returns:
             list[Notification]: In order of arrival; each is returned once.
+
+        Raises:
+            MemoryError: There was no memory for one, or too many came before this worker had connected with their
+                sender. It is raised once, and later calls return the others.
         """
         return list(iter(self._next, None))
 
@@ -228,6 +234,7 @@ class Worker(Core):
 
         Raises:
             CollectiveTimeout: None came in time.
+            MemoryError: As for :meth:`notifications`.
         """
         seconds = self.timeout if timeout is None else timeout
         until = time.monotonic() + seconds
@@ -248,6 +255,8 @@ class Worker(Core):
     def _next(self) -> Notification | None:
         sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)
         nbytes = lib.ucch_notification_take(self.native, sender, data)
+        if nbytes == lib.UCCH_FAIL_MEMORY:
+            raise MemoryError("a notification of a peer is lost: there was no room for it")
         if nbytes < 0:
             return None
         return Notification(self.peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))

@@ -19,6 +19,7 @@ from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
 from ..bindings.handle import Kept
 from ..bootstrap import exit
+from ..bootstrap.process import refuse_without_mpi
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..bootstrap.timely import timely
 from ..device import local_rank
@@ -66,7 +67,15 @@ def register() -> None:
     for module in (dist, c10d):
         creation.wrap(module, "split_group", _split_group)
         creation.wrap(module, "monitored_barrier", _monitored_barrier)
+    if hasattr(c10d, "_maybe_attach_flight_recorder"):  # from torch 2.15 on
+        creation.wrap(c10d, "_maybe_attach_flight_recorder", _attach_flight_recorder)
     replace(env.get("TORCH_REPLACE"))
+
+
+def _attach_flight_recorder(stock: Any, group: Any, *more: Any) -> None:
+    """Wrap torch's function, which fails at groups that name their devices and have no C++ backend."""
+    if not isinstance(group, ProcessGroupUCCH):
+        stock(group, *more)
 
 
 def _set_timeout(stock: Any, timeout: timedelta, group: Any = None) -> None:
@@ -111,8 +120,18 @@ def _split_group(
             f"split_ranks must be lists of ranks from 0 to {len(members) - 1} of the parent group, each rank at most "
             f"once; got {split_ranks}"
         )
-    mine = next(([members[rank] for rank in sorted(part)] for part in parts if parent.rank() in part), None)
-    return mine and dist.new_group(mine, timeout, use_local_synchronization=True, group_desc=group_desc)
+    ordered = torch.__version__ >= (2, 14)  # earlier ones sort each part's ranks, and give ranks in no part None
+    mine = next(([members[rank] for rank in part] for part in parts if parent.rank() in part), None)
+    if mine is None:
+        c10d._process_group_name([], use_hashed_name=True)  # counts the group, as new_group does on the other ranks
+        return c10d.GroupMember.NON_GROUP_MEMBER if ordered else None
+    return dist.new_group(
+        mine if ordered else sorted(mine),
+        timeout,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+        **({"sort_ranks": False} if ordered else {}),
+    )
 
 
 def replace(names: Sequence[str]) -> None:
@@ -133,10 +152,11 @@ def replace(names: Sequence[str]) -> None:
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     """Create a group. torch calls this on each member; ``opts`` are its ``_DistributedBackendOptions``."""
-    if torch.__version__ >= (2, 15):
-        # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
-        # C++ backend.
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    if getattr(opts, "enable_reconfigure", False):
+        raise NotImplementedError(
+            "ucch does not reconfigure groups: leave out enable_reconfigure; ucc_hetero.torch.rebuild() makes the "
+            "default group again of the ranks that are alive"
+        )
     ranks = _global_ranks(opts)
     # Groups of different ranks that are made at the same time have one name: new_group([dist.get_rank()]).
     opts.store = dist.PrefixStore(f"from {ranks[0]}", opts.store)
@@ -258,6 +278,7 @@ def _over_mpi(opts: Any) -> Communicator:
     load()
     from mpi4py import MPI
 
+    refuse_without_mpi()
     world = MPI.COMM_WORLD if _default_group.mpi is None else _default_group.mpi
     ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():

@@ -288,6 +288,12 @@ class Collectives(Dispatch):
         send = without_overlap(to_send(tensor), flat, root * tensor.numel() * elements_of(tensor))
         return self._post(CallSpec("gather", send, flat, None, root), opts, outputs, finish, inputs=tensor)
 
+    @_refusing
+    def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Gather equal tensors at the root, in rank order, in one tensor."""
+        parts = [[*output.view(-1).tensor_split(self.size())]] if self.rank() == self._root(opts, None) else []
+        return self.gather(parts, [input], opts)
+
     # --- scattering ---------------------------------------------------------------------------------------------------
 
     @_refusing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -29,6 +29,15 @@ from .work import NO_LIMIT, Work, limit_of
 
 #: Seconds that other ranks are given to destroy the same group.
 _PATIENCE_S = 5.0
+
+
+def _needs_cpp(what: str, way_out: str) -> Callable[..., Any]:
+    """A method that raises ``NotImplementedError``."""
+
+    def method(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{what} needs a backend in C++, which ucch is not: {way_out}")
+
+    return method
 
 
 @not_compiled
@@ -187,23 +196,26 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def _get_backend(self, device: Any = None) -> ProcessGroupUCCH:
         return self
 
-    supports_splitting = supports_coalescing = supports_tensor_alloc = supports_time_estimate = False
+    get_backend = _get_backend
+    supports_splitting = supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_time_estimate = _supports_time_estimate = supports_abort_hooks = supports_completion_hooks = False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return False
 
     def get_group_store(self) -> Any:
         """The store in which the ranks met, with the group's prefix."""
         return self._store
 
-    # torch's versions look for a C++ backend; without one, one of them ends the process.
-    def split_group(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            "split_group of a group needs a backend in C++, which ucch is not: use dist.split_group or dist.new_group"
-        )
-
-    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            "merge_remote_group needs a backend in C++, which ucch is not: ucc_hetero.torch.process_group makes a "
-            "group of ranks that meet in a store"
-        )
+    # torch's versions look for a C++ backend; without one, one of them ends the process, and hooks are never called.
+    split_group = _needs_cpp("split_group of a group", "use dist.split_group or dist.new_group")
+    merge_remote_group = get_reconfigure_handle = reconfigure = _needs_cpp(
+        "another membership", "ucc_hetero.torch.process_group makes a group of ranks that meet in a store"
+    )
+    new_window = _needs_cpp("a window", "ucc_hetero.rma has one-sided transfers")
+    register_pre_hook = register_post_hook = register_abort_hook = _needs_cpp(
+        "a hook of calls", "modes of torch's dispatcher (CommDebugMode) see the calls"
+    )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of later calls."""

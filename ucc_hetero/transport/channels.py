@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import env, log
+from ..bindings import quarantine
 from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
@@ -77,18 +78,33 @@ class Channels:
         return bool(lib.ucch_channels_quiet(self.handle))
 
     def close(self, timeout: float) -> None:
-        """Free the memory once nothing is under way; collective. What has not ended by ``timeout`` is leaked."""
+        """Free the memory once nothing is under way; collective. After ``timeout``, or a failure, rings are leaked."""
         until = time.monotonic() + timeout
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_stop(self._lanes)
         while (quiet := lib.ucch_channels_quiet(self.handle)) != 1 or not self._idle():
             if quiet < 0 or time.monotonic() > until:
-                return
+                return self.let_go()
             time.sleep(0)
         if self._lanes != ffi.NULL:
             lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open_count[0] -= 1
+
+    def let_go(self) -> None:
+        """After a failure: free streams and memory of the device as soon as nothing uses them. Rings stay, as other
+        ranks and libucp may still use them."""
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_stop(self._lanes)
+        quarantine.keep(self, self._has_let_go, Channels)
+
+    def _has_let_go(self) -> bool:
+        if not (self._idle() and lib.ucch_channels_let_go(self.handle)):
+            return False
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_close(self._lanes)
+        _open_count[0] -= 1
+        return True
 
     def passed(self, seconds: float) -> None:
         """Wait until streams have passed all queued calls, at most ``seconds``."""
@@ -119,6 +135,7 @@ def join(
 
     Returns (channels, ""), or on all ranks (None, why not). ``DeviceError`` on all ranks if a rank has no pinned memory
     left: calls would otherwise be slow without notice. ``native_in_stream`` as in :class:`Channels`, for this rank."""
+    quarantine.release(Channels)
     places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     devices = [facts.device_memory for facts in everyone]
     if not all(devices):

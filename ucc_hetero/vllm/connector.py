@@ -11,6 +11,7 @@ from .messages import Load, Remote, Step
 from .receiver import Receiver
 from .sender import Sender
 from .settings import Settings
+from .stats import Stats, metrics
 
 #: Final states of a request that has all its tokens.
 _COMPLETE = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
@@ -145,6 +146,11 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         between steps."""
         return self._scheduler.matched(request, num_computed_tokens)
 
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Return the group of caches that a load writes: vLLM must not zero its blocks, which a kernel would do
+        meanwhile."""
+        return (0,)
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Load this many tokens of another engine into a request's blocks."""
         self._scheduler.allocated(request, blocks, num_external_tokens)
@@ -216,6 +222,20 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks whose loads have failed. vLLM computes them, or ends the request, by its policy."""
         return self.worker.receiver.failed() if self.worker is not None else set()
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Return the numbers of transfers since the last call; None if there were none."""
+        return self.worker.links.stats.take() if self.worker is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Return numbers that have come from another process, for vLLM's log."""
+        return Stats(data)
+
+    @classmethod
+    def build_prom_metrics(cls, *described: Any) -> Any:
+        """Return the numbers as metrics of Prometheus, described by vLLM's arguments."""
+        return metrics(*described)
 
     def shutdown(self) -> None:
         """Disconnect from all other engines."""

@@ -11,6 +11,7 @@ try:
         KVConnectorMetadata,
         KVConnectorRole,
     )
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 except ModuleNotFoundError as error:
     if error.name != "vllm":
         raise  # vLLM is installed, but a module of its own is missing
@@ -38,5 +39,8 @@ except ModuleNotFoundError as error:
             """Clear the data of the current step."""
             self._connector_metadata = None
 
+    class KVConnectorStats:  # type: ignore[no-redef]
+        """Numbers of transfers."""
 
-__all__ = ["KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole"]
+
+__all__ = ["KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole", "KVConnectorStats"]

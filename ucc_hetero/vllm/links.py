@@ -14,6 +14,7 @@ from ..log import log
 from ..rma import Agent, AgentPeer, ChannelError, PageTable, PageTarget
 from .contract import Contract, ContractError, describe, element_type
 from .settings import Settings
+from .stats import Stats
 
 #: Seconds between the reader's checks for shutdown and for expired state.
 _MOMENT = 0.25
@@ -44,7 +45,7 @@ class Links:
     """All links of a worker. ``on(name, handler)`` sets the handler of a message: ``handler(link, message)``."""
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
-        self.settings = settings
+        self.settings, self.stats = settings, Stats()
         self.contract, arrays, axes = describe(settings, caches)
         name = f"{settings.engine}/{settings.rank}"
         self.agent = Agent(settings.listens, settings.secret, tls=settings.tls, name=name)

@@ -116,8 +116,16 @@ class Receiver:
         with self._lock:
             out = {request for request, state in self._loading.items() if self._over(state)}
             for request in out:
-                del self._loading[request]
+                self._count(self._loading.pop(request))
         return out
+
+    def _count(self, state: _Loading) -> None:
+        if state.why:
+            self._links.stats.data["failed"] += 1
+            return
+        table, began = self._links.table, state.until - self._settings.timeout
+        block = sum(region.nbytes for region in table.regions) // table.form.blocks
+        self._links.stats.loaded(time.monotonic() - began, block * len(state.load.blocks))
 
     def _over(self, state: _Loading) -> bool:
         if not state.why:

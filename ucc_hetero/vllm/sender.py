@@ -159,6 +159,7 @@ class Sender:
             return False
         if now > offer.until:
             log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
+            self._links.stats.data["expired"] += 1
             return True
         gone = any(not want.link.peer.alive for want in offer.ended)  # so are its engine's other workers
         return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)
