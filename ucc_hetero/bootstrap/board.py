@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -101,6 +102,8 @@ class Board:
         self.mapped = self._page is not None
         #: The engine's board.
         self.native: Any = None
+        #: Held while a call of another communicator, of any thread, looks at this board, and before it is freed.
+        self._looked_at = threading.RLock()
         #: The communicator's number in records, and in messages.
         self.number = self.id = 0
         #: Names of the ranks' processes, and the host number of each rank; ranks that share a page have the same
@@ -169,21 +172,24 @@ class Board:
     def elsewhere(self, rank: int) -> str:
         """The call of another communicator in which a rank is known to be, and this one is not; empty if none is
         known."""
-        name, found = self.processes[rank] if self.processes else "", []
-        for other in _boards.all():
-            if other is self or not other.native or name not in other.processes:
-                continue
-            at = other.processes.index(name)
-            if other.fate(at) != lib.UCCH_THERE:  # it has left that communicator or failed in it
-                continue
-            seq, label, waits = other._under_way(at)
-            if seq >= other.next:
-                found.append((math.inf if waits < 0 else waits, other.id, seq, label))
+        name = self.processes[rank] if self.processes else ""
+        found = [call for other in _boards.all() if other is not self and (call := other._awaited_by(name))]
         if not found:
             return ""
         waits, number, seq, label = min(found)  # the latest: a failed call may stay there for long
         so_long = f" for {waits:.3g} s" if waits < math.inf else ""
         return f"rank {rank} is in call {seq} of communicator {number} ({label}){so_long}"
+
+    def _awaited_by(self, name: str) -> tuple[float, int, int, str] | None:
+        """The call that a process is in, and this one is not: (seconds, communicator, number, label)."""
+        with self._looked_at:
+            if not self.native or name not in self.processes:
+                return None
+            at = self.processes.index(name)
+            if self.fate(at) != lib.UCCH_THERE:  # it has left this communicator or failed in it
+                return None
+            seq, label, waits = self._under_way(at)
+            return (math.inf if waits < 0 else waits, self.id, seq, label) if seq >= self.next else None
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
         """The call that a rank is in: (number or 0, label, seconds or -1); for a rank of another host only if it has
@@ -291,7 +297,8 @@ class Board:
 
         ``clear``: all ranks have left it, and its page is to be reused. Returns the page if it is shared and this rank
         has cleared its part; else None."""
-        native, self.native, page = self.native, None, self._page if clear and self.shared else None
+        with self._looked_at:
+            native, self.native, page = self.native, None, self._page if clear and self.shared else None
         if native:
             if page is not None:
                 lib.ucch_board_clear(native)
