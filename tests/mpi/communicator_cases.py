@@ -298,6 +298,30 @@ def _free_needs_no_other_rank(comm):
     assert meeting._ids == used and all(taken) and (taken or comm.rank), taken
 
 
+def case_looked_at_while_it_is_freed(comm):
+    """A thread looks at other communicators when it waits, and another thread may free them meanwhile."""
+    one, other = comm.Dup(), comm.Dup()
+    check(one, everyone(comm))
+    check(other, everyone(comm))
+    seen, free = other._runner.board, []
+
+    def fate(each, peer, stock=board.Board.fate):
+        if each is seen:
+            thread = threading.Thread(target=take)
+            thread.start()
+            thread.join()
+        return stock(each, peer)
+
+    def take():
+        free.append(seen._looked_at.acquire(blocking=False))
+
+    with mock.patch.object(board.Board, "fate", fate):
+        one._runner.board.elsewhere(neighbours(comm)[0])
+    assert free == [False]
+    one.Free()
+    other.Free()
+
+
 def case_turns_of_two_threads(comm):
     """A thread that waits for a rank keeps no turn, which that rank's other creations may need first."""
     pair, alone = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED), comm.Split(comm.rank)

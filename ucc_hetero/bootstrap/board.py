@@ -7,6 +7,7 @@ reports calls that differ; with the board a waiting rank finds both within milli
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from typing import Any
 
@@ -34,6 +35,8 @@ class Board:
         #: True if the ranks of this host see each other here; and if there are no other ranks.
         self.shared = page is not None
         self.shows_all = self.shared and not known.far
+        #: Held while a call of another communicator, of any thread, looks at this board, and before it is freed.
+        self._looked_at = threading.RLock()
         #: The communicator's number in records, and in messages.
         self.number = self.id = 0
         #: The engine's board.
@@ -82,21 +85,24 @@ class Board:
     def elsewhere(self, rank: int) -> str:
         """The call of another communicator in which a rank is known to be, and this one is not; empty if none is
         known."""
-        name, found = self.processes[rank] if self.processes else "", []
-        for other in _boards.all():
-            if other is self or not other.native or name not in other.processes:
-                continue
-            at = other.processes.index(name)
-            if other.fate(at) != lib.UCCH_THERE:  # it has left that communicator or failed in it
-                continue
-            seq, label, waits = other._under_way(at)
-            if seq >= other.next:
-                found.append((math.inf if waits < 0 else waits, other.id, seq, label))
+        name = self.processes[rank] if self.processes else ""
+        found = [call for other in _boards.all() if other is not self and (call := other._awaited_by(name))]
         if not found:
             return ""
         waits, number, seq, label = min(found)  # the latest: a failed call may stay there for long
         so_long = f" for {waits:.3g} s" if waits < math.inf else ""
         return f"rank {rank} is in call {seq} of communicator {number} ({label}){so_long}"
+
+    def _awaited_by(self, name: str) -> tuple[float, int, int, str] | None:
+        """The call that a process is in, and this one is not: (seconds, communicator, number, label)."""
+        with self._looked_at:
+            if not self.native or name not in self.processes:
+                return None
+            at = self.processes.index(name)
+            if self.fate(at) != lib.UCCH_THERE:  # it has left this communicator or failed in it
+                return None
+            seq, label, waits = self._under_way(at)
+            return (math.inf if waits < 0 else waits, self.id, seq, label) if seq >= self.next else None
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
         """The call that a rank is in: (number or 0, label, seconds or -1); for a rank of another host only if it has
@@ -202,7 +208,8 @@ class Board:
     def close(self, *, together: bool) -> Page | None:
         """Free the board, which no program may use any more. ``together``: all ranks have left it; then its page, which
         is returned, may be used again."""
-        native, self.native, page, self._page = self.native, None, self._page, None
+        with self._looked_at:
+            native, self.native, page, self._page = self.native, None, self._page, None
         if native and together and page is not None:
             lib.ucch_board_clear(native)
         if native:
