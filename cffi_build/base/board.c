@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -22,8 +23,8 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* A page serves one communicator of its ranks after the other (`use` counts them). A rank that frees a communicator
- * that made no call writes only `given_back` and `pid`, which hold the number of the use. */
+/* A page serves one communicator of its ranks after the other; `use` increases with each. A rank that frees a
+ * communicator that made no call writes only `given_back` and `pid`, which hold the number of the use. */
 typedef struct slot {
     int64_t pid;     /* or minus the last use that this rank has left */
     uint64_t seq;    /* the last call entered or refused */
@@ -42,6 +43,7 @@ typedef struct slot {
     int64_t file;          /* descriptor of the process's flight recorder memory */
     uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
     uint64_t given_back;   /* the last use that this rank has freed; it may still be in a call */
+    uint64_t dropped;      /* number of ranks that do not use the page again */
     ucch_refusal refused;  /* the last call that this rank has refused */
     ucch_refusal end;      /* the first refusal that ended the communicator, as this rank knows it */
     ucch_refusal waits; /* a call, not refused, in which a rank of another host waits and that this rank has not made */
@@ -52,7 +54,7 @@ struct ucch_board {
     ucch_board *next; /* list of this process's boards */
     slot *slots, *me; /* `me` is this rank's slot */
     int n, mine;
-    uint64_t use; /* number of this communicator among those that use the page, from 1 */
+    uint64_t use; /* higher than that of earlier communicators with this page */
     uint64_t seq; /* the last call */
     ucch_parcel_table post;
     ucch_far *far;         /* set if the communicator is on several hosts */
@@ -166,6 +168,12 @@ void ucch_board_clear(ucch_board *b) {
     memset(b->me, 0, offsetof(slot, given_back));
     memset(&b->me->refused, 0, sizeof(slot) - offsetof(slot, refused));
     if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
+}
+
+/* This rank does not use a page again; the last of its ranks gives its memory back to the system. */
+void ucch_board_drop(void *page, int nslots) {
+    if (__atomic_add_fetch(&((slot *)page)->dropped, 1, __ATOMIC_ACQ_REL) == (uint64_t)nslots)
+        madvise(page, ucch_board_bytes(nslots), MADV_REMOVE);
 }
 
 /* Set up the board for a communicator of `size` ranks on several hosts. Returns 0 or a failure. */

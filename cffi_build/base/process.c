@@ -80,11 +80,11 @@ int ucch_shared_open(int pid, int file) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Map `bytes` of a file; NULL on failure. */
-char *ucch_shared_map(int file, size_t bytes) {
+/* Map `bytes` of a file from `at` on; NULL on failure. */
+char *ucch_shared_map(int file, size_t at, size_t bytes) {
     struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond the file's end is fatal */
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (fstat(file, &about) || (size_t)about.st_size < at + bytes) return NULL; /* a read beyond its end is fatal */
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
