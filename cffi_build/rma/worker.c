@@ -98,7 +98,7 @@ static void keep_locked(ucch_rma *at, const ucch_header *h, const void *data, si
     int n = 0;
     for (; *last; last = &(*last)->next)
         n++;
-    if (was_closed(at, h->from)) return;
+    if (was_closed(at, h->from) || bytes > UCCH_RMA_NOTICE) return;
     l = n < MOST_EARLY ? malloc(sizeof(*l) + bytes) : NULL;
     if (!l) at->lost += h->what == UCCH_NOTIFY;
     if (!l) return;

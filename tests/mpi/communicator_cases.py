@@ -19,7 +19,7 @@ from world import caught
 from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.api import comm as api_comm
 from ucc_hetero.bindings import ucc
-from ucc_hetero.bootstrap import meeting, pages
+from ucc_hetero.bootstrap import board, meeting, pages
 from ucc_hetero.bootstrap.membership import Membership
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
