@@ -9,7 +9,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -43,7 +42,6 @@ typedef struct slot {
     int64_t file;          /* descriptor of the process's flight recorder memory */
     uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
     uint64_t given_back;   /* the last use that this rank has freed; it may still be in a call */
-    uint64_t dropped;      /* number of ranks that do not use the page again */
     ucch_refusal refused;  /* the last call that this rank has refused */
     ucch_refusal end;      /* the first refusal that ended the communicator, as this rank knows it */
     ucch_refusal waits; /* a call, not refused, in which a rank of another host waits and that this rank has not made */
@@ -168,12 +166,6 @@ void ucch_board_clear(ucch_board *b) {
     memset(b->me, 0, offsetof(slot, given_back));
     memset(&b->me->refused, 0, sizeof(slot) - offsetof(slot, refused));
     if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
-}
-
-/* This rank does not use a page again; the last of its ranks gives its memory back to the system. */
-void ucch_board_drop(void *page, int nslots) {
-    if (__atomic_add_fetch(&((slot *)page)->dropped, 1, __ATOMIC_ACQ_REL) == (uint64_t)nslots)
-        madvise(page, ucch_board_bytes(nslots), MADV_REMOVE);
 }
 
 /* Set up the board for a communicator of `size` ranks on several hosts. Returns 0 or a failure. */

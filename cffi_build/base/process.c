@@ -90,6 +90,13 @@ char *ucch_shared_map(int file, size_t at, size_t bytes) {
 
 void ucch_shared_unmap(char *memory, size_t bytes) { munmap(memory, bytes); }
 
+/* One of `users` processes does not use this shared memory again; the last word counts them. The last process gives the
+ * memory back to the system. */
+void ucch_shared_drop(char *memory, size_t bytes, int users) {
+    uint64_t *dropped = (uint64_t *)(memory + bytes) - 1;
+    if (__atomic_add_fetch(dropped, 1, __ATOMIC_ACQ_REL) == (uint64_t)users) madvise(memory, bytes, MADV_REMOVE);
+}
+
 /* True if the process has a handler for the signal. */
 static int handles(pid_t pid, int number) {
     char line[256];

@@ -10,22 +10,25 @@ from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
 
-#: Bytes of the file, which takes memory only for the pages in use; and the alignment of pages.
-_FILE, _ALIGNED = 1 << 60, 4096
+#: Bytes of the file, which takes memory only for the pages in use; the alignment of pages; and bytes at the end of a
+#: page for the number of ranks that have dropped it.
+_FILE, _ALIGNED, _COUNT = 1 << 60, 4096, 8
 #: Pages of one rank, and how many of them are mapped together.
 _MOST, _WINDOW = 1 << 24, 16
 
 
 class Page(NamedTuple):
-    """Memory of a board, the object that unmaps it together with the pages beside it, and the number of its ranks."""
+    """Memory of a board, the object that unmaps it together with the pages beside it, its length, and the number of its
+    ranks."""
 
     address: Any
     window: Any
+    bytes: int
     ranks: int
 
     def drop(self) -> None:
         """This rank does not use it again."""
-        lib.ucch_board_drop(self.address, self.ranks)
+        lib.ucch_shared_drop(self.address, self.bytes, self.ranks)
 
 
 class Pages:
@@ -37,7 +40,7 @@ class Pages:
 
     def __init__(self, file: int, here: int) -> None:
         self._file = file
-        self._stride = -(-int(lib.ucch_board_bytes(here)) // _ALIGNED) * _ALIGNED
+        self._stride = -(-(int(lib.ucch_board_bytes(here)) + _COUNT) // _ALIGNED) * _ALIGNED
         #: Number of the window that was used last, and its memory.
         self._last: tuple[int, Any] = -1, None
 
@@ -54,7 +57,7 @@ class Pages:
             unmap = lib.ucch_shared_unmap  # when Python is finalized module names may vanish before the page
             memory = ffi.gc(memory, lambda memory: unmap(memory, bytes_))
             self._last = window, memory
-        return Page(memory + place * self._stride, memory, ranks)
+        return Page(memory + place * self._stride, memory, self._stride, ranks)
 
     def close(self) -> None:
         """Take no more pages."""
