@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .. import log
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
@@ -93,6 +94,10 @@ def _anonymous() -> int:
     try:
         file = os.memfd_create("ucc_hetero")
         os.truncate(file, _FILE)
-    except OSError:
+    except OSError as error:
+        log.log("mem").warning(
+            "the ranks of this host share no memory, which makes their calls slower: a sparse file cannot be made (%s); "
+            "is `ulimit -f` limited?", error,
+        )  # fmt: skip
         return -1
     return file
