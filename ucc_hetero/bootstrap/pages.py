@@ -96,8 +96,8 @@ def _anonymous() -> int:
         os.truncate(file, _FILE)
     except OSError as error:
         log.log("mem").warning(
-            "the ranks of this host share no memory, which makes their calls slower: a sparse file cannot be made (%s); "
-            "is `ulimit -f` limited?", error,
+            "ranks of this host share no memory, so that calls are slower: a sparse file cannot be made (%s). "
+            "Cure: ulimit -f unlimited", error,
         )  # fmt: skip
         return -1
     return file
