@@ -188,7 +188,7 @@ class Membership:
     def meets_on_board(self) -> bool:
         """True if short calls use the arrival board: once such a call has ended here, no rank needs this one for it."""
         tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS
-        return few and self.board.shared and self.topology.flat and not (tuning.user or tuning.measured)
+        return few and self.board.shows_all and self.topology.flat and not (tuning.user or tuning.measured)
 
     def fabric(self) -> tuple[str, ...]:
         """Fabric of vendors whose ranks are on several hosts, and why; empty if there are none."""
