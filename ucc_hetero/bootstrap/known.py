@@ -68,6 +68,8 @@ class Known:
         if wanted == "direct" and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
+        #: True if usual calls need no other team than that of all ranks.
+        self.one_team = self.topology.flat and not self.topology.deep
         #: Teams that most calls need: of this rank's island, and of all ranks.
         self.main = [(self.island.ranks, "native")] * (self.island.size > 1)
         if not self.topology.flat:
@@ -118,7 +120,7 @@ class Known:
     def makes_teams_alone(self, claimed: int) -> bool:
         """True if that holds for all teams that usual calls of a new communicator need."""
         if not self._settled:
-            self._settled = self.bare.flat and all(self.makes_alone(*each) for each in self.main)
+            self._settled = self.one_team and all(self.makes_alone(*each) for each in self.main)
         return self._settled and claimed < MOST_NUMBERS
 
 

@@ -163,7 +163,7 @@ class Membership:
             for ranks, link in self.known.main:
                 if not self.teams.by_itself(ranks, link):
                     self.teams.get(ranks, link)
-            if not self.topology.flat:
+            if not self.known.one_team:
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
