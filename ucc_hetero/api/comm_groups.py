@@ -87,9 +87,7 @@ class GroupMethods(ABC):
             if not made or not go_on:
                 return made and self._adopt(made)
             ranks = None if sure else _ranks_in(made, own)
-            seat = meeting.bids.seat(runner.members.known, ranks, mpi.seconds)
-            seat.take_page(made)
-            return self._adopt(made, seat)
+            return self._adopt(made, meeting.bids.seat(runner.members.known, ranks, mpi.seconds))
 
     @cached_property
     def _split_meeting(self) -> SplitMeeting:
