@@ -237,6 +237,14 @@ def too_long(late):
     comm.Free()  # ranks whose communicator is usable must not wait for the others in Free
 
 
+def freed_at_once():
+    """One rank makes another call, and all free the communicator as soon as they see that."""
+    comm, odd = Communicator(WORLD), WORLD.bcast(random.randrange(WORLD.size))
+    with pytest.raises(MismatchError):
+        comm.Barrier() if comm.rank == odd else comm.Allreduce(np.ones(9), np.empty(9))
+    comm.Free()
+
+
 def mismatches(long_blocks=True):
     """Every rank that takes part raises soon; a new communicator works at once.
 
@@ -274,6 +282,7 @@ def mismatches(long_blocks=True):
         with pytest.raises(CollectiveError, match="can no longer be used.*make a new one"):
             comm.Barrier()
         comm.Free()
+    freed_at_once()
     os.environ["UCCH_CHECK"] = "y"
     with Communicator(WORLD) as comm:
         with pytest.raises(MismatchError, match="rank 1 called"):
