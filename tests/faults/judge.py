@@ -349,8 +349,10 @@ ANSWERS = (
 def _good(row, trial, rank):
     """True if an exception names a rank. Victims without memory or descriptors may raise others.
 
-    A rank with too few descriptors to start raises an error on all ranks.
+    A rank with too few descriptors to start raises an error on all ranks, and one that lacks something for network
+    threads, of which it warns, can be reached by no put of another host.
     """
     kind, text = row[3].rstrip(":"), " ".join(row[4:])
     known = kind in ANSWERS or (kind == "ValueError" and trial.fault == "descriptors" and "ulimit -n" in text)
+    known |= kind == "UCCHError" and trial.fault in ("memory", "descriptors") and "no wires join them" in text
     return rank in trial.victims or (known and "rank" in text)
