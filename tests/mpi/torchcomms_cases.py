@@ -86,7 +86,7 @@ def calls(comm):
     for turn in range(4):
         checked(whole, seed + turn)
     overlapping = torchcomms.new_comm(
-        "ucch", torch.device(DEVICE), "two", store=FileStore(path, p), hints={"overlap": "y"}
+        "ucch", torch.device(DEVICE), "whole", store=FileStore(path, p), hints={"overlap": "y"}
     )
     checked(overlapping, seed + 5, True)
     if torchcomms is torchcomms_stand_in:  # torchcomms' own C++ drops it without the GIL

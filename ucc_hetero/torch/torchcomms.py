@@ -83,12 +83,16 @@ class Backend(torchcomms.TorchCommBackend):
     DDP use it.
     """
 
+    #: How often each name was used: a store's keys are used once.
+    _named: Counter[str] = Counter()
+
     def init(self, device: Any, name: str, options: Any) -> None:
         """Meet the other ranks; collective."""
         register()
-        store = options.store or _store()
         rank, size = _place()
-        self._join(list(range(size)), rank, name, dist.PrefixStore(f"torchcomms/{name}", store), options)
+        self._named[name] += 1
+        store = dist.PrefixStore(f"torchcomms/{name}/{self._named[name]}", options.store or _store())
+        self._join(list(range(size)), rank, name, store, options)
 
     def _join(self, ranks: list[int], rank: int, name: str, store: Any, options: Any) -> None:
         """Make the group of these ranks of the job, of which this process has number ``rank``."""
