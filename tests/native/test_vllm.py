@@ -135,6 +135,30 @@ def test_blocks_that_nobody_wants_are_freed(start):
     prefill.free(before)
 
 
+def test_next_turns_of_conversations_are_loaded_back(start):
+    """The prefill engine loads what the decoding engine has kept, in partly filled blocks, and computes what is new."""
+    both = {"extra": {"keep": 60}}
+    prefill, decode = start("kv_both", free_port()), start("kv_both", free_port(), **both)
+    before, prompt = (prefill.free(0)["free"], decode.free(0)["free"]), prompts(60)["r3"]
+    right, params = one_engine(start, {"one": prompt}, 6)["one"], prefill.prefilled("one", prompt)
+    decode.add("one", prompt, 6, params)
+    first = decode.done("one")
+    assert first["tokens"] == right and first["params"]["remote_num_tokens"] == len(prompt) + 5
+    longer = prompt + right + [random.randrange(256) for _ in range(random.randint(1, 40))]
+    prefill.add("two", longer, 1, {**first["params"]})
+    second = prefill.done("two")
+    assert second["computed"] == len(longer) - len(prompt) - 5
+    decode.add("two", longer, 6, second["params"])
+    third = decode.done("two")
+    assert third["tokens"] == one_engine(start, {"two": longer}, 6)["two"] and third["computed"] == 6
+    decode.add("end", [1], 1, {**third["params"], "do_remote_prefill": True, "remote_num_tokens": 0})
+    prefill.free(before[0])
+    short = start("kv_both", free_port(), extra={"keep": 0.1})
+    short.add("one", prompt, 6, prefill.prefilled("three", prompt))
+    assert short.done("one")["tokens"] == right
+    short.free(before[1])  # nobody has asked for them
+
+
 def contract(**other):
     usual = {"layers": ["a", "b"], "elements": "float16", "scales": []}
     cache = Cache(0, *(other.pop(name, value) for name, value in usual.items()))
@@ -377,7 +401,7 @@ def test_schedulers_of_windows(secret):
     first.num_computed_tokens = 59
     keep, params = prefill.request_finished_all_groups(first, ([3, 1, 4, 5], [0, 0, 6, 2]))
     assert keep and prefill.build_connector_meta(None).offers == {"p": [[3, 1, 4, 5], [-1, -1, 6, 2]]}
-    second = FakeRequest("d", range(60), params)
+    second = FakeRequest("d", range(60), {**params})
     decode.on_new_request(second)
     remote = Remote.of(params)
     assert decode.build_connector_meta(None).waiting == [remote] and remote.tokens == 59
@@ -386,7 +410,7 @@ def test_schedulers_of_windows(secret):
     decode.update_state_after_alloc(second, Facts(get_block_ids=lambda: ([8, 9, 2, 7], [0, 0, 5, 1])), 43)
     step = decode.build_connector_meta(None)
     assert step.loads == [Load("d", remote, [Part(1, [9, 2, 7]), Part(2, [5, 1])])] and step.waiting == []
-    third = FakeRequest("e", range(60), {**params, "do_remote_prefill": True})
+    third = FakeRequest("e", range(60), {**params})
     decode.on_new_request(third)
     assert decode.request_finished_all_groups(third, ([], [])) == (False, None)  # aborted before it was scheduled
     step = decode.build_connector_meta(None)

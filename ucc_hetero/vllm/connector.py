@@ -18,6 +18,8 @@ from .stats import Stats, metrics
 _COMPLETE = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 #: vLLM's block without tokens, in place of those before a window; and its number in offers, which no sender accepts.
 _NULL, _DROPPED = 0, -1
+#: Key of a request's ``kv_transfer_params`` once its blocks have been asked for.
+_ASKED = "is_asked"
 
 
 def _shorten(request: Any, count: int) -> None:
@@ -42,15 +44,18 @@ class SchedulerSide:
 
     def _remote(self, request: Any) -> tuple[Remote, int] | None:
         """(the remote request that a request continues, number of its tokens); None once it was asked for, or without
-        one."""
+        one. A prefill engine loads what the decoding engine has of a conversation, and offers the whole prompt."""
         params = request.kv_transfer_params
-        if not self.settings.receives or not params or not params.get("do_remote_prefill"):
+        if not self.settings.receives or not params or params.get(_ASKED):
+            return None
+        is_next_turn = params.get("do_remote_decode") and "remote_request_id" in params
+        if not params.get("do_remote_prefill") and not is_next_turn:
             return None
         try:
             remote = Remote.of(params)
         except ValueError as error:
             log("net").error("request %s is computed here: %s", request.request_id, error)
-            params["do_remote_prefill"] = False
+            params[_ASKED] = True
             return None
         return remote, max(0, min(remote.tokens, request.num_prompt_tokens - self.settings.own_tokens))
 
@@ -59,13 +64,13 @@ class SchedulerSide:
         if (found := self._remote(request)) is not None:
             self._waiting[request.request_id] = found[0]
             self._step.waiting = list(self._waiting.values())
-        elif self.settings.own_tokens and self._is_offered(request):
+        if self.settings.own_tokens and self._is_offered(request):
             _shorten(request, self.settings.own_tokens)
 
     def _taken(self, request: Any) -> tuple[Remote, int] | None:
         """The same as ``_remote``, once."""
         if (found := self._remote(request)) is not None:
-            request.kv_transfer_params["do_remote_prefill"] = False  # after a failure the prompt is computed here
+            request.kv_transfer_params[_ASKED] = True  # after a failure the prompt is computed here
         if self._waiting.pop(request.request_id, None) is not None:
             self._step.waiting = list(self._waiting.values())
         return found
@@ -99,15 +104,23 @@ class SchedulerSide:
         if (found := self._taken(request)) is not None:  # the request ends before its load has started
             self._step.loads.append(Load(request.request_id, found[0], [Part(0, [])] * len(self.settings.groups)))
             return False, None
-        if not self._is_offered(request) or request.status.name not in _COMPLETE or not any(blocks):
+        own, is_offered, params = self.settings, self._is_offered(request), request.kv_transfer_params
+        is_kept = own.keep > 0 and own.sends and bool(params and params.get("do_remote_prefill"))
+        if not (is_offered or is_kept) or request.status.name not in _COMPLETE or not any(blocks):
             return False, None
-        own, tokens, kept = self.settings, min(request.num_computed_tokens, request.num_prompt_tokens), []
+        tokens, kept = request.num_computed_tokens, []
+        if is_offered:
+            tokens = min(tokens, request.num_prompt_tokens)
         for group in own.groups:
             each = blocks[group.number][: -(-tokens // group.block)]
             kept.append([_DROPPED if group.windowed and block == _NULL else block for block in each])
         self._step.offers[request.request_id] = kept
         self._offered.add(request.request_id)
-        return True, Remote(request.request_id, own.engine, self.hosts, own.port, own.world, tokens).params()
+        remote = Remote(request.request_id, own.engine, self.hosts, own.port, own.world, tokens)
+        if is_offered:
+            return True, remote.params()
+        self._step.kept.add(request.request_id)
+        return True, remote.params() | {"do_remote_prefill": False, "do_remote_decode": True}
 
     def step(self) -> Step:
         """Loads and offers since the last step, for the workers."""
@@ -139,7 +152,7 @@ class WorkerSide:
     def begin(self, step: Step) -> None:
         """Start what the scheduler asks for in this step."""
         for request, blocks in step.offers.items():
-            self.sender.offer(request, blocks)
+            self.sender.offer(request, blocks, request in step.kept)
         for load in step.loads:
             self.receiver.load(load)
         if step.waiting is not None and self.links.settings.rank == 0:  # one worker is enough

@@ -75,11 +75,12 @@ class Load(NamedTuple):
 
 @dataclass
 class Step(KVConnectorMetadata):  # type: ignore[misc]
-    """Data of a step: loads to start, blocks of finished requests to offer in each group of caches, and the remote
-    requests whose local ones wait for their turn, if these have changed."""
+    """Data of a step: loads to start, blocks of finished requests to offer in each group of caches, those of them that
+    are kept for a next turn, and the remote requests whose local ones wait to be scheduled, if these have changed."""
 
     loads: list[Load] = field(default_factory=list)
     offers: dict[str, list[list[int]]] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
     waiting: list[Remote] | None = None
 
 

@@ -49,10 +49,13 @@ class _Want:
 
 @dataclass
 class _Offer:
-    """Blocks of a finished request: until when they are kept, and which workers have asked for and received them."""
+    """Blocks of a finished request: seconds for which they are kept, and until when; which workers have asked for and
+    received them; ``is_kept``: for a next turn, which may not come."""
 
     blocks: list[list[int]]
-    until: float
+    seconds: float
+    is_kept: bool
+    until: float = 0.0
     wants: list[_Want] = field(default_factory=list)
     ended: list[_Want] = field(default_factory=list)
 
@@ -70,9 +73,11 @@ class Sender:
         links.on("renew", self._renew)
         links.each_moment(self._expire)
 
-    def offer(self, request: str, blocks: list[list[int]]) -> None:
+    def offer(self, request: str, blocks: list[list[int]], is_kept: bool) -> None:
         with self._lock:
-            offer = self._offers[request] = _Offer(blocks, time.monotonic() + self._settings.lease)
+            offer = _Offer(blocks, self._settings.keep if is_kept else self._settings.lease, is_kept)
+            offer.until = time.monotonic() + offer.seconds
+            self._offers[request] = offer
             for want in self._early.pop(request, []):
                 self._begin(request, offer, want)
 
@@ -106,11 +111,10 @@ class Sender:
             want.why = str(error)
 
     def _renew(self, link: Link, said: dict[str, Any]) -> None:
-        until = time.monotonic() + self._settings.lease
         with self._lock:
             for engine, request in said["requests"]:
                 if engine == self._settings.engine and (offer := self._offers.get(request)) is not None:
-                    offer.until = until
+                    offer.until = max(offer.until, time.monotonic() + self._settings.lease)
 
     def _refuse(self, want: _Want, why: str) -> None:
         self._tell(want, op="failed", to=want.to, why=why)
@@ -167,6 +171,8 @@ class Sender:
                 want.link.peer.leave()  # the worker is alive, but does not accept the data
         if offer.wants:
             return False
+        if now > offer.until and offer.is_kept and not offer.ended:
+            return True
         if now > offer.until:
             log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             self._links.stats.data["expired"] += 1

@@ -21,6 +21,7 @@ _KNOWN: dict[str, Any] = {
     "attention_backend": "TRITON_ATTN",
     "timeout": 60,
     "lease": 120,
+    "keep": 0,
 }
 
 
@@ -36,7 +37,8 @@ class Group(NamedTuple):
 
 class Settings:
     """Settings of an engine. ``timeout``: seconds that a load may take; ``lease``: seconds for which blocks are kept
-    for the decoding engine; ``groups``: of caches that are transferred; ``world``: number of workers."""
+    for the decoding engine; ``keep``: seconds for which that keeps them for a next turn; ``groups``: of caches that are
+    transferred; ``world``: number of workers."""
 
     def __init__(self, config: Any, caches: Any = None) -> None:
         self.config = config
@@ -65,7 +67,7 @@ class Settings:
         #: that draft several tokens need as many.
         ahead = int(getattr(config, "num_prefill_lookahead_tokens", 0))
         self.own_tokens = max(ahead - 1, int(any(group.windowed for group in self.groups)))
-        self.timeout, self.lease = float(self._extra["timeout"]), float(self._extra["lease"])
+        self.timeout, self.lease, self.keep = (float(self._extra[name]) for name in ("timeout", "lease", "keep"))
 
     def _host(self) -> str:
         """The address or name by which other engines reach this one; not needed if it only receives."""
