@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ucc_hetero.machine import nics
 from ucc_hetero.vllm import UccHeteroConnector
 from ucc_hetero.vllm.interface import KVConnectorRole
 from ucc_hetero.vllm.messages import Load, Part, Remote, Step
@@ -176,7 +177,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     args.most, comm = max(args.blocks), MPI.COMM_WORLD
-    host = comm.bcast(socket.gethostbyname(socket.gethostname()), root=1)
+    host = comm.bcast(next((where for where, _ in nics.addresses()), "127.0.0.1"), root=1)
     with tempfile.TemporaryDirectory() as folder:
         data = comm.bcast(os.urandom(32))
         secret = Path(folder, "secret")

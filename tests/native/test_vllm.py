@@ -221,7 +221,7 @@ class Workers:
     """The workers of an engine with tensor and pipeline parallelism, in this process. ``part``: tokens of a block
     in memory; ``caches``: of each worker, by the layer's number."""
 
-    def __init__(self, role, port, ranks, heads, layout, secret, stages=1, groups=None, lease=60, part=16):
+    def __init__(self, role, port, ranks, heads, layout, secret, stages=1, groups=None, lease=60, part=16, index=False):
         self.each, self.caches, self.heard, self.failed = [], [], (Counter(), Counter()), set()
         extra = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20, "lease": lease}
         for rank in range(ranks * stages):
@@ -236,6 +236,8 @@ class Workers:
                 own[layer] = cache if layout == "HN" else cache.transpose(1, 2)
                 if groups and layer - 2 in own:
                     own[layer] = own[layer - 2]
+            if index:  # alike on all ranks
+                own["index"] = torch.randint(256, [10, 16, 12], dtype=torch.uint8)
             self.caches.append(own)
             self.each.append(UccHeteroConnector(config, KVConnectorRole.WORKER, groups))
             self.each[-1].register_kv_caches({f"layer{i}": cache for i, cache in own.items()})
@@ -336,6 +338,22 @@ def test_groups_of_caches_have_blocks_of_their_own(workers):
         assert (mine[layer][here] == theirs[layer][there]).all()
         others = [block for block in range(10) if block not in {9, 2, 7, 5, 8, 1, 3, 4, 6}]
         assert (mine[layer][others] == before[layer][others]).all()
+
+
+def test_caches_of_several_forms_in_a_group(workers):
+    """As the indexes of sparse attention beside keys and values; they are not divided by heads."""
+    prefill, decode = (
+        workers("kv_producer", port := free_port(), index=True),
+        workers("kv_consumer", ranks=2, index=True),
+    )
+    prefill.step(Step(offers={"p": [[3, 1]]}))
+    remote = Remote("p", "kv_producer", ("127.0.0.1",), port, 1, 32)
+    decode.step(Step(loads=[Load("d", remote, [Part(0, [2, 9])])]))
+    assert not decode.until(1, "d")
+    (theirs,) = prefill.caches
+    for head, mine in enumerate(decode.caches):
+        assert (mine["index"][[2, 9]] == theirs["index"][[3, 1]]).all()
+        assert (mine[3][[2, 9], 0] == theirs[3][[3, 1], head]).all()
 
 
 def test_a_stage_without_blocks_of_a_load(workers):

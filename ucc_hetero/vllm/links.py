@@ -56,7 +56,7 @@ class Links:
         self.tables: list[PageTable] = []
         try:
             for cache, (arrays, axes) in zip(self.contract.caches, described, strict=True):
-                heads = settings.own_heads(arrays[0].shape[axes.index("H")] if "H" in axes else 1)
+                heads = settings.own_heads(arrays[0].shape[axes.index("H")]) if "H" in axes else None
                 dtype = element_type(cache)
                 self.tables.append(PageTable(self.agent.worker, arrays, axes, dtype=dtype, heads=heads))
         except (ValueError, BufferError) as error:
