@@ -78,10 +78,10 @@ class Wire:
     def __init__(self, comm: Any, host: str) -> None:
         if comm.rank == 1:
             server = socket.create_server((host, 0))
-            comm.send(server.getsockname())
+            comm.send(server.getsockname(), dest=0)
             self.sock, _ = server.accept()
         else:
-            self.sock = socket.create_connection(comm.recv())
+            self.sock = socket.create_connection(comm.recv(source=1))
 
     def move(self, data: Any, sends: bool) -> None:
         view = memoryview(data)
@@ -98,14 +98,14 @@ def serve(comm: Any, args: Any, host: str, secret: str) -> None:
     """Rank 1: offer what rank 0 asks for."""
     port = next(port for port in range(20000 + os.getpid() % 10000, 40000) if _is_free(host, port))
     worker, wire = connector("prefill", host, port, secret, caches(args.layers, args.most, "NH")), Wire(comm, host)
-    comm.send(port)
-    while (asked := comm.recv()) is not None:
+    comm.send(port, dest=0)
+    while (asked := comm.recv(source=0)) is not None:
         name, blocks = asked
         if name == "wire":
             wire.move(np.ones(blocks, np.uint8), True)
             continue
         step(worker, Step(offers={name: [blocks]}))
-        comm.send(None)
+        comm.send(None, dest=0)
         while name not in step(worker, Step()).finished_sending:
             time.sleep(0.0005)
     worker.shutdown()
@@ -118,7 +118,7 @@ def _is_free(host: str, port: int) -> bool:
 
 def measure(comm: Any, args: Any, host: str, secret: str) -> None:
     """Rank 0: load, and print the table."""
-    wire, port = Wire(comm, host), comm.recv()
+    wire, port = Wire(comm, host), comm.recv(source=1)
     workers = {way: connector("decode", "", 0, secret, caches(args.layers, args.most, way)) for way in ("NH", "HN")}
     rng, page = np.random.default_rng(), args.layers * TOKENS * HEADS * 2 * DIM * 2
     print(f"{args.layers} layers, blocks of {TOKENS} tokens, {page / 2**20:g} MiB a block; from {host}")
@@ -130,8 +130,8 @@ def measure(comm: Any, args: Any, host: str, secret: str) -> None:
             for i in range(args.rounds):
                 name = f"{count}.{i}.{id(worker)}"
                 there, mine = ([int(b) for b in rng.permutation(args.most)[:count]] for _ in "ab")
-                comm.send((name, there))
-                comm.recv()
+                comm.send((name, there), dest=1)
+                comm.recv(source=1)
                 begin = time.perf_counter()
                 remote = Remote(name, "prefill", (host,), port, 1, count * TOKENS)
                 results = step(worker, Step(loads=[Load(name, remote, [Part(0, mine)])]))
@@ -143,7 +143,7 @@ def measure(comm: Any, args: Any, host: str, secret: str) -> None:
         row += plain(comm, args, workers["NH"], f"tcp://{host}:{port}", wire, nbytes)
         print(f"{count:6} {nbytes / 2**20:7.0f} {row[0]:8.2f} {row[1]:6.2f} {row[2]:10.2f} {row[3]:6.2f}"
               f" {row[4]:10.2f} {row[5]:10.2f} {row[6]:9.2f}", flush=True)  # fmt: skip
-    comm.send(None)
+    comm.send(None, dest=1)
     for worker in workers.values():
         worker.shutdown()
 
@@ -163,7 +163,7 @@ def plain(comm: Any, args: Any, worker: Any, place: str, wire: Wire, nbytes: int
     one, two = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
 
     def over() -> None:
-        comm.send(("wire", nbytes))
+        comm.send(("wire", nbytes), dest=1)
         wire.move(two, False)
 
     times = best(args.rounds, put), best(args.rounds, lambda: np.copyto(two, one)), best(args.rounds, over)
