@@ -122,6 +122,9 @@ def measure(comm: Any, args: Any, host: str, secret: str) -> None:
     workers = {way: connector("decode", "", 0, secret, caches(args.layers, args.most, way)) for way in ("NH", "HN")}
     rng, page = np.random.default_rng(), args.layers * TOKENS * HEADS * 2 * DIM * 2
     print(f"{args.layers} layers, blocks of {TOKENS} tokens, {page / 2**20:g} MiB a block; from {host}")
+    link = workers["NH"].worker.links.to(f"tcp://{host}:{port}").result()
+    target = link.targets[0, 0]
+    print(f"path of equal layouts: {link.peer.endpoint.info(target.table.regions[0], target.targets[0])}")
     print("blocks     MiB  load ms   GB/s  layout ms   GB/s   put GB/s  copy GB/s  TCP GB/s")
     for count in args.blocks:
         nbytes, row = count * page, []
@@ -136,11 +139,12 @@ def measure(comm: Any, args: Any, host: str, secret: str) -> None:
                 remote = Remote(name, "prefill", (host,), port, 1, count * TOKENS)
                 results = step(worker, Step(loads=[Load(name, remote, [Part(0, mine)])]))
                 while name not in results.finished_recving:
+                    time.sleep(0.0001)  # an engine waits for its device, not with the interpreter's lock
                     results = step(worker, Step())
                 times.append(time.perf_counter() - begin)
                 assert not worker.get_block_ids_with_load_errors()
             row += [min(times) * 1e3, nbytes / min(times) / 1e9]
-        row += plain(comm, args, workers["NH"], f"tcp://{host}:{port}", wire, nbytes)
+        row += plain(comm, args, target, wire, nbytes)
         print(f"{count:6} {nbytes / 2**20:7.0f} {row[0]:8.2f} {row[1]:6.2f} {row[2]:10.2f} {row[3]:6.2f}"
               f" {row[4]:10.2f} {row[5]:10.2f} {row[6]:9.2f}", flush=True)  # fmt: skip
     comm.send(None, dest=1)
@@ -148,15 +152,13 @@ def measure(comm: Any, args: Any, host: str, secret: str) -> None:
         worker.shutdown()
 
 
-def plain(comm: Any, args: Any, worker: Any, place: str, wire: Wire, nbytes: int) -> list[float]:
+def plain(comm: Any, args: Any, target: Any, wire: Wire, nbytes: int) -> list[float]:
     """GB/s of a put into the other rank's cache, a copy, and a TCP connection."""
-    link = worker.worker.links.to(place).result()
-    target = link.targets[0, 0]
-    table = target.table
+    table, peer = target.table, target.peer
     each = min(nbytes // args.layers, table.regions[0].nbytes)
 
     def put() -> None:
-        done = [link.peer.endpoint.put(table.regions[i], target.targets[i], 0, 0, each) for i in range(args.layers)]
+        done = [peer.put(table.regions[i], target.targets[i], 0, 0, each) for i in range(args.layers)]
         for request in done:
             request.Wait()
 
