@@ -385,12 +385,12 @@ def test_leases_of_requests_that_wait_are_renewed(workers):
     """Others offered at the same time end twice meanwhile."""
     prefill, decode = workers("kv_producer", port := free_port(), lease=1), workers("kv_consumer", lease=1)
     remote = Remote("kept", "kv_producer", ("127.0.0.1",), port, 1, 32)
-    decode.step(Step(waiting=[remote]))
+    decode.step(Step(waiting={"d": remote}))
     prefill.step(Step(offers={"kept": [[3, 1]], "lost0": [[4, 5]]}))
     for i in range(1, 4):
         prefill.until(0, f"lost{i - 1}")
         prefill.step(Step(offers={f"lost{i}": [[4, 5]]}))
-    decode.step(Step(loads=[Load("d", remote, [Part(0, [2, 9])])], waiting=[]))
+    decode.step(Step(loads=[Load("d", remote, [Part(0, [2, 9])])], scheduled=["d"]))
     assert not decode.until(1, "d"), "its blocks were not kept"
     prefill.until(0, "kept")
 
@@ -422,17 +422,17 @@ def test_schedulers_of_windows(secret):
     second = FakeRequest("d", range(60), {**params})
     decode.on_new_request(second)
     remote = Remote.of(params)
-    assert decode.build_connector_meta(None).waiting == [remote] and remote.tokens == 59
-    assert decode.build_connector_meta(None).waiting is None, "nothing has changed"
+    assert decode.build_connector_meta(None).waiting == {"d": remote} and remote.tokens == 59
+    assert decode.build_connector_meta(None) == Step(), "nothing has changed"
     assert decode.get_num_new_matched_tokens(second, 16) == (43, True)
     decode.update_state_after_alloc(second, Facts(get_block_ids=lambda: ([8, 9, 2, 7], [0, 0, 5, 1])), 43)
     step = decode.build_connector_meta(None)
-    assert step.loads == [Load("d", remote, [Part(1, [9, 2, 7]), Part(2, [5, 1])])] and step.waiting == []
+    assert step.loads == [Load("d", remote, [Part(1, [9, 2, 7]), Part(2, [5, 1])])] and step.scheduled == ["d"]
     third = FakeRequest("e", range(60), {**params})
     decode.on_new_request(third)
     assert decode.request_finished_all_groups(third, ([], [])) == (False, None)  # aborted before it was scheduled
     step = decode.build_connector_meta(None)
-    assert step.loads == [Load("e", remote, [Part(0, [])] * 2)] and step.waiting == []
+    assert step.loads == [Load("e", remote, [Part(0, [])] * 2)] and not step.waiting and not step.scheduled
     assert decode.get_loaded_kv_cache_group_ids(None) == (0, 1)
     state = type("MambaSpec", (), {"block_size": 16})
     with pytest.raises(ValueError, match="MambaSpec: states of layers other than attention"):

@@ -39,8 +39,8 @@ class SchedulerSide:
         self.hosts: tuple[str, ...] = (settings.host,)
         self._step = Step()
         self._offered: set[str] = set()
-        #: Requests that have not been scheduled yet -> the remote request whose blocks are kept for them.
-        self._waiting: dict[str, Remote] = {}
+        #: Requests of which the workers know that they have not been scheduled yet.
+        self._waiting: set[str] = set()
 
     def _remote(self, request: Any) -> tuple[Remote, int] | None:
         """(the remote request that a request continues, number of its tokens); None once it was asked for, or without
@@ -62,8 +62,7 @@ class SchedulerSide:
     def added(self, request: Any) -> None:
         """Have the blocks kept that a new request waits for, or leave its last tokens to the decoding engine."""
         if (found := self._remote(request)) is not None:
-            self._waiting[request.request_id] = found[0]
-            self._step.waiting = list(self._waiting.values())
+            self._step.waiting[request.request_id] = found[0]
         if self.settings.own_tokens and self._is_offered(request):
             _shorten(request, self.settings.own_tokens)
 
@@ -71,8 +70,9 @@ class SchedulerSide:
         """The same as ``_remote``, once."""
         if (found := self._remote(request)) is not None:
             request.kv_transfer_params[_ASKED] = True  # after a failure the prompt is computed here
-        if self._waiting.pop(request.request_id, None) is not None:
-            self._step.waiting = list(self._waiting.values())
+        if self._step.waiting.pop(request.request_id, None) is None and request.request_id in self._waiting:
+            self._waiting.remove(request.request_id)
+            self._step.scheduled.append(request.request_id)
         return found
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
@@ -125,6 +125,7 @@ class SchedulerSide:
     def step(self) -> Step:
         """Loads and offers since the last step, for the workers."""
         step, self._step = self._step, Step()
+        self._waiting.update(step.waiting)
         return step
 
     def ended(self, sent: Any) -> None:
@@ -155,8 +156,8 @@ class WorkerSide:
             self.sender.offer(request, blocks, request in step.kept)
         for load in step.loads:
             self.receiver.load(load)
-        if step.waiting is not None and self.links.settings.rank == 0:  # one worker is enough
-            self.receiver.wait_for(step.waiting)
+        if self.links.settings.rank == 0:  # one worker is enough
+            self.receiver.wait_for(step.waiting, step.scheduled)
 
     def close(self) -> None:
         """Abort all transfers and close the links."""

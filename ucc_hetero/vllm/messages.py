@@ -76,12 +76,14 @@ class Load(NamedTuple):
 @dataclass
 class Step(KVConnectorMetadata):  # type: ignore[misc]
     """Data of a step: loads to start, blocks of finished requests to offer in each group of caches, those of them that
-    are kept for a next turn, and the remote requests whose local ones wait to be scheduled, if these have changed."""
+    are kept for a next turn; new requests that wait to be scheduled, with the remote ones that they continue, and those
+    that wait no longer."""
 
     loads: list[Load] = field(default_factory=list)
     offers: dict[str, list[list[int]]] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
-    waiting: list[Remote] | None = None
+    waiting: dict[str, Remote] = field(default_factory=dict)
+    scheduled: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -41,8 +41,10 @@ class Receiver:
         self._lock = threading.RLock()
         self._loading: dict[str, _Loading] = {}
         self._failed: list[Load] = []
-        self._waiting: dict[tuple[str, ...], list[Remote]] = {}
+        #: Addresses of an engine -> remote requests by the local ones that wait; and when their leases are due.
+        self._waiting: dict[tuple[str, ...], dict[str, Remote]] = {}
         self._due: dict[tuple[str, ...], float] = {}
+        self._places: dict[str, tuple[str, ...]] = {}
         links.on("failed", self._refused)
         links.on("ended", self._ended)
         links.each_moment(self._renew)
@@ -186,14 +188,19 @@ class Receiver:
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    def wait_for(self, remotes: list[Remote]) -> None:
-        """Ask other engines to keep blocks of these requests, until the next call."""
-        waiting: dict[tuple[str, ...], list[Remote]] = {}
-        for remote in remotes:
-            waiting.setdefault(remote.addresses, []).append(remote)
+    def wait_for(self, waiting: dict[str, Remote], scheduled: list[str]) -> None:
+        """Ask other engines to keep blocks for requests that wait; no longer for those that were scheduled."""
         with self._lock:
-            self._waiting, due = waiting, self._due
-            self._due = {places: due.get(places, 0.0) for places in waiting}
+            for request, remote in waiting.items():
+                places = self._places[request] = remote.addresses
+                self._waiting.setdefault(places, {})[request] = remote
+                self._due.setdefault(places, 0.0)
+            for request in scheduled:
+                if (places := self._places.pop(request, None)) is None:
+                    continue  # from before the caches were registered again
+                del self._waiting[places][request]
+                if not self._waiting[places]:
+                    del self._waiting[places], self._due[places]
 
     def _renew(self) -> None:
         """Renew leases in time; connect with engines before the first load."""
@@ -207,7 +214,7 @@ class Receiver:
     def _renewed(self, places: tuple[str, ...], calls: list[Future[Link]]) -> None:
         links = [call.result() for call in calls if not call.exception()]
         with self._lock:
-            told = [[remote.engine, remote.request] for remote in self._waiting.get(places, [])]
+            told = [[remote.engine, remote.request] for remote in self._waiting.get(places, {}).values()]
             if places in self._due:
                 again = [link.lease for link in links] if len(links) == len(calls) else [self._settings.lease]
                 self._due[places] = time.monotonic() + min(again) / _RENEWALS
