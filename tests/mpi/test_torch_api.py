@@ -34,6 +34,11 @@ def test_experts(crew, n, emulate):
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_experts.py")
 
 
+def test_torchcomms(crew):
+    n, emulate = random.choice([(1, ""), (2, ""), (3, "nvidia:2,amd:1")])
+    crew("torchcomms_cases:calls", n, layout=emulate)
+
+
 def test_gloo_is_a_peer_in_benchmarks(crew):
     words = ["compare --no-start-up --peers ours,gloo -m 8:8 -r 2"]
     words += [

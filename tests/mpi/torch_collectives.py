@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from datetime import timedelta
 from functools import partial
 from unittest import mock
 
@@ -268,6 +269,42 @@ def reductions_to_one_or_a_part():
         same(out, total(parts, op)[2 * R : 2 * R + 2], f"reduce_scatter {dtype} {op}")
         dist.reduce_scatter(out, list(parts[R].split(2)), op=op)
         same(out, total(parts, op)[2 * R : 2 * R + 2])
+
+
+@case
+def short_forms():
+    """The methods of a group, with operation, root and timeout in place of options: as torch's own take them."""
+    group, limit, root = dist.group.WORLD, timedelta(seconds=60), random.Random(N).randrange(N)
+    parts, op = everyone((2, 3), torch.float64), OPS.MAX
+    calls = [
+        (group.allreduce, (op,), {}, total(parts, op)), (group.allreduce, (), {"op": op}, total(parts, op)),
+        (group.allreduce, (), {}, total(parts, OPS.SUM)), (group.allreduce, (op, limit), {}, total(parts, op)),
+        (group.broadcast, (root,), {}, parts[root]), (group.broadcast, (), {"root": root}, parts[root]),
+        (group.broadcast, (root, limit), {}, parts[root]),
+        (group.reduce, (root, op), {}, total(parts, op)), (group.reduce, (root,), {"op": op}, total(parts, op)),
+        (group.reduce, (root,), {"timeout": limit}, total(parts, OPS.SUM)),
+    ]  # fmt: skip
+    for method, args, named, want in calls:
+        tensor = parts[R].clone()
+        method(random.choice([tensor, [tensor]]) if method != group.reduce else tensor, *args, **named).wait()
+        if method != group.reduce or root == R:
+            same(tensor, want, f"{method.__name__} {args} {named}")
+    into = [torch.full((2, 3), -1.0, dtype=torch.float64) for _ in range(N)]
+    group.allgather(into, parts[R], limit).wait()
+    [same(*pair) for pair in zip(into, parts, strict=True)]
+    into = [torch.full((2, 3), -1.0, dtype=torch.float64) for _ in range(N)] if root == R else []
+    group.gather(into, parts[R], root, limit).wait()
+    [same(*pair) for pair in zip(into, parts, strict=False)]
+    group.scatter(got := torch.zeros(2, 3, dtype=torch.float64), parts if root == R else [], root=root).wait()
+    same(got, parts[R])
+    group.reduce_scatter(got, [part + R for part in parts], op).wait()
+    same(got, parts[R] + N - 1)
+    rows = data(R, (N, 2))
+    group.alltoall_base(got := torch.zeros(N, 2), rows, [], [], timeout=limit).wait()
+    same(got, torch.stack([data(r, (N, 2))[R] for r in range(N)]))
+    group.barrier(limit).wait()
+    with pytest.raises(TypeError, match="'operation'"):
+        group.allreduce(rows, operation=op)
 
 
 @case
