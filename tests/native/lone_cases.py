@@ -94,6 +94,7 @@ def reused_number():
             os._exit(0)
         lib.ucch_process_meet(ended)
         os.waitpid(ended, 0)
+    assert len(os.listdir("/proc/self/fd")) < 200, "descriptors of ended processes are kept"
     first = child()
     lib.ucch_process_meet(first.pid)
     assert not lib.ucch_process_ended(first.pid)
