@@ -1,5 +1,5 @@
-"""Cases of test_torch_strategies.py: ways to train in parallel, compared with one process that has all the data.
-test_torch_tools.py tests more ways by tools/torch_parity.py."""
+"""Cases of test_torch_strategies.py, which also compares ways by tools/torch_parity.py: ways to train in parallel,
+compared with one process that has all the data."""
 
 import tempfile
 

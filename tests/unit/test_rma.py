@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import until
+from processes import Instead, in_threads, until
 
 from ucc_hetero import rma
 from ucc_hetero.errors import PeerError
@@ -95,15 +95,11 @@ def test_lists_are_of_one_length_and_inside():
 def test_no_memory_for_what_the_engine_makes(monkeypatch, function):
     """It returns NULL, which its other functions would use."""
 
-    class NoMemory:
-        def __getattr__(self, name):
-            return (lambda *_: ffi.NULL) if name == function else getattr(lib, name)
-
     with rma.Worker() as one, rma.Worker() as other:
         there, _ = one.connect(other.address), other.connect(one.address)
         room = other.register(bytearray(8)).descriptor
         for module in regions, endpoints, requests:
-            monkeypatch.setattr(module, "lib", NoMemory())
+            monkeypatch.setattr(module, "lib", Instead(lib, **{function: lambda *_: ffi.NULL}))
         with pytest.raises(MemoryError):
             there.put(one.register(bytearray(8)), there.open(room))
 
@@ -143,9 +139,7 @@ def test_threads_that_connect_at_the_same_time_have_one_endpoint():
             together.wait()
             found.append(([worker.connect(peer.address) for peer in peers], worker.counter().number))
 
-        threads = [threading.Thread(target=connect) for _ in range(6)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        in_threads(*[connect] * 6)
         assert [[worker.peers[peer.uid] for peer in peers]] * 6 == [endpoints for endpoints, _ in found]
         assert sorted(number for _, number in found) == [*range(6)]
         room, given = np.zeros(1000, np.uint8), np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
@@ -246,21 +240,17 @@ def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined, monkeypatch
     worker, *_ = joined
     freed, looked, looks, goes_on = [], [], threading.Event(), threading.Event()
 
-    class Lib:
-        def __getattr__(self, name):
-            return getattr(lib, name)
+    def free(native):
+        freed.append(lib.ucch_transfer_op(native))
+        lib.ucch_transfer_free(native)
 
-        def ucch_transfer_free(self, native):
-            freed.append(lib.ucch_transfer_op(native))
-            lib.ucch_transfer_free(native)
+    def peek(op):
+        looks.set()
+        goes_on.wait(60)
+        looked.append(op in freed)
+        return int(lib.ucch_peek(op)) if op not in freed else 1
 
-        def ucch_peek(self, op):
-            looks.set()
-            goes_on.wait(60)
-            looked.append(op in freed)
-            return int(lib.ucch_peek(op)) if op not in freed else 1
-
-    monkeypatch.setattr(requests, "lib", Lib())
+    monkeypatch.setattr(requests, "lib", Instead(lib, ucch_transfer_free=free, ucch_peek=peek))
 
     async def waits(counter):
         with contextlib.suppress(asyncio.CancelledError):
