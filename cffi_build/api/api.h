@@ -301,8 +301,9 @@ uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, doubl
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
 int ucch_shared_open(int pid, int file);
-char *ucch_shared_map(int file, size_t bytes);
+char *ucch_shared_map(int file, size_t at, size_t bytes);
 void ucch_shared_unmap(char *memory, size_t bytes);
+void ucch_shared_drop(char *memory, size_t bytes, int users);
 void ucch_leave_with(int status);
 void ucch_leave(void);
 void ucch_leave_late(void);
@@ -312,7 +313,6 @@ typedef struct ucch_bid {
     int64_t ready;             /* UCCH_GOES_ON, UCCH_READY if the rank cannot use their job any more, or 0 */
     int64_t last, next_used;   /* the last number its process has claimed, and the next one that may be in use */
     int64_t color, key;        /* as in MPI's Split */
-    int64_t file;              /* descriptor that it offers for the arrival board */
     int64_t spares, spare[32]; /* at most UCCH_SPARES numbers of spare pages and teams */
 } ucch_bid;
 

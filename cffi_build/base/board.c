@@ -22,8 +22,8 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* A page serves one communicator of its ranks after the other (`use` counts them). A rank that frees a communicator
- * that made no call writes only `given_back` and `pid`, which hold the number of the use. */
+/* A page serves one communicator of its ranks after the other; `use` increases with each. A rank that frees a
+ * communicator that made no call writes only `given_back` and `pid`, which hold the number of the use. */
 typedef struct slot {
     int64_t pid;     /* or minus the last use that this rank has left */
     uint64_t seq;    /* the last call entered or refused */
@@ -52,7 +52,7 @@ struct ucch_board {
     ucch_board *next; /* list of this process's boards */
     slot *slots, *me; /* `me` is this rank's slot */
     int n, mine;
-    uint64_t use; /* number of this communicator among those that use the page, from 1 */
+    uint64_t use; /* higher than that of earlier communicators with this page */
     uint64_t seq; /* the last call */
     ucch_parcel_table post;
     ucch_far *far;         /* set if the communicator is on several hosts */

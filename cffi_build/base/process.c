@@ -80,15 +80,22 @@ int ucch_shared_open(int pid, int file) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Map `bytes` of a file; NULL on failure. */
-char *ucch_shared_map(int file, size_t bytes) {
+/* Map `bytes` of a file from `at` on; NULL on failure. */
+char *ucch_shared_map(int file, size_t at, size_t bytes) {
     struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond the file's end is fatal */
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (fstat(file, &about) || (size_t)about.st_size < at + bytes) return NULL; /* a read beyond its end is fatal */
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
 void ucch_shared_unmap(char *memory, size_t bytes) { munmap(memory, bytes); }
+
+/* One of `users` processes does not use this shared memory again; the last word counts them. The last process gives the
+ * memory back to the system. */
+void ucch_shared_drop(char *memory, size_t bytes, int users) {
+    uint64_t *dropped = (uint64_t *)(memory + bytes) - 1;
+    if (__atomic_add_fetch(dropped, 1, __ATOMIC_ACQ_REL) == (uint64_t)users) madvise(memory, bytes, MADV_REMOVE);
+}
 
 /* True if the process has a handler for the signal. */
 static int handles(pid_t pid, int number) {

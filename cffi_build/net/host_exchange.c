@@ -120,6 +120,23 @@ struct ucch_host_exchange {
 
 static ucch_host_exchange *exchanges;
 
+/* A message for an exchange that this rank is about to make. */
+typedef struct early {
+    struct early *next;
+    uint64_t key;
+    uint32_t kind;
+    int link;
+    size_t bytes;
+    char data[];
+} early;
+
+/* Most early messages that are kept. */
+#define MOST_EARLY 4096
+
+static early *early_first, **early_end = &early_first;
+static int early_count;
+static uint64_t newest; /* the highest key of an exchange of this process */
+
 static ucch_host_exchange *exchange_of(uint64_t key) {
     ucch_host_exchange *c = exchanges;
     while (c && c->key != key)
@@ -340,6 +357,17 @@ static int is_valid(uint32_t kind, const void *data, size_t bytes) {
     return count && count <= HASHES_PER_MESSAGE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
 }
 
+/* Keep a message for an exchange that this rank is about to make; others are for exchanges that were freed. */
+static void keep_early(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+    early *e = key > newest && early_count < MOST_EARLY ? malloc(sizeof(*e) + bytes) : NULL;
+    if (!e) return;
+    *e = (early){.key = key, .kind = kind, .link = link, .bytes = bytes};
+    memcpy(e->data, data, bytes);
+    *early_end = e;
+    early_end = &e->next;
+    early_count++;
+}
+
 static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
     ucch_host_exchange *c = exchange_of(key);
     static union {
@@ -351,7 +379,8 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         probe probe;
     } message;
     if (!is_valid(kind, data, bytes)) return -1;
-    if (!c) return 0; /* freed, or not created yet */
+    if (!c) keep_early(link, kind, key, data, bytes);
+    if (!c) return 0;
     memcpy(&message, data, bytes);
     if (kind == REPORT) {
         message.report.text[UCCH_REFUSAL_BYTES - 1] = 0;
@@ -379,6 +408,20 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     compare_reports(c);
     forward_events(c);
     return 0;
+}
+
+/* Take the early messages of a new exchange, and drop those of older ones that this rank does not make. */
+static void take_early(uint64_t key) {
+    early *all = early_first;
+    newest = key > newest ? key : newest;
+    early_first = NULL;
+    early_end = &early_first;
+    early_count = 0;
+    for (early *e = all, *next; e; e = next) {
+        next = e->next;
+        if (e->key >= key) on_message(e->link, e->kind, e->key, e->data, e->bytes); /* a later one's is kept again */
+        free(e);
+    }
 }
 
 /* True if a rank of a host has asked for probes lately. */
@@ -445,8 +488,9 @@ static void on_lost(int link, int fate) {
 
 /* ---- calls from Python ---- */
 
-/* Start the exchange for a communicator that spans hosts. `key` is the same on all its ranks, hosts[r] is rank r's
- * host, and links[i] leads to ranks[i] (i < n). Returns NULL if there is no memory. */
+/* Start the exchange for a communicator that spans hosts. `key` is its number: the same on all its ranks, and higher
+ * than those of earlier ones of this process. hosts[r] is rank r's host, and links[i] leads to ranks[i] (i < n).
+ * Returns NULL if there is no memory. */
 ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                                            const int *links, const int *ranks) {
     static const ucch_listener listener = {on_message, on_turn, on_lost};
@@ -469,6 +513,7 @@ ucch_host_exchange *ucch_host_exchange_new(ucch_board *board, uint64_t key, int 
     for (int i = 0; i < n; i++) /* a peer may have died since its link was made */
         if (ucch_link_fate_locked(links[i]) > UCCH_LEFT)
             note_gone(c, &(gone){.rank = ranks[i], .fate = ucch_link_fate_locked(links[i])});
+    take_early(key);
     ucch_links_unlock();
     return c;
 }

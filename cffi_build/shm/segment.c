@@ -31,7 +31,7 @@ static int pin(void *memory, size_t bytes, char **seen) {
 static ucch_mapping *add_mapping(uint64_t key, int file, size_t bytes, int here) {
     ucch_mapping *m = calloc(1, sizeof(*m));
     struct stat about;
-    char *memory = m && !fstat(here, &about) ? ucch_shared_map(here, bytes) : NULL;
+    char *memory = m && !fstat(here, &about) ? ucch_shared_map(here, 0, bytes) : NULL;
     if (!memory) {
         free(m);
         return NULL;

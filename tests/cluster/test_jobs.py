@@ -1,6 +1,7 @@
 """Jobs of several emulated hosts: which rank uses which port, devices, and clocks."""
 
 import json
+import random
 import re
 import sys
 
@@ -55,6 +56,14 @@ def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate)
     assert re.search(r"rank [01]: .* team of ranks \[0, 1\] .*could not connect.*UCX_NET_DEVICES=", done.stderr), (
         done.stderr
     )
+
+
+@pytest.mark.parametrize("case", ["few_rounds", "random"])
+def test_communicators(host_crew, case):
+    """Those that ranks of several hosts make from a communicator: an island for each host, or one island."""
+    slots, vendors = random.choice([((2, 1), ""), ((1, 2), "nvidia:3")] if case == "random" else [((2, 1), "")])
+    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors, "UCCH_FABRIC": "all"}
+    host_crew(f"communicator_cases:case_{case}", slots, **env)
 
 
 def test_hosts_inside_vendors(host_crew):

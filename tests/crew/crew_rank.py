@@ -37,6 +37,7 @@ class Worlds:
         self.all, self.here = MPI.COMM_WORLD, ((), "")
         self.worlds = {}
         self.jobs = {}
+        process.Job.close_pages = lambda job: None  # a job may be used again, after cases of other ranks
 
     def _world(self, ranks):
         if ranks not in self.worlds:

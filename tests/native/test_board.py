@@ -194,6 +194,22 @@ def test_a_page_is_cleared_for_its_next_communicator():
     assert not any(page[:])
 
 
+def test_the_last_rank_that_drops_a_page_gives_its_memory_back():
+    size, file = int(lib.ucch_board_bytes(2)) + 8, os.memfd_create("test")
+    os.truncate(file, 1 << 60)
+    page = lib.ucch_shared_map(file, 1 << 40, size)
+    boards = [lib.ucch_board_new(page, 2, slot, [0, 1], 1) for slot in (0, 1)]
+    for board in boards:
+        publish(board, 1, "one")
+        lib.ucch_board_clear(board)
+        lib.ucch_board_free(board)
+        held = os.fstat(file).st_blocks
+        lib.ucch_shared_drop(page, size, 2)
+    assert os.fstat(file).st_blocks < held
+    lib.ucch_shared_unmap(page, size)
+    os.close(file)
+
+
 def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once():
     """The rank has left the communicator of that use, and not the next one; another rank's call notices this."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))

@@ -20,7 +20,7 @@ REPORT_FORMAT, GONE_FORMAT, WAITS_FORMAT = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<Q
 class Rank:
     """Rank 0 of two hosts, in this process; the test is the last rank, alone on the other host."""
 
-    def __init__(self, silence, slots, heartbeat):
+    def __init__(self, silence, slots, heartbeat, key):
         ours, self.far = socket.socketpair()
         self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
         self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)), 1)
@@ -28,7 +28,7 @@ class Rank:
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
         self.exchange = lib.ucch_host_exchange_new(
-            self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots]
+            self.board, key, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots]
         )
         if heartbeat:
             assert lib.ucch_host_exchange_add_host(self.exchange, slots, bytes(16), 16, heartbeat) == 0
@@ -88,8 +88,8 @@ class Rank:
 def rank():
     made = []
 
-    def make(silence=0.0, slots=1, heartbeat=0.0):
-        made.append(Rank(silence, slots, heartbeat))
+    def make(silence=0.0, slots=1, heartbeat=0.0, key=KEY):
+        made.append(Rank(silence, slots, heartbeat, key))
         return made[-1]
 
     yield make
@@ -114,6 +114,20 @@ def test_calls_that_differ_are_known_on_both_sides(rank):
     assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
     text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
     assert lib.ucch_board_differs(here.board, whose, text) == 2 and (whose[0], ffi.string(text)) == (1, b"another")
+
+
+def test_what_a_rank_hears_before_it_has_made_its_own_exchange(rank):
+    """A rank that has made a communicator tells what it does to ranks that are still making it."""
+    here, words = rank(), struct.pack(REPORT_FORMAT, 1, 1, lib.UCCH_REFUSED_CALL, b"no")
+    for key in (KEY - 1, KEY + 2, KEY + 3):
+        here.say(REPORT, words, key)
+    here.say_calls(1)
+    until(lambda: lib.ucch_board_behind(here.board, 0, 2) == 1)  # that came last
+    # The number of an earlier communicator, one without news, and two with some.
+    found = []
+    for key in (KEY - 1, KEY + 1, KEY + 2, KEY + 3):
+        found.append(lib.ucch_board_refusal(rank(key=key).board, ffi.new("ucch_refusal *")))
+    assert found == [0, 0, 1, 1]
 
 
 def test_a_call_is_compared_that_others_made_before(rank):

@@ -21,7 +21,7 @@ from ucc_hetero.bootstrap import agreement, faults, meeting, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
-from ucc_hetero.bootstrap.links import linked_ranks, neighbours
+from ucc_hetero.bootstrap.links import links_among, neighbours
 from ucc_hetero.bootstrap.meeting import Bids, Seat, all_ready
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
@@ -209,18 +209,18 @@ def step(link, ranks, kind="allreduce"):
 
 def teams_of(
     job, members, claimed, spare = (), *, rank = 0,
-    main = (), plain = True,
+    main = (), plain = True, rules = (),
 ):  # fmt: skip
     """Return the teams of a new communicator; ``members`` are its ranks in the job, which all have these ``spare``
     teams."""
     job.drop_spare = partial(Job.drop_spare, job)
     known = SimpleNamespace(
-        job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
-        tuning=SimpleNamespace(plain=plain),
+        job=job, members=tuple(members), kind=(tuple(members), rules), rank=rank, far=False,
+        hosts=[0] * len(members), main=list(main), tuning=SimpleNamespace(plain=plain), page=lambda number: None,
     )  # fmt: skip
     known.in_context = partial(Known.in_context, known)
     known.makes_alone = partial(Known.makes_alone, known)
-    return Teams(Seat(known, claimed, -1, spare, 5.0), 5.0)
+    return Teams(Seat(known, claimed, spare, 5.0), 5.0)
 
 
 @pytest.fixture
@@ -455,24 +455,22 @@ def left(monkeypatch):
     return SimpleNamespace(spare={}), closed
 
 
-def page_of(teams):
-    return teams._seat.spare.page
-
-
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left):
-    """Also its cleared page, under the id that the first rank's page had."""
     job, closed = left
     first = teams_of(job, [2, 0, 1], 1)
-    team, page = first.get((0, 1, 2), "native"), object()
-    first.close(page)
+    team = first.get((0, 1, 2), "native")
+    first.close()
     (number,) = job.spare
     for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [number]), ([2, 0], [number])):
         other = teams_of(job, members, 3, spare)
-        assert page_of(other) is None and other.get((0, 1), "native") is not team
+        assert other.get((0, 1), "native") is not team
+    other = teams_of(job, [2, 0, 1], 3, [number], rules=("allreduce",))
+    assert other.get((0, 1, 2), "native") is not team, "its plans may need other teams"
     again = teams_of(job, [2, 0, 1], 4, [2, number])
-    assert page_of(again) is page and again.get((0, 1, 2), "native") is team and not closed
-    assert page_of(teams_of(job, [2, 0, 1], 5, [number])) is None, "somebody else has them"
+    assert again.get((0, 1, 2), "native") is team and not closed
+    assert teams_of(job, [2, 0, 1], 5, [number]).get((0, 1, 2), "native") is not team, "somebody else has them"
     again.close()
+    (number,) = job.spare
     assert teams_of(job, [2, 0, 1], 6, [number]).get((0, 1, 2), "native") is team
 
 
@@ -486,7 +484,7 @@ def test_what_not_all_ranks_have_left_is_nobodys(left):
 
 
 def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(left):
-    """Otherwise a rank that destroyed it would use another page than the other ranks."""
+    """Otherwise a rank that destroyed it would use another team than the other ranks."""
     job, closed = left
     for number in range(MOST_SPARE + 1):
         made = teams_of(job, [0, 1], number)
@@ -510,7 +508,7 @@ def test_the_oldest_spare_teams_are_destroyed(left):
     made = teams_of(job, [0, 1], 70, plain=False)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
     made.get((0, 1), "native")
-    made.close(object())
+    made.close()
     assert closed[4:] == [(70, (0, 1), "native")]
 
 
@@ -519,8 +517,8 @@ def test_the_oldest_spare_teams_are_destroyed(left):
 
 def reached(hosts, lost):
     """Return the ranks that receive news from the first living one."""
-    found = {next(r for r in range(len(hosts)) if r not in lost)}
-    while more := {s for r in found for s in linked_ranks(hosts, r)} - found - lost:
+    found, links = {next(r for r in range(len(hosts)) if r not in lost)}, links_among(hosts)
+    while more := {s for r in found for s in links[r]} - found - lost:
         found |= more
     return found
 
@@ -537,11 +535,11 @@ def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost():
     rng = random.Random(7)
     for _ in range(200):
         hosts = [rng.randrange(rng.randint(2, 9)) for _ in range(rng.randint(2, 24))]
-        hosts = [sorted(set(hosts)).index(host) for host in hosts]
-        for rank in range(len(hosts)):
-            assert all(rank in linked_ranks(hosts, other) for other in linked_ranks(hosts, rank)), (hosts, rank)
-            near = neighbours(max(hosts) + 1, hosts[rank])
-            assert near <= {hosts[other] for other in linked_ranks(hosts, rank)}, (hosts, rank)
+        hosts = tuple(sorted(set(hosts)).index(host) for host in hosts)
+        links = links_among(hosts)
+        for rank, linked in enumerate(links):
+            assert all(rank in links[other] for other in linked), (hosts, rank)
+            assert neighbours(max(hosts) + 1, hosts[rank]) <= {hosts[other] for other in linked}, (hosts, rank)
         assert len(reached(hosts, set())) == len(hosts), hosts
         one = rng.randrange(len(hosts))
         assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)

@@ -58,9 +58,7 @@ class GroupMethods(ABC):
             if not made or not go_on:
                 return made and self._adopt(made)
             ranks = None if sure else self._ranks_in(made)
-            seat = meeting.bids.seat(runner.members.known, ranks, mpi.seconds)
-            seat.take_page(made)
-            return self._adopt(made, seat)
+            return self._adopt(made, meeting.bids.seat(runner.members.known, ranks, mpi.seconds))
 
     def _make(self, what: str, *args: Any, **more: Any) -> Any:
         mpi = self._mpi

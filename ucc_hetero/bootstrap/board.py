@@ -7,133 +7,46 @@ reports calls that differ; with the board a waiting rank finds both within milli
 from __future__ import annotations
 
 import math
-import os
 import threading
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..bindings.handle import Present, locked
 from ..native.libraries import c_text, ffi, lib
-from ..planner.topology import numbered
 from .known import Known
+from .pages import Page
 
 #: The largest prime below 1,024: salts of calls that differ in one name or count differ.
 _SALTS = 1021
-
-#: Alignment of pages.
-_ALIGNED = 4096
 
 #: The boards of all communicators of this process.
 _boards: Present[Board] = Present()
 
 
-#: Pages in one file: the ranks of a host agree only once that all of them have mapped it.
-PAGES = 8
-
-#: The file that this process offers until a communicator takes it, and the most ranks that it has room for.
-_offered: list[tuple[int, int]] = []
-
-
-def _stride(ranks: int) -> int:
-    """Bytes from one board's page to the next, for this many ranks."""
-    return -(-int(lib.ucch_board_bytes(ranks)) // _ALIGNED) * _ALIGNED
-
-
-def offer(size: int) -> int:
-    """The file that this process offers its next communicator, of up to ``size`` ranks; negative: none."""
-    if _offered and size <= _offered[0][1]:
-        return _offered[0][0]
-    take_back()
-    file = _anonymous(PAGES * _stride(size)) if size > 1 else -1
-    if file >= 0:
-        _offered.append((file, size))
-    return file
-
-
-def take_back() -> None:
-    """Stop offering the file: a communicator has it."""
-    while _offered:
-        os.close(_offered.pop()[0])
-
-
-class Page(NamedTuple):
-    """Memory of a board, and the object that unmaps its file together with the last page."""
-
-    address: Any
-    file: Any
-
-
-def pages(known: Known, file: int) -> list[Page]:
-    """Pages of the file that this host's first rank offers; none if this rank cannot map it or is alone on the host."""
-    ranks = known.near
-    if file < 0 or len(ranks) == 1:
-        return []
-    stride = _stride(len(ranks))
-    memory = _mapped(known.facts[ranks[0]].pid, file, PAGES * stride)
-    if memory == ffi.NULL:
-        return []
-    start = ffi.cast("char *", memory)
-    return [Page(start + i * stride, memory) for i in range(PAGES)]
-
-
 class Board:
-    """The arrival board of a communicator, whose ranks are ``known``.
+    """The arrival board of a communicator, whose ranks are ``known``; ``page``: what those of this host share, if there
+    are others. ``use`` increases with each communicator on a page."""
 
-    ``file``: the file that the first rank of this host offers to its ranks, unless an earlier communicator of theirs
-    has left a ``spare`` page. A new file is used once all ranks have told each other that they have it. ``use``
-    increases with each communicator on a page.
-    """
-
-    def __init__(self, known: Known, file: int, use: int, spare: Page | None = None) -> None:
-        self._known, self._use = known, use
-        #: Communicator ranks with a slot on this host's page, ascending.
-        self.ranks = known.near
+    def __init__(self, known: Known, page: Page | None, use: int) -> None:
+        #: Communicator ranks with a slot on this host's page, ascending; the names of all ranks' processes; and the
+        #: host of each rank.
+        self.ranks, self.processes, self.hosts = known.near, known.processes, known.hosts
+        self._page, self._mine, self._use = page, known.near.index(known.rank), use
         #: True if the ranks of this host see each other here; and if there are no other ranks.
-        self.shared = self.shows_all = False
-        self._page = spare
-        #: Pages for later boards of these ranks, from a new file.
-        self.more: list[Page] = []
-        #: True if this process has offered the file.
-        self._mine = self.ranks[0] == known.rank and spare is None
-        if spare is None and (found := pages(known, file)):
-            self._page, *self.more = found
-        #: True if this rank has the page; not if it is alone on its host.
-        self.mapped = self._page is not None
-        #: The engine's board.
-        self.native: Any = None
+        self.shared = page is not None
+        self.shows_all = self.shared and not known.far
         #: Held while a call of another communicator, of any thread, looks at this board, and before it is freed.
         self._looked_at = threading.RLock()
         #: The communicator's number in records, and in messages.
         self.number = self.id = 0
-        #: Names of the ranks' processes, and the host number of each rank; ranks that share a page have the same
-        #: number.
-        self.processes, self.hosts = known.processes, known.host_numbers
-
-    def join(self, mapped: Sequence[bool] | None = None) -> None:
-        """Start using the board; ``mapped``: which ranks have the page. A host uses it only if all of its ranks do: a
-        rank without it would look as if it had not arrived."""
-        known = self._known
-        if mapped is not None and not all(mapped):
-            apart = {host for host, well in zip(known.hosts, mapped, strict=True) if not well}
-            self.hosts = list(numbered((host, r if host in apart else -1) for r, host in enumerate(known.hosts)))
-            if not all(mapped[r] for r in self.ranks):
-                self._page, self.more = None, []
-        self.shared = self._page is not None
-        if self.shared and self._mine:
-            take_back()
-        far = max(self.hosts) > 0
-        if not self.shared:  # calls are still compared with ranks of other hosts
-            self.ranks = [known.rank]
-        address = ffi.NULL if self._page is None else self._page.address
-        mine = self.ranks.index(known.rank)
-        self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks, self._use)
+        #: The engine's board.
+        memory = ffi.NULL if page is None else page.address
+        self.native: Any = lib.ucch_board_new(memory, len(self.ranks), self._mine, self.ranks, use)
         _boards.add(self)
-        if self.native == ffi.NULL or (far and lib.ucch_board_add_far(self.native, known.size)):
+        if self.native == ffi.NULL or (known.far and lib.ucch_board_add_far(self.native, known.size)):
             raise MemoryError("no memory for the arrival board")
         if self.shared:
             lib.ucch_board_expect(self.native, known.pids)
-        self.shows_all = self.shared and not known.far
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 - rank for a rank of another host; -1: none."""
@@ -281,7 +194,7 @@ class Board:
     def give_back(self) -> None:
         """Tell the other ranks that this one frees the communicator; its page shows all of them."""
         assert self._page is not None
-        lib.ucch_board_give_back(self._page.address, self._known.rank, self._use, False)
+        lib.ucch_board_give_back(self._page.address, self._mine, self._use, False)
 
     def freed_by(self) -> list[int]:
         """Ranks that have freed the communicator, as far as this host's page shows."""
@@ -292,44 +205,20 @@ class Board:
         """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)
 
-    def close(self, *, clear: bool = False) -> Page | None:
-        """Free the board, which no program may use any more.
-
-        ``clear``: all ranks have left it, and its page is to be reused. Returns the page if it is shared and this rank
-        has cleared its part; else None."""
+    def close(self, *, together: bool) -> Page | None:
+        """Free the board, which no program may use any more. ``together``: all ranks have left it; then its page, which
+        is returned, may be used again."""
         with self._looked_at:
-            native, self.native, page = self.native, None, self._page if clear and self.shared else None
+            native, self.native, page, self._page = self.native, None, self._page, None
+        if native and together and page is not None:
+            lib.ucch_board_clear(native)
         if native:
-            if page is not None:
-                lib.ucch_board_clear(native)
             lib.ucch_board_free(native)
-        self._page = None
-        return page
+        return page if together else None
 
 
 def _room() -> Any:
     return ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
-
-
-def _mapped(pid: int, file: int, size: int) -> Any:
-    """Map a process's file, without keeping a descriptor; NULL on failure."""
-    opened = lib.ucch_shared_open(pid, file)
-    if opened < 0:
-        return ffi.NULL
-    page = lib.ucch_shared_map(opened, size)
-    os.close(opened)
-    unmap = lib.ucch_shared_unmap  # when Python is finalized module names may vanish before the page
-    return page if page == ffi.NULL else ffi.gc(page, lambda page: unmap(page, size))
-
-
-def _anonymous(size: int) -> int:
-    """A new file without a name, which needs no room in ``/dev/shm`` and is freed with its last user; -1 on failure."""
-    try:
-        file = os.memfd_create("ucc_hetero")
-        os.truncate(file, size)
-    except OSError:
-        return -1
-    return file
 
 
 def salt(label: str) -> int:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import env, log
 from ..device import DeviceRuntime
@@ -20,6 +20,7 @@ from ..planner.topology import Topology, levels_of, link_weights, numbered, shar
 from ..transport.paths import Device, staged
 from ..transport.wires import warn_idle
 from . import agreement
+from .pages import Page
 from .process import Job
 
 #: Team numbers that libucc accepts.
@@ -27,6 +28,15 @@ MOST_NUMBERS = 1 << 15
 
 #: Most subsets of ranks that are cached.
 _MOST_PARTS = 64
+
+
+class Contact(NamedTuple):
+    """How other processes connect with a process: its addresses and their networks, and the port and secret of its
+    listener."""
+
+    addresses: tuple[tuple[str, str], ...]
+    port: int
+    secret: bytes
 
 
 class Known:
@@ -41,10 +51,9 @@ class Known:
         self.members = tuple([job.index[each.process] for each in facts])
         self.rank = self.members.index(job.rank)
         self.processes = [each.process for each in facts]
-        #: The memory of each rank's host, and the ranks that share this one's.
-        self.hosts = [each.host.memory for each in facts]
+        #: The host of each rank as a number from 0 on, and the ranks that share this one's.
+        self.hosts = list(numbered([job.hosts[member] for member in self.members]))
         self.near = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
-        self.host_numbers = list(numbered(self.hosts))
         #: True if ranks are on several hosts, so that no arrival board shows all of them.
         self.far = len(self.near) < self.size
         islands = tuple([job.topology.island_of[member] for member in self.members])
@@ -54,9 +63,13 @@ class Known:
         self.bare, self.topology, self.tuning, self.staged = _chosen_by(
             tuple(facts), islands, wanted, env.get("TUNE", said), table.text
         )
+        #: A communicator uses what another one has left only if this is equal: other plans need other teams.
+        self.kind = self.members, self.topology, self.tuning.user, self.tuning.measured
         if wanted == "direct" and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
+        #: True if usual calls need no other team than that of all ranks.
+        self.one_team = self.topology.flat and not self.topology.deep
         #: Teams that most calls need: of this rank's island, and of all ranks.
         self.main = [(self.island.ranks, "native")] * (self.island.size > 1)
         if not self.topology.flat:
@@ -64,6 +77,12 @@ class Known:
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
         self.pids = [facts[rank].pid for rank in self.near]
+        #: True if calls between devices may be queued in streams: that takes more exchanges.
+        self.may_queue = not self.bare.flat and all(each.device_memory for each in facts)
+        #: How processes connect with each rank's; empty until some communicator of these ranks has links.
+        self.contacts: Sequence[Contact] = ()
+        #: The ranks of which these are a part, and the numbers of these there.
+        self.origin: tuple[Known, tuple[int, ...]] | None = None
         #: Calls that a communicator leaves to the next one of these ranks, by signature.
         self.recipes: dict[Any, Any] = {}
         self._settled = False
@@ -79,7 +98,13 @@ class Known:
             facts, places = [self.facts[rank] for rank in key], [self.places[rank] for rank in key]
             whole = key == tuple(range(self.size))
             found = self._parts[key] = self if whole else Known(self.job, facts, places, self.table, self.runtime)
+            found.origin = None if whole else (self, key)
         return found
+
+    def page(self, number: int) -> Page | None:
+        """Memory that this host's ranks share in communicator ``number``; None if there are no others."""
+        shared, first, ranks = self.job.pages, self.members[self.near[0]], len(self.near)
+        return shared.page(number, first, ranks) if shared and ranks > 1 else None
 
     def in_context(self, ranks: Sequence[int], link: str) -> tuple[int, ...]:
         """The ranks' numbers in the context of a link."""
@@ -93,9 +118,9 @@ class Known:
         return link == "bridge" or agreement.native_makes_teams_alone(os.environ)
 
     def makes_teams_alone(self, claimed: int) -> bool:
-        """True if that holds for all teams that most calls of a new communicator on one host need."""
+        """True if that holds for all teams that usual calls of a new communicator need."""
         if not self._settled:
-            self._settled = self.bare.flat and not self.far and all(self.makes_alone(*each) for each in self.main)
+            self._settled = self.one_team and all(self.makes_alone(*each) for each in self.main)
         return self._settled and claimed < MOST_NUMBERS
 
 

@@ -13,19 +13,20 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 from .. import env, log
 from ..machine import nics
 from ..native.libraries import ffi, lib
 from ..native.threaded import ThreadedCall
+from ..planner.topology import ranks_by
 from ..transport.wires import HEARTBEATS
+from .board import Board
+from .known import Contact, Known
 
 #: Seconds that all connections of a communicator may take, and that one address may take.
 _CONNECT_ALL_S, _CONNECT_S = 10.0, 3.0
-#: Bytes of a communicator's key.
-_KEY = 8
 
 
 def neighbours(count: int, position: int) -> set[int]:
@@ -35,36 +36,29 @@ def neighbours(count: int, position: int) -> set[int]:
     return {(position + sign * distance) % count for distance in distances for sign in (1, -1)} - {position}
 
 
-def linked_ranks(hosts: Sequence[int], rank: int) -> list[int]:
-    """Ranks to which ``rank`` has a link: some of its own host, and at least one of each neighbouring host.
+@lru_cache(maxsize=64)
+def links_among(hosts: tuple[int, ...]) -> list[list[int]]:
+    """The ranks to which each rank has a link: some of its own host, and at least one of each neighbouring host.
 
     ``hosts[r]`` is the host of rank r.
     """
-    ranks = [[r for r, host in enumerate(hosts) if host == each] for each in range(max(hosts) + 1)]
-    here = ranks[hosts[rank]]
-    found = {here[position] for position in neighbours(len(here), here.index(rank))}
-    for host in neighbours(len(ranks), hosts[rank]):
-        there = ranks[host]
-        turns = range(here.index(rank), max(len(here), len(there)), len(here))
-        found |= {there[turn % len(there)] for turn in turns}
-    return sorted(found)
+    by_host, found = ranks_by(hosts), []
+    for rank, host in enumerate(hosts):
+        here = by_host[host]
+        position = here.index(rank)
+        linked = {here[each] for each in neighbours(len(here), position)}
+        for other in neighbours(len(by_host), host):
+            there = by_host[other]
+            turns = range(position, max(len(here), len(there)), len(here))
+            linked |= {there[turn % len(there)] for turn in turns}
+        found.append(sorted(linked))
+    return found
 
 
 def _packed(address: tuple[str, str]) -> bytes:
     """An address in network order, padded to 16 bytes so that it cannot match part of two others."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return socket.inet_pton(family, address[0]).ljust(16, b"\0")
-
-
-class _Offer(NamedTuple):
-    """How other processes connect with this one, names of processes it has links with, and a proposed
-    communicator key."""
-
-    addresses: tuple[tuple[str, str], ...]
-    port: int
-    secret: bytes
-    connected: frozenset[str]
-    key: bytes
 
 
 class _Listener:
@@ -93,38 +87,48 @@ def _listener() -> _Listener:
 
 
 class Links:
-    """Links among a communicator's ranks on several ``hosts``. Collective over ``mpi`` to create."""
+    """Links among the ranks of a communicator, ``known``, on several hosts; ``number`` is the communicator's.
 
-    def __init__(self, mpi: Any, board: Any, hosts: Sequence[int], processes: Sequence[str]) -> None:
-        self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
-        mine = linked_ranks(hosts, self._rank)
-        listener = _listener()
-        alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_fate(link) == lib.UCCH_THERE)
-        self._offers: list[_Offer] = mpi.allgather(
-            _Offer(nics.addresses(), listener.port, listener.secret, alive, os.urandom(_KEY))
+    Collective over ``mpi`` to create, unless an earlier communicator of these ranks has made the links.
+    """
+
+    def __init__(self, known: Known, board: Board, number: int, mpi: Any) -> None:
+        self._rank, self._processes, hosts = known.rank, known.processes, tuple(known.hosts)
+        #: The communicator's number in messages; above those of all earlier ones of its ranks.
+        self._key = number + 1
+        mine = links_among(hosts)[self._rank]
+        self._contacts = known.contacts = known.contacts or _inherited(known)
+        if not self._contacts:
+            self._meet(mine, mpi)
+            known.contacts = self._contacts
+        found = [rank for rank in mine if self._processes[rank] in _links]
+        links = [_links[self._processes[rank]] for rank in found]
+        handle = lib.ucch_host_exchange_new(
+            board.native, self._key, self._rank, len(hosts), hosts, len(found), links, found
         )
-        self._key = self._offers[0].key
-        name = processes[self._rank]
-        new = [r for r in mine if processes[r] not in alive or name not in self._offers[r].connected]
-        self._connect(new)
-        found = [r for r in mine if r not in new or processes[r] in _links]
-        if lost := sorted(set(mine) - set(found)):
-            log.log("live").warning(
-                "rank %d: no control connection with rank(s) %s: whether they are alive and call the same is "
-                "known at deadlines only; may the hosts connect by TCP ports above 1023?", self._rank, lost,
-            )  # fmt: skip
-        links = [_links[processes[r]] for r in found]
-        key = int.from_bytes(self._key, "little")
-        handle = lib.ucch_host_exchange_new(board.native, key, self._rank, len(hosts), hosts, len(found), links, found)
         if handle == ffi.NULL:
             raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
         patience = HEARTBEATS * env.get("HEARTBEAT")
         for rank, host in enumerate(hosts) if patience else ():  # calls that wait long probe it
             if host not in (hosts[self._rank], *hosts[:rank]):
-                addresses = b"".join(map(_packed, self._offers[rank].addresses))
+                addresses = b"".join(map(_packed, self._contacts[rank].addresses))
                 if lib.ucch_host_exchange_add_host(handle, rank, addresses, len(addresses), patience):
                     raise MemoryError("no memory for the addresses of hosts")
+
+    def _meet(self, mine: Sequence[int], mpi: Any) -> None:
+        """Make the links that these ranks, the linked ones, lack; collective."""
+        listener = _listener()
+        alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_fate(link) == lib.UCCH_THERE)
+        contact = Contact(nics.addresses(), listener.port, listener.secret)
+        self._contacts, connected = zip(*mpi.allgather((contact, alive)), strict=True)
+        name = self._processes[self._rank]
+        self._connect([r for r in mine if self._processes[r] not in alive or name not in connected[r]])
+        if lost := [rank for rank in mine if self._processes[rank] not in _links]:
+            log.log("live").warning(
+                "rank %d: no control connection with rank(s) %s: whether they are alive and call the same is "
+                "known at deadlines only; may the hosts connect by TCP ports above 1023?", self._rank, lost,
+            )  # fmt: skip
 
     def _connect(self, ranks: Sequence[int]) -> None:
         """Connect with the higher ranks and, at the same time, accept connections of the lower ones."""
@@ -132,7 +136,7 @@ class Links:
             _links.pop(self._processes[rank], None)
         out = [r for r in ranks if r > self._rank]
         until = time.monotonic() + _CONNECT_ALL_S
-        sockets = [(r, ThreadedCall(partial(self._connect_to, self._offers[r]))) for r in out]
+        sockets = [(r, ThreadedCall(partial(self._connect_to, self._contacts[r]))) for r in out]
         accepted = self._accept({r for r in ranks if r < self._rank})
         for rank, reached in sockets:
             if reached.ended(max(until - time.monotonic(), 0)) and (found := reached.result()) is not None:
@@ -144,16 +148,16 @@ class Links:
             if link >= 0:
                 _links[self._processes[rank]] = link
 
-    def _connect_to(self, offer: _Offer) -> socket.socket | None:
+    def _connect_to(self, contact: Contact) -> socket.socket | None:
         """Connect with a process by one of its addresses; those in networks that this host is in come first."""
         from ..rma.channel import Channel  # slow to import, and only jobs of several hosts need it
 
-        ours = {network for _, network in self._offers[self._rank].addresses}
-        for address, _ in sorted(offer.addresses, key=lambda pair: pair[1] not in ours):
+        ours = {network for _, network in self._contacts[self._rank].addresses}
+        for address, _ in sorted(contact.addresses, key=lambda pair: pair[1] not in ours):
             with suppress(OSError):
-                each = socket.create_connection((address, offer.port), _CONNECT_S)
+                each = socket.create_connection((address, contact.port), _CONNECT_S)
                 try:
-                    Channel(each, offer.secret, False).send([self._key.hex(), self._rank])
+                    Channel(each, contact.secret, False).send([self._key, self._rank])
                     return each
                 except OSError:
                     each.close()
@@ -182,7 +186,7 @@ class Links:
             hello = Channel(each, _listener().secret, True).receive()
         except OSError:
             return -1
-        return next((rank for rank in ranks if hello == [self._key.hex(), rank]), -1)
+        return next((rank for rank in ranks if hello == [self._key, rank]), -1)
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
         """Note deaths of ranks that another source reported, and tell the other ranks."""
@@ -194,6 +198,18 @@ class Links:
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.ucch_host_exchange_free(handle)
+
+
+def _inherited(known: Known) -> Sequence[Contact]:
+    """The ranks' contacts if the ranks of which they are a part have made all their links; the same on all of them."""
+    if known.origin is None:
+        return ()
+    whole, ranks = known.origin
+    theirs = links_among(tuple(whole.hosts))
+    for rank, linked in zip(ranks, links_among(tuple(known.hosts)), strict=True):
+        if not {ranks[peer] for peer in linked} <= {*theirs[rank]}:
+            return ()
+    return [whole.contacts[rank] for rank in ranks] if whole.contacts else ()
 
 
 def _any(processes: Iterable[str], fate: int) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from .._version import __version__
+from ..bindings.ucc import Team
 from ..device import bind
 from ..errors import AgreementError, CollectiveTimeout, PeerError, UCCHError
 from ..machine import nics
@@ -23,10 +24,10 @@ from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, faults, process, settings
-from .board import PAGES, offer, pages, take_back
 from .known import Known
+from .pages import Page
 from .process import MOST_SPARE, Job, Spare
-from .timely import MAKING, Timely, note_abandoned, timely
+from .timely import Timely, note_abandoned
 
 #: Longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
@@ -134,60 +135,46 @@ class Seat:
     """A rank's part in a new communicator: what its ranks have agreed upon, and what an earlier communicator of them
     left.
 
-    ``claimed`` is the communicator's number. ``file`` is the file that the first rank of this host offers for the
-    arrival board, ``spare`` holds numbers of what all ranks could use again, in the same order on all, ``seconds`` is
-    the most that destroying an old team may take.
+    ``claimed`` is the communicator's number. ``spare`` holds numbers of what all ranks could use again, in the same
+    order on all, ``seconds`` is the most that destroying an old team may take.
     """
 
-    def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
-        self.known, self.claimed, self.file, self.seconds = known, claimed, file, seconds
+    def __init__(self, known: Known, claimed: int, spare: Sequence[int], seconds: float) -> None:
+        self.known, self.claimed = known, claimed
+        job = known.job
+        left = (each for each in spare if each in job.spare and job.spare[each].kind == known.kind)
+        again = next(left, None)
+        #: Teams, and memory that this rank shares with others of its host.
+        _, self.teams, self.page = Spare(known.kind, {}, known.page(claimed)) if again is None else job.spare.pop(again)
         claim_number(claimed)
         #: Part of every message tag.
         self.id = claimed % MOST_COMMS
-        #: Number by which all ranks know what the communicator leaves to a later one, and what an earlier one left to
-        #: it.
-        self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
-        for each in spare:
-            found = known.job.spare.get(each)
-            if found is not None and found.members == known.members:
-                self.left_by, self.spare = each, known.job.spare.pop(each)
-                break
         # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to
         # use, although this one has freed more since it offered that.
-        known.job.drop_spare(seconds, MOST_SPARE)
+        job.drop_spare(seconds, MOST_SPARE)
 
-    def take_page(self, mpi: Any) -> None:
-        """Take a page of a new file if this seat lacks only a page to be `ready`; collective then."""
-        known = self.known
-        if self.ready or not known.makes_teams_alone(self.claimed):
-            return
-        found = pages(known, self.file)
-        try:
-            if not all(timely(mpi, self.seconds, MAKING).allgather(bool(found))):
-                return
-        except BaseException:
-            release_number(self.id)
-            raise
-        if known.near[0] == known.rank:
-            take_back()
-        self.spare = self.spare._replace(page=found[0])
-        for i, page in enumerate(found[1:], 1):
-            known.job.spare[self.claimed * PAGES + i] = Spare(known.members, {}, page)
+    @property
+    def has_teams(self) -> bool:
+        """True if each rank has the teams that usual calls need, or makes them by itself; the same on all ranks."""
+        return bool(self.teams) or self.known.makes_teams_alone(self.claimed)
 
     @property
     def ready(self) -> bool:
-        """True if each rank can create the communicator by itself, without anything that can fail; the same on all
-        ranks."""
-        seen = self.spare.page is not None or self.known.size == 1
-        return seen and self.known.makes_teams_alone(self.claimed)
+        """True if each rank can create the communicator by itself, at any time; the same on all ranks."""
+        return self.has_teams and not (self.known.far or self.known.may_queue)
+
+    def leave(self, teams: dict[tuple[tuple[int, ...], str], Team], page: Page | None) -> None:
+        """Leave teams and a cleared page to the next communicator of these ranks."""
+        if teams or page is not None:
+            self.known.job.spare[self.claimed] = Spare(self.known.kind, teams, page)
 
     def give_back(self) -> None:
         """Free the communicator, which is `ready`; this rank has made no call in it, so it waits for no other rank."""
-        known, page = self.known, self.spare.page
-        if page is not None:
-            lib.ucch_board_give_back(page.address, known.rank, self.claimed + 1, True)
+        known = self.known
+        if self.page is not None:
+            lib.ucch_board_give_back(self.page.address, known.near.index(known.rank), self.claimed + 1, True)
         known.job.process.discard(self.id)
-        known.job.spare[self.left_by] = self.spare
+        self.leave(self.teams, self.page)
         release_number(self.id)
 
 
@@ -208,7 +195,7 @@ class Bids:
         if ready and (job is None or job.sound()):
             mine.ready, spare = _GOES_ON, process.spare(job)
             mine.last, mine.next_used = numbers_taken()
-            mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
+            mine.spares, mine.spare[0 : len(spare)] = len(spare), spare
 
     def evaluate(self) -> bool:
         self._claimed = lib.ucch_bids_claim(self.all, self._size)
@@ -235,8 +222,7 @@ class Bids:
         else:
             self._ranks[0 : len(ranks)] = ranks
         spare = ffi.unpack(self._spare, lib.ucch_bids_spare(self.all, self._ranks, len(ranks), self._spare))
-        part = known.part(ranks)
-        return Seat(part, self._claimed, self.all[ranks[part.near[0]]].file, spare, seconds)
+        return Seat(known.part(ranks), self._claimed, spare, seconds)
 
 
 @lru_cache(maxsize=1)

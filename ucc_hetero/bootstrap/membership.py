@@ -24,11 +24,10 @@ from ..trace.timeline import communicator
 from ..transport import wires
 from ..transport.channels import Channels, join
 from . import faults, process
-from .board import PAGES, Board
+from .board import Board
 from .known import Known
 from .links import Links
 from .meeting import MOST_COMMS, Exchanged, Seat, meeting_of, release_number
-from .process import Spare
 from .teams import Teams
 from .timely import MAKING, Timely, timely
 
@@ -100,21 +99,16 @@ class Membership:
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
         self.place = known.device.place
         self.teams = Teams(seat, seconds)
-        self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
-        # Before teams are made: deaths are reported meanwhile.
-        board.join(None if seat.ready else self.mpi.allgather(board.mapped))
+        self.board = board = Board(known, seat.page, seat.claimed + 1)  # before teams are made: to see deaths
         board.id, times = self.id, seat.claimed // MOST_COMMS
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
-        if max(board.hosts) > 0:
-            self.links = Links(self.mpi, board, board.hosts, known.processes)
+        if known.far:
+            self.links = Links(known, board, seat.claimed, self.mpi)
         self._watch(board.dead_ranks)
         if self._queues and not known.bare.flat:
             self._join_channels()
-        if not known.makes_teams_alone(seat.claimed):
+        if not seat.has_teams:
             self._make_teams()
-        for i, page in enumerate(board.more, 1):
-            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
-        board.more = []
 
     def _join_channels(self) -> None:
         memory = None if self.runtime is None else self.runtime.memory_type
@@ -169,7 +163,7 @@ class Membership:
             for ranks, link in self.known.main:
                 if not self.teams.by_itself(ranks, link):
                     self.teams.get(ranks, link)
-            if not self.topology.flat:
+            if not self.known.one_team:
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
@@ -194,7 +188,7 @@ class Membership:
     def meets_on_board(self) -> bool:
         """True if short calls use the arrival board: once such a call has ended here, no rank needs this one for it."""
         tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS
-        return few and self.board.shared and self.topology.flat and not (tuning.user or tuning.measured)
+        return few and self.board.shows_all and self.topology.flat and not (tuning.user or tuning.measured)
 
     def fabric(self) -> tuple[str, ...]:
         """Fabric of vendors whose ranks are on several hosts, and why; empty if there are none."""
@@ -254,7 +248,7 @@ class Membership:
         for channels in self._all_channels():
             channels.close(self.teams.timeout)
         self.part()
-        self.teams.close(self.board.close(clear=together), together=together)
+        self.teams.close(self.board.close(together=together), together=together)
         self.release_id()
 
     def abandon(self) -> None:

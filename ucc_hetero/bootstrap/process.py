@@ -32,6 +32,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import wires
 from . import agreement, faults
+from .pages import Page, Pages, share
 from .timely import allow_roll_calls, stop_roll_calls, timely
 
 #: Rounds that a waiter spins before it yields, if every rank of the host has a core of its own.
@@ -43,7 +44,7 @@ SPIN_ROUNDS = 400
 TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
-#: Most communicators whose teams or pages are kept for new ones.
+#: Most communicators whose teams and pages are kept for new ones.
 MOST_SPARE = int(lib.UCCH_SPARES)
 
 #: Seconds that ranks wait longer for the first rank's answer than it waits for them.
@@ -165,11 +166,12 @@ class Process:
 
 
 class Spare(NamedTuple):
-    """Teams of these ranks of a job, and a page for their arrival board if they share one, for reuse."""
+    """What a communicator leaves to the next one of its kind (:class:`.known.Known`): teams, and memory for its arrival
+    board if some ranks share a host."""
 
-    members: tuple[int, ...]
+    kind: tuple[object, ...]
     teams: dict[tuple[tuple[int, ...], str], ucc.Team]
-    page: Any
+    page: Page | None
 
 
 class Job:
@@ -199,12 +201,15 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
-        #: What new communicators of the same ranks may reuse (:class:`.teams.Teams`), by numbers that all ranks know.
+        #: What new communicators of the same ranks may reuse, by the number of the communicator that left it.
         self.spare: dict[int, Spare] = {}
         #: Ranks, by link, whose first team has passed its test.
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         hosts = numbered(f.host.node for f in everyone)
         self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
+        #: The number of each rank's host; and this host's memory for arrival boards, if other ranks are there.
+        self.hosts: list[int] = []
+        self.pages: Pages | None = None
         self._comms: list[Any] = []
         island = topology.islands[topology.island_of[self.rank]]
         self.island_index = {rank: i for i, rank in enumerate(island.ranks)}
@@ -236,6 +241,7 @@ class Job:
         timeline.join(self.comm, self.facts, self.facts[self.rank])
         sub = comm.Split(island.index, self.rank)
         self._comms += [self.comm, sub]
+        self.pages, self.hosts = share(self.comm, self.facts, self.rank)
         self._part_memory(island.size > 1)
         if not self.topology.flat:
             self._comms.append(comm.Dup())
@@ -341,9 +347,11 @@ class Job:
         """Destroy spare teams, except those of the newest ``most`` entries, each within ``seconds``."""
         while len(self.spare) > most:
             oldest, *_ = tuple(self.spare)  # other threads may add to it
-            teams = self.spare.pop(oldest).teams
+            _, teams, page = self.spare.pop(oldest)
             while teams:
                 teams.popitem()[1].close(seconds)
+            if page is not None:
+                page.drop()
 
     def close(self) -> None:
         """Destroy the contexts; collective among the ranks."""
@@ -356,6 +364,12 @@ class Job:
         for comm in self._comms:
             comm.Free()
         self._comms.clear()
+        self.close_pages()
+
+    def close_pages(self) -> None:
+        """Take no more pages of this host's memory: no communicator will be made."""
+        if self.pages is not None:
+            self.pages.close()
 
 
 _process: Process | None = None
@@ -439,7 +453,7 @@ def offer() -> tuple[str, ...]:
 
 
 def spare(of: Job | None = None) -> tuple[int, ...]:
-    """Numbers of spare teams and pages: of a job, or of all."""
+    """Numbers of communicators that have left something: of a job, or of all."""
     return tuple(of.spare if of else [number for job in _jobs for number in tuple(job.spare)])[-MOST_SPARE:]
 
 
@@ -451,6 +465,9 @@ def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], 
         if job.name in usable and job.serves(everyone):
             return job
     _made[0] += 1
+    for job in _jobs:
+        if not job.sound():
+            job.close_pages()
 
     def library() -> bool:
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library

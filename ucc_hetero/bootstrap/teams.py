@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
 
 from ..bindings import quarantine, ucc
 from ..device import free_memory, own_device
@@ -29,7 +28,8 @@ from . import agreement
 from .faults import EXCHANGE_ERRORS
 from .known import MOST_NUMBERS
 from .meeting import Seat, Turn, creating
-from .process import TEAM_IDS, Spare
+from .pages import Page
+from .process import TEAM_IDS
 
 #: Seconds for which libucc may finish creating a team after a rank has refused the call that the team is for. Its
 #: messages for a team that some ranks abandon are taken for those of the next one, which then never completes.
@@ -77,7 +77,7 @@ class Teams:
         self.together = False
         #: Time at which a refusal of this call was seen while a team is created; 0 for never.
         self._refused = 0.0
-        self._teams = seat.spare.teams
+        self._teams = seat.teams
         #: Groups of ranks that have come together for their first call on device memory.
         self._met: set[tuple[int, ...]] = set()
 
@@ -274,7 +274,7 @@ class Teams:
     def __len__(self) -> int:
         return len(self._teams)
 
-    def close(self, page: Any = None, *, together: bool = True) -> None:
+    def close(self, page: Page | None = None, *, together: bool = True) -> None:
         """Leave the teams and a cleared ``page`` to the next communicator, or destroy the teams, newest first.
 
         Collective among their members. If not ``together``, the teams are kept: other ranks may still use them.
@@ -284,9 +284,8 @@ class Teams:
             quarantine.keep(teams)
             return
         left = teams if self._known.tuning.plain else {}
-        if left or page is not None:
-            # Without the lock: a thread that holds its turn may wait for other ranks, and these for this thread.
-            self.job.spare[self._seat.left_by] = Spare(self.members, left, page)
+        # Without the lock: a thread that holds its turn may wait for other ranks, and these for this thread.
+        self._seat.leave(left, page)
         if left is not teams:
             with creating:
                 while teams:
