@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cases import in_threads
 from frames import files_of, frames_of
 from mpi4py import MPI
+from processes import in_threads
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
