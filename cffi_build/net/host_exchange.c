@@ -130,7 +130,7 @@ typedef struct origin {
 #define MOST_EARLY 4096
 
 static ucch_early *early; /* by the keys of exchanges that this rank is about to make */
-static uint64_t newest; /* the highest key of an exchange of this process */
+static uint64_t newest;   /* the highest key of an exchange of this process */
 
 static ucch_host_exchange *exchange_of(uint64_t key) {
     ucch_host_exchange *c = exchanges;
