@@ -23,7 +23,7 @@ static int descriptor_of(pid_t pid, int *gone) {
 
 static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
 
-/* Known processes and their pidfds: the pid of an ended process is reused some day. */
+/* Known processes and their pidfds, or -1 once they have ended: the pid of an ended process is reused some day. */
 #define MOST_MET 512
 
 static struct {
@@ -41,16 +41,25 @@ static int index_of(pid_t pid) {
     return -1;
 }
 
+/* True if the process of an entry has ended; its descriptor is then closed. */
+static int has_ended(int at) {
+    if (!met[at].pid) return 0;
+    if (met[at].fd >= 0 && is_readable(met[at].fd)) {
+        close(met[at].fd);
+        met[at].fd = -1;
+    }
+    return met[at].fd < 0;
+}
+
 /* Remember the process that has this pid now, in place of an ended one with the same pid or, if the table is full, of
  * any ended one. */
 void ucch_process_meet(int pid) {
     int gone;
     pthread_mutex_lock(&met_lock);
-    int at = index_of(pid), known = at >= 0 && met[at].pid == pid;
-    for (int i = 0; at < 0 && i < MOST_MET; i++)
-        at = is_readable(met[i].fd) ? i : -1;
-    int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
-    if (fd >= 0 && met[at].pid) close(met[at].fd);
+    int at = index_of(pid);
+    for (int i = 0; i < MOST_MET; i++)
+        if (has_ended(i) && at < 0) at = i;
+    int fd = at < 0 || (met[at].pid == pid && met[at].fd >= 0) ? -1 : descriptor_of(pid, &gone);
     if (fd >= 0) {
         met[at].fd = fd;
         met[at].pid = pid;
@@ -63,7 +72,7 @@ int ucch_process_ended(int pid) {
     int gone;
     pthread_mutex_lock(&met_lock);
     int at = index_of(pid), known = at >= 0 && met[at].pid == pid;
-    if (known) gone = is_readable(met[at].fd);
+    if (known) gone = has_ended(at);
     pthread_mutex_unlock(&met_lock);
     if (known) return gone;
     int fd = descriptor_of(pid, &gone);

@@ -13,7 +13,7 @@ from vllm_engine import BLOCK, HEADS, OnDevice, Runner, facts
 
 from ucc_hetero.vllm import UccHeteroConnector
 from ucc_hetero.vllm.interface import KVConnectorRole
-from ucc_hetero.vllm.messages import Load, Remote, Step
+from ucc_hetero.vllm.messages import Load, Part, Remote, Step
 
 PORT, LAYERS, BLOCKS, DIM = 14579, 8, 64, 512
 SENT, NEXT = 1, 2
@@ -43,7 +43,7 @@ def step(connector, said):
 
 def send(folder, address):
     connector, _ = worker("kv_producer", folder, address)
-    step(connector, Step(offers={"request": list(range(BLOCKS))}))
+    step(connector, Step(offers={"request": [list(range(BLOCKS))]}))
     Path(folder, "ready").touch()
     while True:
         if step(connector, Step())[0]:
@@ -53,9 +53,9 @@ def send(folder, address):
 
 def load(folder, address):
     connector, layers = worker("kv_consumer", folder, "127.0.0.1")
-    remote = Remote("request", "send", address, PORT, 1, BLOCKS * BLOCK)
+    remote = Remote("request", "send", (address,), PORT, 1, BLOCKS * BLOCK)
     blocks = torch.randperm(BLOCKS).tolist()
-    said, failed = Step(loads=[Load("request", remote, blocks, 0)]), set()
+    said, failed = Step(loads=[Load("request", remote, [Part(0, blocks)])]), set()
     come = set()
     while not come:
         _, come, failed = step(connector, said)

@@ -39,6 +39,10 @@ class Request:
         self.most, self.kv_transfer_params = most, params
         self.status, self.num_computed_tokens, self.blocks = Status.WAITING, 0, []
 
+    @property
+    def tables(self):
+        return self.blocks, self.blocks
+
 
 class Scheduler:
     """Chunked prefill, preemption and loads between steps, with a connector's calls at the same places as in vLLM."""
@@ -55,6 +59,8 @@ class Scheduler:
     def add(self, name, prompt, most, params):
         self.requests[name] = request = Request(name, prompt, most, params)
         self.waiting.append(request)
+        if self.connector:
+            self.connector.on_new_request(request)
 
     def abort(self, name):
         request = self.requests.get(name)
@@ -212,7 +218,7 @@ class Theirs:
         plan = {}
         for name, count in self.output.num_scheduled_tokens.items():
             request = self.real.requests[name]
-            request.blocks = self.real.kv_cache_manager.get_block_ids(name)[0]
+            request.tables = self.real.kv_cache_manager.get_block_ids(name)
             plan[name] = request, request.num_computed_tokens - count, count
         return plan, self.output.kv_connector_metadata
 
@@ -261,15 +267,17 @@ class OnDevice:
 class Runner:
     """The model, its cache in pages, and a worker's calls of the connector."""
 
-    def __init__(self, connector, blocks, layout, vendor, dim):
+    def __init__(self, connector, blocks, layout, vendor, dim, window, shared):
         torch.manual_seed(1)
         torch.set_num_threads(1)
-        self.model = Decoder(LAYERS, HEADS, dim, VOCABULARY, LONGEST)
+        self.model = Decoder([0] * (LAYERS - 1) + [window], HEADS, dim, VOCABULARY, LONGEST)
         self.connector = connector
         sizes = {"H": HEADS, "N": BLOCK}
         shape = [blocks, *(sizes[axis] for axis in layout[:2]), 2 * dim]
         count = blocks * HEADS * BLOCK * 2 * dim
         parts = [self.memory(count, vendor).fill_(float("nan")) for _ in range(LAYERS)]
+        if shared:  # as vLLM does: a block belongs to one group of layers
+            parts[-1] = parts[0]
         views = [part.view(shape) for part in parts]
         self.cache = [view if layout == "HND" else view.transpose(1, 2) for view in views]  # [B, H, N, C]
         if connector is not None:
@@ -290,12 +298,15 @@ class Runner:
     def forward(self, request, begin, count):
         """Compute the token after the scheduled ones, writing their keys and values to pages, and reading earlier ones
         there."""
-        places = torch.arange(begin + count)
-        blocks, within = torch.tensor(request.blocks)[places // BLOCK], places % BLOCK
-        past = [layer[blocks[:begin], :, within[:begin]].transpose(0, 1) for layer in self.cache]
+        places, past = torch.arange(begin + count), []
+        tables = [torch.tensor(request.tables[bool(window)]) for window in self.model.windows]
+        for i, (layer, table) in enumerate(zip(self.cache, tables, strict=True)):
+            seen = places[self.model.seen(i, begin)]
+            past.append(layer[table[seen // BLOCK], :, seen % BLOCK].transpose(0, 1))
         logits, made = self.model(torch.tensor(list(request.all_token_ids)[begin : begin + count]), begin, past)
-        for layer, new in zip(self.cache, made, strict=True):
-            layer[blocks[begin:], :, within[begin:]] = new.transpose(0, 1)
+        new = places[begin:]
+        for layer, table, each in zip(self.cache, tables, made, strict=True):
+            layer[table[new // BLOCK], :, new % BLOCK] = each.transpose(0, 1)
         assert not logits.isnan().any(), f"{request.request_id} reads what nobody has written"
         return int(logits.argmax())
 
@@ -312,10 +323,10 @@ class Runner:
             return sampled, None
         self.connector.start_load_kv(None)
         self.connector.wait_for_save()
-        sent, come = self.connector.get_finished(finished)
+        results = self.connector.get_transfer_results(finished)
         failed = self.connector.get_block_ids_with_load_errors()
         self.connector.clear_connector_metadata()
-        return sampled, made(finished_sending=sent, finished_recving=come, invalid_block_ids=failed)
+        return sampled, made(invalid_block_ids=failed, **vars(results))
 
 
 _kept = []
@@ -340,7 +351,7 @@ def real_config(told):
     """Return (vLLM's configuration, its cache's configuration)."""
     from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 
     model = ModelConfig(model=told["folder"], skip_tokenizer_init=True, dtype="float32", max_model_len=LONGEST)
     lengths = {"max_num_batched_tokens": BUDGET, "max_model_len": LONGEST, "max_num_seqs": 8}
@@ -359,14 +370,19 @@ def real_config(told):
     )
     config.attention_config.backend = AttentionBackendEnum[told.get("backend", "TRITON_ATTN")]
     config.cache_config.num_gpu_blocks = told["blocks"]
-    spec = FullAttentionSpec(BLOCK, num_kv_heads=HEADS, head_size=told.get("dim", DIM), dtype=torch.float32)
-    group = KVCacheGroupSpec([f"layers.{i}.attn" for i in range(LAYERS)], spec)
-    return config, KVCacheConfig(told["blocks"], [], [group])
+    shape = {"num_kv_heads": HEADS, "head_size": told.get("dim", DIM), "dtype": torch.float32}
+    spec = FullAttentionSpec(BLOCK, **shape)
+    names = [f"layers.{i}.attn" for i in range(LAYERS)]
+    if not told.get("window"):
+        return config, KVCacheConfig(told["blocks"], [], [KVCacheGroupSpec(names, spec)])
+    sliding = SlidingWindowSpec(BLOCK, **shape, sliding_window=told["window"])
+    groups = [KVCacheGroupSpec(names[:-1], spec), KVCacheGroupSpec(names[-1:], sliding)]
+    return config, KVCacheConfig(told["blocks"], [], groups)
 
 
 def build(told):
     """Return (scheduler, worker, class of the worker's output about transfers)."""
-    place = told["blocks"], told["layout"], told["vendor"], told.get("dim", DIM)
+    place = told["blocks"], told["layout"], told["vendor"], told.get("dim", DIM), told.get("window", 0)
     if told["scheduler"] == "vllm":
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -377,15 +393,15 @@ def build(told):
         worker = None
         if told["role"]:
             worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache_config)
-        return theirs, Runner(worker, *place), KVConnectorOutput
+        return theirs, Runner(worker, *place, bool(told.get("window"))), KVConnectorOutput
     if not told["role"]:
-        return Scheduler(None, told["blocks"]), Runner(None, *place), Facts
+        return Scheduler(None, told["blocks"]), Runner(None, *place, False), Facts
     from ucc_hetero.vllm import UccHeteroConnector
     from ucc_hetero.vllm.interface import KVConnectorRole
 
     config = facts(told)
     ours = (UccHeteroConnector(config, role, None) for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER))
-    return Scheduler(next(ours), told["blocks"]), Runner(next(ours), *place), Facts
+    return Scheduler(next(ours), told["blocks"]), Runner(next(ours), *place, False), Facts
 
 
 def serve(told):

@@ -96,8 +96,8 @@ def prompts(longest, *most):
     return {f"r{i}": [random.randrange(256) for _ in range(length)] for i, length in enumerate(lengths)}
 
 
-def one_engine(start, asked, tokens):
-    alone = start("", blocks=200)
+def one_engine(start, asked, tokens, **told):
+    alone = start("", blocks=200, **told)
     for name, prompt in asked.items():
         alone.add(name, prompt, tokens)
     found = {name: alone.done(name)["tokens"] for name in asked}

@@ -5,10 +5,11 @@ from torch.nn import functional
 
 
 class Decoder:
-    """Layers of causal attention with random weights; ``heads`` of keys and values, twice as many of queries."""
+    """Layers of causal attention with random weights; ``heads`` of keys and values, twice as many of queries;
+    ``windows``: of each layer the number of tokens that a token sees, itself included, or 0 for all."""
 
-    def __init__(self, layers, heads, dim, vocabulary, longest, width=64):
-        self.heads, self.dim = heads, dim
+    def __init__(self, windows, heads, dim, vocabulary, longest, width=64):
+        self.heads, self.dim, self.windows = heads, dim, windows
         self.tokens, self.places = torch.randn(vocabulary, width), torch.randn(longest, width)
         self.layers = [
             (
@@ -16,9 +17,13 @@ class Decoder:
                 torch.randn(width, 2 * heads * dim) / width**0.5,
                 torch.randn(2 * heads * dim, width) / (2 * heads * dim) ** 0.5,
             )
-            for _ in range(layers)
+            for _ in windows
         ]
         self.out = torch.randn(width, vocabulary)
+
+    def seen(self, layer, begin):
+        """The tokens before ``begin`` that tokens from there on see."""
+        return slice(max(0, begin - self.windows[layer] + 1) if self.windows[layer] else 0, begin)
 
     def __call__(self, tokens, begin, past):
         """Continue after ``begin`` tokens.
@@ -26,15 +31,16 @@ class Decoder:
         Args:
             tokens: the ones to compute.
             begin: how many are before them.
-            past: of each layer [heads, begin, 2 dim], keys and values of those.
+            past: of each layer [heads, :meth:`seen`, 2 dim], keys and values of those.
 
         Returns:
             The logits behind the last token, and keys and values of the computed ones.
         """
         n, made = len(tokens), []
         x = self.tokens[tokens] + self.places[begin : begin + n]
-        seen = torch.ones(n, begin + n, dtype=torch.bool).tril(begin)
-        for (to_queries, to_cache, back), before in zip(self.layers, past, strict=True):
+        for (to_queries, to_cache, back), before, window in zip(self.layers, past, self.windows, strict=True):
+            have = before.shape[1]
+            seen = torch.ones(n, have + n, dtype=torch.bool).tril(have).triu(have - window + 1 if window else -n)
             inner = functional.layer_norm(x, x.shape[-1:])
             queries = (inner @ to_queries).view(n, 2 * self.heads, self.dim).transpose(0, 1)
             made.append((inner @ to_cache).view(n, self.heads, 2 * self.dim).transpose(0, 1))

@@ -334,6 +334,34 @@ def test_heads_that_nobody_has(two, table):
         whole.recv_pages([0], [whole.open(two.back, mine.descriptor)] * 2)
 
 
+def test_layers_of_several_senders(two, table):
+    """As pipeline stages have them: layers 2 and 0 of this table are the peer's 0 and 2, layer 1 is another's."""
+    (mine, source), (theirs, target) = table(two.here, "KBNHD", 4), table(two.there, "KBHND", 4)
+    other, middle = table(two.here, "BNHD", 4)
+    pairs, swapped = [(2, 0), (0, 2)], [(0, 2), (2, 0)]
+    receipt = theirs.recv_pages(
+        [3, 1],
+        [
+            theirs.open(two.back, mine.descriptor, layers=swapped),
+            theirs.open(two.back, other.descriptor, layers=[(1, 1)]),
+        ],
+    )
+    send = mine.open(two.to, theirs.descriptor, layers=pairs)
+    send.send_pages([0, 2], receipt.tickets[0]).Wait()
+    other.open(two.to, theirs.descriptor, layers=[(1, 1)]).send_pages([2, 2], receipt.tickets[1]).Wait()
+    receipt.Wait()
+    for layer, (blocks, found) in enumerate([([0, 2], source[2]), ([2, 2], middle[1]), ([0, 2], source[0])]):
+        for part in (0, 1):
+            assert (target[layer][part][[3, 1]] == found[part][blocks]).all()
+    with pytest.raises(ValueError, match="the peer's table has no layer 1"):
+        send.send_pages([0, 2], receipt.tickets[0], layers=[0, 1])
+    with pytest.raises(ValueError, match="0 of the 1 sources have head 0 of 4 of layer 1"):
+        theirs.recv_pages([0], theirs.open(two.back, mine.descriptor, layers=swapped))
+    for layers in ([(0, 3)], [(3, 0)], [(0, 0), (1, 0)]):
+        with pytest.raises(ValueError, match="layers"):
+            mine.open(two.to, theirs.descriptor, layers=layers)
+
+
 def test_a_sender_that_dies_ends_the_wait(table):
     two = Two()
     mine, _ = table(two.here, "KBNHD", 4)

@@ -275,12 +275,14 @@ class PageTable(Handle):
         """Largest power of two, up to 8 bytes, that divides all array addresses."""
         return gcd(8, *(self._base(region) for region in self.regions))
 
-    def open(self, peer: Endpoint, descriptor: bytes) -> PageTarget:
+    def open(self, peer: Endpoint, descriptor: bytes, *, layers: Sequence[tuple[int, int]] | None = None) -> PageTarget:
         """Open a peer's table, to send pages to it or receive pages from it.
 
         Args:
             peer: Endpoint of the table's process.
             descriptor: The peer's :attr:`descriptor`.
+            layers: Numbers of a layer in this table and in the peer's, for each layer that both have; by default both
+                have the same.
 
         Returns:
             PageTarget: The peer's table, for :meth:`PageTarget.send_pages` and :meth:`recv_pages`.
@@ -292,15 +294,20 @@ class PageTable(Handle):
         found = Table.unpack(descriptor)
         if found.uid != peer.uid:
             raise ValueError("the table is of another process, not of this endpoint's peer")
-        why = unlike(self.form, found.form)
+        mine, theirs = self.form, found.form
+        why = unlike(mine, theirs if layers is None else theirs._replace(layers=mine.layers))
         if why:
             raise ValueError(f"pages of the two tables cannot be exchanged: {why}")
-        return PageTarget(self, peer, found)
+        pairs = [(i, i) for i in range(mine.layers)] if layers is None else layers
+        for most, numbers in zip((mine.layers, theirs.layers), zip(*pairs, strict=True), strict=False):
+            _numbers("layers", numbers, most, once=True)
+        return PageTarget(self, peer, found, dict(pairs))
 
     def recv_pages(
         self, pages: Any, sources: PageTarget | Sequence[PageTarget], *, timeout: float | None = None
     ) -> Receipt:
-        """Prepare to receive pages from a peer's table, or from several that together have all heads of this one.
+        """Prepare to receive pages from a peer's table, or from several that together have all layers and heads of
+        this one.
 
         Args:
             pages: Block numbers in this table. Do not use the blocks until the receipt is complete.
@@ -311,7 +318,8 @@ class PageTable(Handle):
             Receipt: Its ``ticket`` (with several sources, one of its ``tickets`` each) goes to the sender.
 
         Raises:
-            ValueError: A number is out of range or occurs twice, or the sources do not have each head exactly once.
+            ValueError: A number is out of range or occurs twice, or the sources do not have each head of each layer
+                exactly once.
         """
         each = [sources] if isinstance(sources, PageTarget) else list(sources)
         if any(source.table is not self for source in each):
@@ -322,17 +330,17 @@ class PageTable(Handle):
         return Receipt(self, each, numbers, timeout)
 
     def _check_heads(self, sources: list[PageTarget]) -> None:
-        form, come = self.form, [0] * self.form.heads
+        form = self.form
+        come = np.zeros((form.layers, form.heads), int)
         for source in sources:
-            for head in range(source.form.first - form.first, source.form.first - form.first + source.form.heads):
-                if 0 <= head < form.heads:
-                    come[head] += 1
-        for head, count in enumerate(come, form.first):
-            if count != 1:
-                whose = f"{count} of the {len(sources)} sources have head {head} of {form.total}"
-                raise ValueError(
-                    f"sources: {whose}; exactly one must have each of {form.first} to {form.first + form.heads - 1}"
-                )
+            first, count = source.plan.first - form.first, max(source.plan.heads, 0)
+            come[list(source.layers), first : first + count] += 1
+        for layer, head in np.argwhere(come != 1)[:1].tolist():
+            what = f"head {form.first + head} of {form.total}" + (f" of layer {layer}" if form.layers > 1 else "")
+            raise ValueError(
+                f"sources: {come[layer, head]} of the {len(sources)} sources have {what}; exactly one must have each "
+                f"of {form.first} to {form.first + form.heads - 1}"
+            )
 
     def _keep(self, receipt: Receipt) -> None:
         """Keep a receipt alive while a stream waits for it."""
@@ -350,10 +358,11 @@ class PageTable(Handle):
 
 
 class PageTarget:
-    """A peer's table, opened by :meth:`PageTable.open` for ``table``."""
+    """A peer's table, opened by :meth:`PageTable.open` for ``table``. ``layers``: the numbers of the layers that both
+    have, in ``table`` and in the peer's."""
 
-    def __init__(self, table: PageTable, peer: Endpoint, told: Table) -> None:
-        self.table, self.peer, self.form, self.number = table, peer, told.form, told.number
+    def __init__(self, table: PageTable, peer: Endpoint, told: Table, layers: dict[int, int]) -> None:
+        self.table, self.peer, self.form, self.number, self.layers = table, peer, told.form, told.number, layers
         self._descriptors = told.regions
         self.plan = Plan(table.form, told.form, table.alignment)
 
@@ -407,7 +416,8 @@ class PageTarget:
         Args:
             pages: Block numbers in this process's table.
             ticket: The receiver's :attr:`Receipt.ticket`.
-            layers: Layers to send; all by default. Send others by further calls once they are computed.
+            layers: Layers to send, by their numbers here; all that both have by default. Send others by further calls
+                once they are computed.
             stream: The transfer starts when this stream gets to it.
             timeout: Seconds; the worker's by default.
 
@@ -425,22 +435,25 @@ class PageTarget:
         if told.table != self.number:
             raise ValueError("ticket: it is for another table, not for the peer's")
         mine = _numbers("pages", pages, self.table.form.blocks)
-        theirs = _numbers("ticket", np.frombuffer(told.pages, np.uint32), self.form.blocks)
-        if len(mine) != len(theirs):
-            raise ValueError(f"pages: {len(mine)} blocks, but the ticket is for {len(theirs)}")
-        chosen = _numbers("layers", range(self.form.layers) if layers is None else list(layers), self.form.layers, True)
+        there = _numbers("ticket", np.frombuffer(told.pages, np.uint32), self.form.blocks)
+        if len(mine) != len(there):
+            raise ValueError(f"pages: {len(mine)} blocks, but the ticket is for {len(there)}")
+        chosen = _numbers("layers", list(self.layers if layers is None else layers), self.table.form.layers, True)
+        if lacking := [layer for layer in chosen.tolist() if layer not in self.layers]:
+            raise ValueError(f"layers: the peer's table has no layer {lacking[0]}")
         if not len(mine):
             return Requests([])
         plan, arrays = self.plan, self.table.form.arrays
         conversion = plan.route.conversion
         rows = conversion.native() if conversion else None
         parts = [None] if plan.pairs == 1 else list(range(self.form.parts))
-        lists = [plan.lists(mine, theirs, part) for part in parts]
+        lists = [plan.lists(mine, there, part) for part in parts]
         requests = []
         for layer in chosen.tolist():
             for part, each in zip(parts, lists, strict=True):
                 local = self.table.regions[layer * arrays + ((part or 0) if arrays > 1 else 0)]
-                target = self.targets[layer * self.form.arrays + ((part or 0) if self.form.arrays > 1 else 0)]
+                theirs = self.layers[layer] * self.form.arrays + ((part or 0) if self.form.arrays > 1 else 0)
+                target = self.targets[theirs]
                 requests.append(self.peer.put_rows(local, target, each, rows, told.counter, stream, timeout))
         return Requests(requests)
 
@@ -461,7 +474,7 @@ class Receipt:
             self.tickets.append(
                 Ticket(table.number, self._counters[-1].number, pages.astype(np.uint32).tobytes()).pack()
             )
-        self._least = [table.form.layers * source.plan.pairs if len(pages) else 0 for source in sources]
+        self._least = [len(source.layers) * source.plan.pairs if len(pages) else 0 for source in sources]
         self._all = self._waits(None)
         self._streams: list[Requests] = []
         self._numbers = [counter.number for counter in self._counters]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import timedelta
 from functools import wraps
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ..calls.arguments import CallSpec
 from .dispatch import Dispatch
@@ -35,7 +38,13 @@ from .work import Work
 _Shares: TypeAlias = tuple[Any, list[int]]
 _M = TypeVar("_M", bound=Callable[..., Any])
 
-_SUM = torch.distributed.ReduceOp.RedOpType.SUM
+_SUM = dist.ReduceOp.RedOpType.SUM
+#: What torch's options call an argument of a short form (``group.reduce(tensor, root, op, timeout)``), by its type and
+#: by its name.
+_BY_TYPE: dict[type, str] = {
+    dist.ReduceOp: "reduceOp", type(_SUM): "reduceOp", int: "rootRank", timedelta: "timeout",
+}  # fmt: skip
+_BY_NAME = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
 def _one(tensors: Any, method: str) -> Any:
@@ -47,6 +56,38 @@ def _one(tensors: Any, method: str) -> Any:
     return tensors
 
 
+def _options(kind: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Options of a call, of this type of torch's, or None: ``given`` are options or arguments of torch's short form."""
+    first = given[0] if given else None
+    if not named and len(given) < 2 and type(first) not in _BY_TYPE:
+        return first
+    if wrong := named.keys() - _BY_NAME.keys():
+        raise TypeError(f"unexpected argument {min(wrong)!r}; known are opts, {', '.join(_BY_NAME)}")
+    opts = kind()
+    for each in given:
+        if each is not None:
+            setattr(opts, _BY_TYPE.get(type(each), "rootRank"), each)
+    for name, each in named.items():
+        if each is not None:
+            setattr(opts, _BY_NAME[name], each)
+    return opts
+
+
+def _takes(kind: Any, tensors: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Decorate a method whose first arguments are ``tensors`` and whose last one is torch's options of this type: it
+    takes torch's short form, too."""
+
+    def decorated(method: Callable[..., Work]) -> Callable[..., Work]:
+        @wraps(method)
+        def made(self: Any, *args: Any, opts: Any = None, **named: Any) -> Work:
+            given = args[tensors:] if opts is None else (opts, *args[tensors:])
+            return method(self, *args[:tensors], _options(kind, given, named))
+
+        return made
+
+    return decorated
+
+
 def _list(tensors: Any) -> Any:
     """The first of a list of lists: old versions of torch had one list for each device of the process."""
     one = tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
@@ -54,11 +95,12 @@ def _list(tensors: Any) -> Any:
 
 
 def _reduction(opts: Any) -> TorchReduction:
-    """The reduction that a call's options name; options may be a ``ReduceOp`` themselves. Sum by default."""
-    try:
-        return torch_reduction(opts.reduceOp)
-    except AttributeError:
-        return torch_reduction(_SUM if opts is None else opts)
+    """The reduction that a call's options name; sum by default."""
+    return torch_reduction(_SUM if opts is None else opts.reduceOp)
+
+
+def _root(opts: Any) -> int:
+    return 0 if opts is None else int(opts.rootRank)
 
 
 def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
@@ -82,7 +124,7 @@ def _refusing(method: _M) -> _M:
         try:
             return method(self, *args, **more)
         except (TypeError, ValueError, RuntimeError) as mistake:
-            if self._posted == before and not isinstance(mistake, torch.distributed.DistBackendError):
+            if self._posted == before and not isinstance(mistake, dist.DistBackendError):
                 self.refuse(mistake, args)
             raise
 
@@ -91,13 +133,15 @@ def _refusing(method: _M) -> _M:
 
 @not_compiled
 class Collectives(Dispatch):
-    """The collective methods of the group. ``opts`` are torch's options of the call."""
+    """The collective methods of the group. ``opts`` are torch's options of the call, or arguments of its short form."""
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+    def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Reduce over all ranks, in place."""
         key = None
+        if more or named or type(opts) in _BY_TYPE:
+            opts = _options(c10d.AllreduceOptions, (opts, *more), named)
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
@@ -144,9 +188,11 @@ class Collectives(Dispatch):
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
         return self._combined(calls, "allreduce_coalesced_", tensors)
 
-    def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
+    def broadcast(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Send the root's tensor to all ranks."""
-        root, key = self._root(opts, root), None
+        if more or named or type(opts) in _BY_TYPE:
+            opts = _options(c10d.BroadcastOptions, (opts, *more), named)
+        root, key = _root(opts), None
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
@@ -165,19 +211,21 @@ class Collectives(Dispatch):
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
     @_refusing
+    @_takes(c10d.ReduceOptions, 1)
     @through_operator("reduce_")
-    def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce to the root, in place there."""
         tensor = _one(tensors, "reduce")
         if not tensor.numel():
             return Work(self, [tensor])
         how = _reduction(opts)
-        root = self._root(opts, root)
+        root = _root(opts)
         operand = how.operand(tensor)
         if self.rank() != root:
             return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
         return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], copy_back(operand, tensor))
 
+    @_takes(c10d.BarrierOptions, 0)
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called it. By then earlier collectives of the group are complete, and so is what
         was queued in the caller's current stream."""
@@ -238,6 +286,7 @@ class Collectives(Dispatch):
         return self._post(call, opts, outputs, finish, form, tensor, key if own else None)
 
     @_refusing
+    @_takes(c10d.AllgatherOptions, 2)
     @through_operator("allgather_")
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather every rank's tensor in a list. Sizes may differ: each is that of the list's tensor."""
@@ -270,10 +319,11 @@ class Collectives(Dispatch):
         return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
     @_refusing
+    @_takes(c10d.GatherOptions, 2)
     @through_operator("gather_")
-    def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
+    def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather equal tensors at the root."""
-        tensor, root = _one(inputs, "gather"), self._root(opts, root)
+        tensor, root = _one(inputs, "gather"), _root(opts)
         if not tensor.numel():
             return Work(self, [])
         if self.rank() != root:
@@ -291,16 +341,17 @@ class Collectives(Dispatch):
     @_refusing
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather equal tensors at the root, in rank order, in one tensor."""
-        parts = [[*output.view(-1).tensor_split(self.size())]] if self.rank() == self._root(opts, None) else []
+        parts = [[*output.view(-1).tensor_split(self.size())]] if self.rank() == _root(opts) else []
         return self.gather(parts, [input], opts)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
     @_refusing
+    @_takes(c10d.ScatterOptions, 2)
     @through_operator("scatter_")
-    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None, root: int | None = None) -> Work:
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Send each rank one of the root's equal tensors."""
-        tensor, root = _one(outputs, "scatter"), self._root(opts, root)
+        tensor, root = _one(outputs, "scatter"), _root(opts)
         if not tensor.numel():
             return Work(self, [tensor])
         target, finish = to_receive(tensor)
@@ -360,6 +411,7 @@ class Collectives(Dispatch):
         return self._post(call, opts, [output], finish, form, inputs, key if own else None)
 
     @_refusing
+    @_takes(c10d.ReduceScatterOptions, 2)
     @through_operator("reduce_scatter_")
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks; rank r gets tensor r. Sizes may differ."""
@@ -386,6 +438,7 @@ class Collectives(Dispatch):
     # --- all to all ---------------------------------------------------------------------------------------------------
 
     @_refusing
+    @_takes(c10d.AllToAllOptions, 4)
     @through_operator("alltoall_base_", "all_to_all_single")
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
@@ -428,9 +481,6 @@ class Collectives(Dispatch):
         return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
-
-    def _root(self, opts: Any, root: int | None) -> int:
-        return int(getattr(opts, "rootRank", 0)) if root is None else root
 
     def _per_rank(self, tensors: Sequence[Any], method: str, what: str) -> list[int]:
         if len(tensors) != self.size():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..log import log
-from .interface import KVConnectorBase_V1, KVConnectorRole
+from .interface import PEER, KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from .links import Links
-from .messages import Load, Remote, Step
+from .messages import Load, Part, Place, Remote, Step
 from .receiver import Receiver
 from .sender import Sender
 from .settings import Settings
@@ -15,27 +16,64 @@ from .stats import Stats, metrics
 
 #: Final states of a request that has all its tokens.
 _COMPLETE = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+#: vLLM's block without tokens, in place of those before a window; and its number in offers, which no sender accepts.
+_NULL, _DROPPED = 0, -1
+#: Key of a request's ``kv_transfer_params`` once its blocks have been asked for.
+_ASKED = "is_asked"
+
+
+def _shorten(request: Any, count: int) -> None:
+    """Leave the last tokens of a prompt out, once."""
+    params = request.kv_transfer_params
+    if request.prompt_token_ids is None or request.num_prompt_tokens <= count or params.get("is_shortened"):
+        return
+    params["is_shortened"] = True
+    del request.prompt_token_ids[-count:], request._all_token_ids[-count:]
+    request.num_prompt_tokens -= count
+    request.max_tokens = 1
 
 
 class SchedulerSide:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.hosts: tuple[str, ...] = (settings.host,)
         self._step = Step()
         self._offered: set[str] = set()
+        #: Requests of which the workers know that they have not been scheduled yet.
+        self._waiting: set[str] = set()
 
     def _remote(self, request: Any) -> tuple[Remote, int] | None:
         """(the remote request that a request continues, number of its tokens); None once it was asked for, or without
-        one."""
+        one. A prefill engine loads what the decoding engine has of a conversation, and offers the whole prompt."""
         params = request.kv_transfer_params
-        if not self.settings.receives or not params or not params.get("do_remote_prefill"):
+        if not self.settings.receives or not params or params.get(_ASKED):
+            return None
+        is_next_turn = params.get("do_remote_decode") and "remote_request_id" in params
+        if not params.get("do_remote_prefill") and not is_next_turn:
             return None
         try:
             remote = Remote.of(params)
         except ValueError as error:
             log("net").error("request %s is computed here: %s", request.request_id, error)
-            params["do_remote_prefill"] = False
+            params[_ASKED] = True
             return None
-        return remote, min(remote.tokens, request.num_prompt_tokens)
+        return remote, max(0, min(remote.tokens, request.num_prompt_tokens - self.settings.own_tokens))
+
+    def added(self, request: Any) -> None:
+        """Have the blocks kept that a new request waits for, or leave its last tokens to the decoding engine."""
+        if (found := self._remote(request)) is not None:
+            self._step.waiting[request.request_id] = found[0]
+        if self.settings.own_tokens and self._is_offered(request):
+            _shorten(request, self.settings.own_tokens)
+
+    def _taken(self, request: Any) -> tuple[Remote, int] | None:
+        """The same as ``_remote``, once."""
+        if (found := self._remote(request)) is not None:
+            request.kv_transfer_params[_ASKED] = True  # after a failure the prompt is computed here
+        if self._step.waiting.pop(request.request_id, None) is None and request.request_id in self._waiting:
+            self._waiting.remove(request.request_id)
+            self._step.scheduled.append(request.request_id)
+        return found
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
         """(number of tokens beyond the computed ones that can be loaded, True if they are loaded between steps)."""
@@ -45,37 +83,49 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
         """Load ``tokens`` into the blocks; they are the last tokens of the remote request."""
-        found = self._remote(request)
-        if found is None:
+        if (found := self._taken(request)) is None:
             return
         remote, total = found
-        request.kv_transfer_params["do_remote_prefill"] = False  # once: after a failure the prompt is computed here
-        (ids,) = blocks.get_block_ids()
-        size = self.settings.block
-        first, last = (total - tokens) // size, -(-total // size)
-        mine = list(ids[first:last]) if tokens > 0 else []
-        self._step.loads.append(Load(request.request_id, remote, mine, first))
+        parts, ids = [], blocks.get_block_ids()
+        for group in self.settings.groups:
+            first, last = (total - tokens) // group.block, -(-total // group.block)
+            mine = list(ids[group.number][first:last]) if tokens > 0 else []
+            while group.windowed and mine and mine[0] == _NULL:
+                first, mine = first + 1, mine[1:]
+            parts.append(Part(first, mine))
+        self._step.loads.append(Load(request.request_id, remote, parts))
 
-    def finished(self, request: Any, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """(True if blocks must be kept until they are sent, ``kv_transfer_params`` for the other engine)."""
-        if (found := self._remote(request)) is not None:  # the request ends before its load has started
-            request.kv_transfer_params["do_remote_prefill"] = False
-            self._step.loads.append(Load(request.request_id, found[0], [], 0))
-            return False, None
+    def _is_offered(self, request: Any) -> bool:
         params = request.kv_transfer_params
-        wanted = self.settings.sends and params and params.get("do_remote_decode")
-        if not wanted or request.status.name not in _COMPLETE or not blocks:
+        return bool(self.settings.sends and params and params.get("do_remote_decode"))
+
+    def finished(self, request: Any, blocks: Sequence[list[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """(True if blocks must be kept until they are sent, ``kv_transfer_params`` for the other engine)."""
+        if (found := self._taken(request)) is not None:  # the request ends before its load has started
+            self._step.loads.append(Load(request.request_id, found[0], [Part(0, [])] * len(self.settings.groups)))
             return False, None
-        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        kept = list(blocks[: -(-tokens // self.settings.block)])
+        own, is_offered, params = self.settings, self._is_offered(request), request.kv_transfer_params
+        is_kept = own.keep > 0 and own.sends and bool(params and params.get("do_remote_prefill"))
+        if not (is_offered or is_kept) or request.status.name not in _COMPLETE or not any(blocks):
+            return False, None
+        tokens, kept = request.num_computed_tokens, []
+        if is_offered:
+            tokens = min(tokens, request.num_prompt_tokens)
+        for group in own.groups:
+            each = blocks[group.number][: -(-tokens // group.block)]
+            kept.append([_DROPPED if group.windowed and block == _NULL else block for block in each])
         self._step.offers[request.request_id] = kept
         self._offered.add(request.request_id)
-        own = self.settings
-        return True, Remote(request.request_id, own.engine, own.host, own.port, own.ranks, tokens).params()
+        remote = Remote(request.request_id, own.engine, self.hosts, own.port, own.world, tokens)
+        if is_offered:
+            return True, remote.params()
+        self._step.kept.add(request.request_id)
+        return True, remote.params() | {"do_remote_prefill": False, "do_remote_decode": True}
 
     def step(self) -> Step:
         """Loads and offers since the last step, for the workers."""
         step, self._step = self._step, Step()
+        self._waiting.update(step.waiting)
         return step
 
     def ended(self, sent: Any) -> None:
@@ -103,16 +153,18 @@ class WorkerSide:
     def begin(self, step: Step) -> None:
         """Start what the scheduler asks for in this step."""
         for request, blocks in step.offers.items():
-            self.sender.offer(request, blocks)
+            self.sender.offer(request, blocks, request in step.kept)
         for load in step.loads:
             self.receiver.load(load)
+        if self.links.settings.rank == 0:  # one worker is enough
+            self.receiver.wait_for(step.waiting, step.scheduled)
 
     def close(self) -> None:
         """Abort all transfers and close the links."""
         self.links.close()
 
 
-class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class UccHeteroConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """A KV connector for vLLM: blocks of finished prefills are sent to the engines that decode.
 
     Loads are asynchronous, between steps, and not layer by layer. vLLM calls the methods, which are those of its
@@ -124,15 +176,14 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         kv_cache_config: vLLM's configuration of caches.
 
     Raises:
-        ValueError: There are several groups of caches, or a setting is wrong.
+        ValueError: A cache is not one of attention, or a setting is wrong.
     """
+
+    _cache_hit_source = PEER
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        groups = getattr(kv_cache_config, "kv_cache_groups", [None])
-        if len(groups) > 1:
-            raise ValueError(f"{len(groups)} groups of caches: start vLLM with --disable-hybrid-kv-cache-manager")
-        self.settings = Settings(vllm_config)
+        self.settings = Settings(vllm_config, kv_cache_config)
         self.scheduler = SchedulerSide(self.settings) if role == KVConnectorRole.SCHEDULER else None
         self.worker: WorkerSide | None = None
 
@@ -147,9 +198,13 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._scheduler.matched(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """Return the group of caches that a load writes: vLLM must not zero its blocks, which a kernel would do
+        """Return the groups of caches that a load writes: vLLM must not zero their blocks, which a kernel would do
         meanwhile."""
-        return (0,)
+        return tuple(group.number for group in self.settings.groups)
+
+    def on_new_request(self, request: Any) -> None:
+        """Have the blocks kept for which a request waits, until it is scheduled."""
+        self._scheduler.added(request)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Load this many tokens of another engine into a request's blocks."""
@@ -169,7 +224,19 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         Returns True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for
         that engine.
         """
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, with blocks in each group of caches."""
         return self._scheduler.finished(request, block_ids)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Place]) -> None:
+        """Record on which hosts the workers are; each key is a worker's pipeline stage and its rank there."""
+        hosts = tuple(metadata[where].host for where in sorted(metadata))
+        if len(hosts) == self.settings.world and len(set(hosts)) > 1:
+            self._scheduler.hosts = hosts
 
     def has_pending_push_work(self) -> bool:
         """True if steps must go on although no request is running."""
@@ -219,9 +286,23 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
             return None, None
         return self.worker.sender.ended() or None, self.worker.receiver.ended() or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Return the same as :meth:`get_finished`, and requests whose loads have failed, if there are several groups of
+        caches. With one group their blocks are reported, so that earlier blocks of the request remain."""
+        results = super().get_transfer_results(finished_req_ids)
+        if len(self.settings.groups) > 1 and self.worker is not None:
+            results.failed_recving = {load.request for load in self.worker.receiver.failed()}
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks whose loads have failed. vLLM computes them, or ends the request, by its policy."""
-        return self.worker.receiver.failed() if self.worker is not None else set()
+        if len(self.settings.groups) > 1 or self.worker is None:
+            return set()
+        return {block for load in self.worker.receiver.failed() for part in load.parts for block in part.blocks}
+
+    def get_handshake_metadata(self) -> Place | None:
+        """Return this worker's host, for the scheduler."""
+        return Place(self.settings.host) if self.settings.sends else None
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Return the numbers of transfers since the last call; None if there were none."""

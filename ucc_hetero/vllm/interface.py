@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+from types import SimpleNamespace
 from typing import Any
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
         KVConnectorMetadata,
         KVConnectorRole,
+        SupportsHMA,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 except ModuleNotFoundError as error:
@@ -25,6 +28,12 @@ except ModuleNotFoundError as error:
     class KVConnectorMetadata:  # type: ignore[no-redef]
         """Data of a step from the scheduler to the workers."""
 
+    class KVConnectorHandshakeMetadata:  # type: ignore[no-redef]
+        """Data of a worker for the scheduler, from the start."""
+
+    class SupportsHMA:  # type: ignore[no-redef]
+        """The connector knows several groups of caches."""
+
     class KVConnectorBase_V1:  # type: ignore[no-redef]
         """Base class of a connector."""
 
@@ -39,8 +48,24 @@ except ModuleNotFoundError as error:
             """Clear the data of the current step."""
             self._connector_metadata = None
 
+        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+            """Return the requests that have been sent, and those received."""
+            return None, None
+
+        def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+            """Return the requests that have been sent and received."""
+            sent, come = self.get_finished(finished_req_ids)
+            return SimpleNamespace(finished_sending=sent or set(), finished_recving=come or set(), failed_recving=set())
+
     class KVConnectorStats:  # type: ignore[no-redef]
         """Numbers of transfers."""
 
 
-__all__ = ["KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole", "KVConnectorStats"]
+#: What vLLM calls tokens that another engine has computed; None for a vLLM that does not tell them apart.
+_source = getattr(KVConnectorBase_V1, "_cache_hit_source", None)
+PEER = getattr(type(_source), "P2P", _source)
+
+__all__ = [
+    "PEER", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata", "KVConnectorRole",
+    "KVConnectorStats", "SupportsHMA",
+]  # fmt: skip

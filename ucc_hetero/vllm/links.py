@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -25,8 +25,12 @@ _CALLERS = 64
 
 
 class Link(NamedTuple):
+    """A worker of another engine: its caches by the numbers of a cache here and there, where layers are the same, and
+    the seconds for which it keeps blocks."""
+
     peer: AgentPeer
-    target: PageTarget
+    targets: dict[tuple[int, int], PageTarget]
+    lease: float
 
 
 def _usable(peer: AgentPeer) -> bool:
@@ -46,14 +50,17 @@ class Links:
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
         self.settings, self.stats = settings, Stats()
-        self.contract, arrays, axes = describe(settings, caches)
+        self.contract, described = describe(settings, caches)
         name = f"{settings.engine}/{settings.rank}"
         self.agent = Agent(settings.listens, settings.secret, tls=settings.tls, name=name)
+        self.tables: list[PageTable] = []
         try:
-            dtype = element_type(self.contract)
-            self.table = PageTable(self.agent.worker, arrays, axes, dtype=dtype, heads=settings.own_heads)
+            for cache, (arrays, axes) in zip(self.contract.caches, described, strict=True):
+                heads = settings.own_heads(arrays[0].shape[axes.index("H")]) if "H" in axes else None
+                dtype = element_type(cache)
+                self.tables.append(PageTable(self.agent.worker, arrays, axes, dtype=dtype, heads=heads))
         except (ValueError, BufferError) as error:
-            self.agent.close()
+            self._withdraw()
             raise ContractError(f"the caches have no pages: {error}; set VLLM_KV_CACHE_LAYOUT=NHD") from error
         self._handlers: dict[str, Callable[[Link, dict[str, Any]], None]] = {}
         self._timers: list[Callable[[], None]] = []
@@ -65,7 +72,7 @@ class Links:
         self._thread = threading.Thread(target=self._read, name="ucch-kv", daemon=True)
         if alone := settings.alone:
             log("net").warning("%s is %s: engines on other hosts do not reach it", settings.host, alone)
-        log("net").info("%r at %s, contract %s", self.table, self.agent.address, self.contract.digest)
+        log("net").info("%r at %s, contract %s", self.tables, self.agent.address, self.contract.digest)
 
     def on(self, name: str, handler: Callable[[Link, dict[str, Any]], None]) -> None:
         """Call ``handler`` for messages of this name. To be called before :meth:`start`."""
@@ -94,7 +101,12 @@ class Links:
                 call = self._calls[place] = self._callers.submit(self._call, place)
         return call
 
-    def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
+    def pages(self, cache: int, blocks: list[int]) -> list[int]:
+        """Numbers of the pages in a cache that are a request's blocks: vLLM's backends may divide blocks."""
+        each = self.settings.groups[self.contract.caches[cache].group].block // self.tables[cache].form.size
+        return [block * each + i for block in blocks for i in range(each)] if each > 1 else blocks
+
+    def reach(self, places: Sequence[str], then: Callable[[list[Future[Link]]], None]) -> None:
         """Connect to several places, then call ``then`` in another thread. At most one attempt per place at a time; no
         thread waits."""
         self._await([self.to(place) for place in places], then)
@@ -119,7 +131,8 @@ class Links:
         return found
 
     def _greet(self, peer: AgentPeer, answer: bool) -> None:
-        told = {"contract": self.contract.told(), "table": self.table.descriptor.hex()}
+        tables = [table.descriptor.hex() for table in self.tables]
+        told = {"contract": self.contract.told(), "tables": tables, "lease": self.settings.lease}
         with suppress(PeerError):
             peer.send({"op": "hello", "answer": answer, **told})
 
@@ -156,9 +169,11 @@ class Links:
             why = "; ".join(receiver.differences(sender))
             if why:
                 raise ContractError(why)
-            link = Link(peer, self.table.open(peer.endpoint, bytes.fromhex(said["table"])))
-            if called and link.target.plan.heads > 0:
-                _ = link.target.targets  # open the target and compile its kernels before the first request
+            targets = self._targets(peer, theirs, [bytes.fromhex(each) for each in said["tables"]])
+            link = Link(peer, targets, float(said["lease"]))
+            for target in targets.values() if called else ():
+                if target.plan.heads > 0:
+                    _ = target.targets  # open the target and compile its kernels before the first request
         except (ValueError, DeviceError) as error:
             self._settle(peer, str(error))
             peer.send({"op": "refused", "why": str(error)})
@@ -166,10 +181,14 @@ class Links:
             return
         if theirs.vllm != self.contract.vllm:
             log("net").warning("agent %r has vLLM %s, this is %s", peer.name, theirs.vllm, self.contract.vllm)
-        log("net").info("agent %r: %r", peer.name, link.target)
+        log("net").info("agent %r: %r", peer.name, list(targets.values()))
         self._settle(peer, link)
         if called:
             self._greet(peer, answer=True)
+
+    def _targets(self, peer: AgentPeer, theirs: Contract, tables: list[bytes]) -> dict[tuple[int, int], PageTarget]:
+        each = self.contract.common(theirs).items()
+        return {(i, j): self.tables[i].open(peer.endpoint, tables[j], layers=layers) for (i, j), layers in each}
 
     def _settle(self, peer: AgentPeer, link: Link | str) -> None:
         with self._changed:
@@ -182,6 +201,10 @@ class Links:
         self._thread.join()
         for peer in self.agent.peers:
             peer.leave()
-        with suppress(CollectiveTimeout):
-            self.table.close()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        for table in self.tables:
+            with suppress(CollectiveTimeout):
+                table.close()
         self.agent.close()

@@ -22,12 +22,12 @@ _FOREVER = 86_400.0
 
 @dataclass
 class _Want:
-    """A request for blocks from a worker of the other engine, for its request ``to``. An empty ticket wants nothing."""
+    """A request for blocks from a worker of the other engine, for its request ``to``: numbers of the caches here and
+    there, number of the first block, and the ticket; none if it wants nothing."""
 
     link: Link
     to: str
-    ticket: bytes
-    first: int
+    tickets: list[tuple[int, int, int, bytes]]
     ranks: int
     since: float
     transfers: list[Request] = field(default_factory=list)
@@ -49,10 +49,13 @@ class _Want:
 
 @dataclass
 class _Offer:
-    """Blocks of a finished request: until when they are kept, and which workers have asked for and received them."""
+    """Blocks of a finished request: seconds for which they are kept, and until when; which workers have asked for and
+    received them; ``is_kept``: for a next turn, which may not come."""
 
-    blocks: list[int]
-    until: float
+    blocks: list[list[int]]
+    seconds: float
+    is_kept: bool
+    until: float = 0.0
     wants: list[_Want] = field(default_factory=list)
     ended: list[_Want] = field(default_factory=list)
 
@@ -67,17 +70,21 @@ class Sender:
         self._past: dict[str, None] = {}
         links.on("want", self._want)
         links.on("cancel", self._cancel)
+        links.on("renew", self._renew)
         links.each_moment(self._expire)
 
-    def offer(self, request: str, blocks: list[int]) -> None:
+    def offer(self, request: str, blocks: list[list[int]], is_kept: bool) -> None:
         with self._lock:
-            offer = self._offers[request] = _Offer(blocks, time.monotonic() + self._settings.lease)
+            offer = _Offer(blocks, self._settings.keep if is_kept else self._settings.lease, is_kept)
+            offer.until = time.monotonic() + offer.seconds
+            self._offers[request] = offer
             for want in self._early.pop(request, []):
                 self._begin(request, offer, want)
 
     def _want(self, link: Link, said: dict[str, Any]) -> None:
-        request, ticket, engine = str(said["request"]), bytes.fromhex(said["ticket"]), said["engine"]
-        want = _Want(link, str(said["to"]), ticket, int(said["first"]), int(said["ranks"]), time.monotonic())
+        request, engine = str(said["request"]), said["engine"]
+        tickets = [(int(i), int(j), int(first), bytes.fromhex(ticket)) for i, j, first, ticket in said["tickets"]]
+        want = _Want(link, str(said["to"]), tickets, int(said["ranks"]), time.monotonic())
         with self._lock:
             if (offer := self._offers.get(request)) is not None:
                 self._begin(request, offer, want)
@@ -90,17 +97,24 @@ class Sender:
 
     def _begin(self, request: str, offer: _Offer, want: _Want) -> None:
         offer.wants.append(want)
-        if not want.ticket:
-            return
         try:
-            count = len(Ticket.unpack(want.ticket).pages) // 4
-            mine = offer.blocks[want.first : want.first + count]
-            if want.first < 0 or len(mine) != count:
-                raise ValueError(f"{count} blocks from number {want.first} on, of {len(offer.blocks)}")
-            sending = want.link.target.send_pages(mine, want.ticket, timeout=_FOREVER)
-            want.transfers = list(sending.each)
-        except (UCCHError, ValueError) as error:
+            for i, j, first, ticket in want.tickets:
+                target, blocks = want.link.targets[i, j], offer.blocks[self._links.contract.caches[i].group]
+                each = len(self._links.pages(i, [0]))
+                count = len(Ticket.unpack(ticket).pages) // 4 // each
+                mine = blocks[first : first + count]
+                if first < 0 or len(mine) != count:
+                    raise ValueError(f"{count} blocks from number {first} on, of {len(blocks)}")
+                sending = target.send_pages(self._links.pages(i, mine), ticket, timeout=_FOREVER)
+                want.transfers += sending.each
+        except (UCCHError, ValueError, LookupError) as error:
             want.why = str(error)
+
+    def _renew(self, link: Link, said: dict[str, Any]) -> None:
+        with self._lock:
+            for engine, request in said["requests"]:
+                if engine == self._settings.engine and (offer := self._offers.get(request)) is not None:
+                    offer.until = max(offer.until, time.monotonic() + self._settings.lease)
 
     def _refuse(self, want: _Want, why: str) -> None:
         self._tell(want, op="failed", to=want.to, why=why)
@@ -157,6 +171,8 @@ class Sender:
                 want.link.peer.leave()  # the worker is alive, but does not accept the data
         if offer.wants:
             return False
+        if now > offer.until and offer.is_kept and not offer.ended:
+            return True
         if now > offer.until:
             log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             self._links.stats.data["expired"] += 1

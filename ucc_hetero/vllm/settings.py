@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..machine import nics
 from ..rma import Certificates
@@ -21,34 +21,53 @@ _KNOWN: dict[str, Any] = {
     "attention_backend": "TRITON_ATTN",
     "timeout": 60,
     "lease": 120,
+    "keep": 0,
 }
 
 
-class Settings:
-    """Settings of an engine. ``address(rank)``: where a worker listens; ``timeout``: seconds that a load may take;
-    ``lease``: seconds for which blocks are kept for the decoding engine."""
+class Group(NamedTuple):
+    """A group of layers whose caches have the same blocks of a request: its number in vLLM, tokens of a block, names
+    of the layers (None: all), and True if blocks before a window of tokens are dropped."""
 
-    def __init__(self, config: Any) -> None:
+    number: int
+    block: int
+    layers: list[str] | None
+    windowed: bool
+
+
+class Settings:
+    """Settings of an engine. ``timeout``: seconds that a load may take; ``lease``: seconds for which blocks are kept
+    for the decoding engine; ``keep``: seconds for which that keeps them for a next turn; ``groups``: of caches that are
+    transferred; ``world``: number of workers."""
+
+    def __init__(self, config: Any, caches: Any = None) -> None:
         self.config = config
         transfer, parallel, model = config.kv_transfer_config, config.parallel_config, config.model_config
         extra = dict(transfer.kv_connector_extra_config)
         if unknown := extra.keys() - _KNOWN.keys():
             raise ValueError(f"kv_connector_extra_config: {sorted(unknown)} are not among {sorted(_KNOWN)}")
         self._extra = {**_KNOWN, **extra}
-        for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
-                raise ValueError(f"{name}: {getattr(parallel, name)}: caches of tensor parallelism alone are known")
+                raise ValueError(f"{name}: {getattr(parallel, name)}: caches that are divided by tokens are not known")
         self.sends, self.receives = bool(transfer.is_kv_producer), bool(transfer.is_kv_consumer)
         self.engine, self.ranks = str(transfer.engine_id), int(parallel.tensor_parallel_size)
-        self.rank = int(getattr(parallel, "rank", 0)) % self.ranks
+        self.stages = int(getattr(parallel, "pipeline_parallel_size", 1))
+        self.world = self.ranks * self.stages
+        self.rank = int(getattr(parallel, "rank", 0)) % self.world
         replica = int(getattr(parallel, "data_parallel_index", 0))
-        self.port = int(self._extra["port"] or transfer.kv_port) + replica * self.ranks
+        self.port = int(self._extra["port"] or transfer.kv_port) + replica * self.world
         self.host = self._host()
         self.model = str(self._extra["model"] or model.model)
         self.backend = str(self._extra["attention_backend"])
-        self.block, self.cache_dtype = int(config.cache_config.block_size), str(config.cache_config.cache_dtype)
+        self.cache_dtype, self.groups = str(config.cache_config.cache_dtype), _groups(config.cache_config, caches)
         self.heads = 1 if getattr(model, "use_mla", False) else int(model.get_total_num_kv_heads())
-        self.timeout, self.lease = float(self._extra["timeout"]), float(self._extra["lease"])
+        #: Tokens at the end of a prompt that only the decoding engine computes: vLLM drops blocks before the window of
+        #: the token after the prompt, but the decoding engine needs the window of the prompt's last token; and layers
+        #: that draft several tokens need as many.
+        ahead = int(getattr(config, "num_prefill_lookahead_tokens", 0))
+        self.own_tokens = max(ahead - 1, int(any(group.windowed for group in self.groups)))
+        self.timeout, self.lease, self.keep = (float(self._extra[name]) for name in ("timeout", "lease", "keep"))
 
     def _host(self) -> str:
         """The address or name by which other engines reach this one; not needed if it only receives."""
@@ -99,11 +118,33 @@ class Settings:
                 raise ValueError(f'kv_connector_extra_config: "prefill" names {host}:{port}, which is not host:port')
         return [address(host.strip("[]"), int(port)) for host, _, port in places]
 
-    @property
-    def own_heads(self) -> tuple[int, int]:
-        """(first head of this worker, number of heads). With fewer heads than workers several workers have the same
-        one."""
-        return self.rank * self.heads // self.ranks, self.heads
+    def own_heads(self, count: int) -> tuple[int, int]:
+        """(first head of this worker, number of heads) of layers of which it has ``count``. With fewer heads than
+        workers several workers have the same one; layers may have other numbers of heads than the model."""
+        total = count * self.ranks if count > 1 else self.heads
+        return self.rank % self.ranks * total // self.ranks, total
+
+
+#: Kinds of caches with blocks of tokens, as vLLM's classes are named.
+_TOKENS = {"FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"}
+
+
+def _groups(config: Any, caches: Any) -> list[Group]:
+    """The groups that vLLM wants to be transferred."""
+    found = getattr(caches, "kv_cache_groups", None)
+    if not found:
+        return [Group(0, int(config.block_size), None, False)]
+    numbers, out = getattr(caches, "transfer_group_ids", range(len(found))), []
+    for number in numbers:
+        spec = found[number].kv_cache_spec
+        each = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]  # one for each layer, or one for all
+        for layer in each:
+            if not _TOKENS & {kind.__name__ for kind in type(layer).__mro__}:
+                raise ValueError(f"{type(layer).__name__}: states of layers other than attention are not transferred")
+        names = "sliding_window", "attention_chunk_size"
+        windowed = any(getattr(layer, name, None) for layer in each for name in names)
+        out.append(Group(number, int(spec.block_size), list(found[number].layer_names), windowed))
+    return out
 
 
 def address(host: str, port: int) -> str:
