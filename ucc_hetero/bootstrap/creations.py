@@ -76,14 +76,13 @@ def places_of(mpi: Any) -> list[int]:
         world.Free()
 
 
-def agree(mpi: Any) -> None:
-    """Begin no creation from now on, and find those that all their ranks have begun. Collective."""
-    from mpi4py import MPI
-
+def agree(mpi: Any, place: int) -> None:
+    """Begin no creation from now on, and find those that all their ranks have begun. Collective; ``place``: this rank
+    in the whole job."""
     global _over
     with _lock:
-        _over = True
-    begun = dict(mpi.allgather((MPI.COMM_WORLD.Get_rank(), _begun)))
+        _over, mine = True, dict(_begun)
+    begun = dict(mpi.allgather((place, mine)))
     with _lock:
         for thread, (key, number) in _active.items():
             if all(begun.get(each, {}).get(key, 0) >= number for each in key.places):

@@ -291,7 +291,7 @@ def _end_together(runners: list[Any], survives: bool) -> None:
     found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
     for each, come in zip(jobs, found, strict=True):
         if come == _STUCK and isinstance(each.comm, timely.Timely) and not survives:
-            creations.agree(each.comm)
+            creations.agree(each.comm, MPI.COMM_WORLD.Get_rank())
     worst = min(found, default=_WHOLE)
     stays = not _leave_calls(_COMPLETE_S) and MPI.Is_initialized()
     for each in runners:
