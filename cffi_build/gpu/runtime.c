@@ -280,14 +280,15 @@ static block *find_block(int pinned, size_t bytes, const void *owner) {
     return best;
 }
 
-/* Allocate a block in use; NULL with a reason if memory is exhausted. */
+/* Allocate a block in use; NULL with a reason if memory is exhausted. While streams are held no idle memory is returned
+ * for it: that could wait for them, and they for the caller. */
 static block *new_block(int pinned, size_t bytes, const void *owner) {
     const device_ops *ops = ucch_bound_ops();
     block *b = calloc(1, sizeof(*b));
     if (!b) return NULL;
     *b = (block){.bytes = bytes, .pinned = pinned, .users = 1, .owner = owner};
     int status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
-    if (status) {
+    if (status && !ucch_gates_held()) {
         drop_idle();
         status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     }

@@ -48,7 +48,8 @@ int ucch_slots_open_locked(ucch_peer *peer, const ucch_here *here) {
     return peer->theirs && peer->theirs->inode == here->inode ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Pin slots for the bound device, if there is one. Returns 0 or a failure. */
+/* Pin slots for the bound device, if there is one. Returns 0 or a failure. Pinning waits for no stream. A thread that
+ * blocks the driver delays it, and with it the engine, as it delays the copies of slots. */
 int ucch_slots_pin_locked(ucch_mapping *memory) {
     char *seen;
     return ucch_bound() < 0 ? 0 : ucch_mapping_pin(memory, 0, BYTES, &seen);

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,7 +19,7 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator, device, rma
 from ucc_hetero.errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
-from ucc_hetero.native.libraries import lib
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.rma import worker as workers
 from ucc_hetero.rma.wire_format import Address
 
@@ -542,6 +543,32 @@ def given_up(far=False):
     me.worker.close()
 
 
+def starved(me, mine, given, target, seen):
+    """No pinned memory is left while a stream waits: a transfer goes on with what it has. To return memory to the
+    driver would wait for the stream."""
+    peer, counter, first = me.peers[me.right], me.worker.counter(), np.zeros(1, np.uint64)
+    given[:] = drawn(given.size)
+    told = me.mpi.allgather((counter.number, given.copy()))
+    if me.r == 1:
+        stream = me.gpu.stream()
+        peer.put(mine, target, first, first, 1).Wait()
+        idle = [iter(partial(lib.ucch_pool_take, 1, 1 << bits, ffi.NULL, 0), ffi.NULL) for bits in range(12, 26)]
+        used = [block for each in idle for block in each]
+        lib.ucch_pool_give(lib.ucch_pool_take(1, 64 << 20, ffi.NULL, 1))  # too long for what the transfer needs
+        counter.wait(1, stream=stream)
+        assert lib.ucch_gates_held()
+        os.environ["FAKEGPU_PINNED_MB"] = "0"
+        peer.put(mine, target).Wait()
+        del os.environ["FAKEGPU_PINNED_MB"]
+        [lib.ucch_pool_give(block) for block in used]
+    me.mpi.Barrier()
+    if me.r == 0:
+        assert (seen == told[1][1]).all()
+        peer.notify(counter=told[1][0]).Wait()
+    else:
+        stream.synchronize()
+
+
 def driver_fails(far=False):
     """A call of the driver fails for the first or a later chunk, while others are being copied: the transfer tells why,
     and the next one is whole. A region that is closed meanwhile is refused, and waits for no timeout."""
@@ -558,6 +585,8 @@ def driver_fails(far=False):
             peer.put(mine, target).Wait()
         there = me.mpi.bcast(given)
         assert me.r == 0 or (seen == there).all(), name
+    if not far:
+        starved(me, mine, given, target, seen)
     for _ in range(4):
         room, _ = me.memory(20_000_000)
         target = me.opened(room, me.right)
