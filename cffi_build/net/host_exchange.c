@@ -188,14 +188,16 @@ static void report_own(ucch_host_exchange *c, uint64_t call, uint32_t hash) {
  * dead: that a call was refused, or what this rank called if ranks of its host made different calls. */
 static void announce_end(ucch_host_exchange *c) {
     ucch_refusal end;
-    uint64_t failed = ucch_board_has_failed(c->board);
+    uint64_t failed = ucch_board_has_failed(c->board), last = failed ? failed : ucch_far_called(c->far);
+    uint32_t hash = ucch_far_hash(c->far, last);
     if (c->has_announced_end) return;
     c->has_announced_end = 1;
-    if (failed && ucch_board_mismatch(c->board, failed) >= 0) report_own(c, failed, ucch_far_hash(c->far, failed));
     if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
         report refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_CALL};
         memcpy(refused.text, end.text, sizeof(refused.text));
         note_report(c, &refused);
+    } else if (hash && ucch_board_mismatch(c->board, last) >= 0) {
+        report_own(c, last, hash);
     }
     gone left = {ucch_far_called(c->far), failed, c->rank, UCCH_LEFT};
     add_event(c, &(event){.kind = GONE, .gone = left});

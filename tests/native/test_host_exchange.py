@@ -223,18 +223,21 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank):
     lib.ucch_board_free(beside)
 
 
-def test_who_fails_because_ranks_of_its_host_differ_says_first_what_it_called(rank):
-    """It may free the communicator at once; other hosts would know only that a call has failed on it."""
+@pytest.mark.parametrize("failed", [0, 1])
+def test_who_fails_because_ranks_of_its_host_differ_says_first_what_it_called(rank, failed):
+    """It may free the communicator at once; other hosts would know only that a call has failed on it, or that it has
+    left before the call was entered."""
     here = rank(slots=2)
     beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     for board, signature, label in (beside, 11, b"another"), (here.board, 9, b"made"):
         lib.ucch_board_publish(board, signature, label.ljust(lib.UCCH_LABEL_BYTES, b"\0"))
-    lib.ucch_board_failed(here.board, 1)
+    lib.ucch_board_failed(here.board, failed)
+    lib.ucch_board_leave(here.board)
     lib.ucch_host_exchange_free(here.exchange)
     here.exchange = ffi.NULL
     report = struct.unpack(REPORT_FORMAT, here.hear(REPORT, GONE))
     assert report == (1, 0, 9, b"made".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
-    assert struct.unpack(GONE_FORMAT, here.hear(REPORT, GONE)) == (1, 1, 0, lib.UCCH_LEFT)
+    assert struct.unpack(GONE_FORMAT, here.hear(REPORT, GONE)) == (1, failed, 0, lib.UCCH_LEFT)
     lib.ucch_board_free(beside)
 
 
