@@ -17,6 +17,7 @@ int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int
 int ucch_device_bind(int runtime, int device, int queues);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
+int ucch_gates_held(void);
 
 /* ---- work.c: streams and kernels ---- */
 int ucch_device_reserve(void);
@@ -54,7 +55,6 @@ int ucch_lane_message_follow(ucch_lane_message *message, uintptr_t stream, doubl
 int ucch_lane_message_held(const ucch_lane_message *message);
 
 /* ---- gate.c, and program.c on device memory ---- */
-int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 
 /* ---- stream_executor.c: calls launched into or queued in streams ---- */

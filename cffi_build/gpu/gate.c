@@ -101,10 +101,7 @@ void ucch_flags_reserve(int count) {
 
 /* ---- gates ---- */
 
-static int held, barred;
-
-/* Number of streams that are held. */
-int ucch_gates_held(void) { return held; }
+static int barred;
 
 /* by = 1: no stream may be held from now on, as a driver call would wait for it; by = -1: it may again. */
 void ucch_gates_bar_locked(int by) { barred += by; }
@@ -132,7 +129,7 @@ int ucch_gate_enter(ucch_gate *g, void *stream) {
 
 static void release_stream(ucch_gate *g) {
     if (g->held) {
-        held--;
+        ucch_hold_locked(-1);
         UCCH_STORE(g->out.at, g->out.ticket);
     }
     g->held = 0;
@@ -151,7 +148,7 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
 int ucch_gate_promise_locked(ucch_gate *g) {
     if (barred || next_ticket(&g->out)) return 0;
     g->held = 1;
-    held++;
+    ucch_hold_locked(1);
     return 1;
 }
 

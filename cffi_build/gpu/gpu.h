@@ -85,6 +85,7 @@ typedef struct ucch_gate {
 
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 void ucch_gates_bar_locked(int by);
+void ucch_hold_locked(int more);
 int ucch_gate_hold(ucch_gate *gate, void *stream);
 int ucch_gate_promise_locked(ucch_gate *gate);
 int ucch_gate_wait(const ucch_gate *gate, void *stream);

@@ -236,6 +236,13 @@ int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int
 
 /* ---- the pool ---- */
 
+static int held;
+
+/* Number of streams that are held by gates (gate.c). */
+int ucch_gates_held(void) { return held; }
+
+void ucch_hold_locked(int more) { held += more; }
+
 #define GRAIN ((size_t)4096)
 
 typedef struct block {
