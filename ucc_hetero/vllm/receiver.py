@@ -196,8 +196,9 @@ class Receiver:
                 self._waiting.setdefault(places, {})[request] = remote
                 self._due.setdefault(places, 0.0)
             for request in scheduled:
-                if (places := self._places.pop(request, None)) is None:
+                if request not in self._places:
                     continue  # from before the caches were registered again
+                places = self._places.pop(request)
                 del self._waiting[places][request]
                 if not self._waiting[places]:
                     del self._waiting[places], self._due[places]
