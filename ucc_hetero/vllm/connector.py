@@ -48,7 +48,7 @@ class SchedulerSide:
         params = request.kv_transfer_params
         if not self.settings.receives or not params or params.get(_ASKED):
             return None
-        is_next_turn = params.get("do_remote_decode") and "remote_request_id" in params
+        is_next_turn = params.get("do_remote_decode") and params.get("remote_request_id")
         if not params.get("do_remote_prefill") and not is_next_turn:
             return None
         try:
