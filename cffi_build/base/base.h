@@ -62,6 +62,22 @@ void ucch_board_lost_connection(ucch_board *board, int peer);
 int ucch_board_stuck(ucch_board *board, uint64_t seq, double waited, int *peer);
 int ucch_board_check_message(ucch_board *board, int peer, double started, double now, double *left);
 
+/* A message as it came. `is_later`: its data is still at the sender, and `data` is libucp's descriptor to fetch it. */
+typedef struct ucch_packet {
+    const void *header;
+    size_t header_bytes;
+    void *data;
+    size_t bytes;
+    int is_later;
+} ucch_packet;
+
+/* early.c: messages that are kept until their receivers exist */
+typedef struct ucch_early ucch_early;
+int ucch_early_keep(ucch_early **first, uint64_t id, const ucch_packet *message, int most, size_t most_bytes);
+ucch_packet *ucch_early_take(ucch_early **first, uint64_t id);
+void ucch_early_drop(ucch_early **first, uint64_t below);
+void ucch_early_free(ucch_early **first);
+
 /* process.c: processes of this host */
 void ucch_process_signal(int pid, int number);
 void ucch_process_unbind_thread(void);

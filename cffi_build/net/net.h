@@ -9,16 +9,6 @@ typedef struct ucch_wire ucch_wire;
  * it); or with a wake-up that comes late. */
 enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4, UCCH_RUNG_LATE = 8 };
 
-/* A message that a wire has received. `is_later`: its data is still at the sender, and `data` is libucp's descriptor to
- * fetch it. */
-typedef struct ucch_packet {
-    const void *header;
-    size_t header_bytes;
-    void *data;
-    size_t bytes;
-    int is_later;
-} ucch_packet;
-
 /* Bit of a tag: the receiver exists before anything is sent, so a message that finds none is for a receiver that has
  * gone. */
 #define UCCH_WIRE_EXPECTED ((uint64_t)1 << 63)

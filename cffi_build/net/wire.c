@@ -5,6 +5,7 @@
  * and nothing in this folder can call a driver. So a device's streams can wait for wires under any allocator. */
 #include "net/net.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,14 +50,6 @@ enum { AWAKE, ASLEEP, WAKING };
 /* Size of the table of pollers by tag, in bits. */
 #define PLACE_BITS 6
 
-/* A message that came before its poller; its data is copied unless it is still at the sender. */
-typedef struct early {
-    ucch_packet message;
-    uint64_t tag;
-    struct early *next;
-    char copy[];
-} early;
-
 struct ucch_wire {
     ucp_context_h context;
     ucp_worker_h worker;
@@ -68,8 +61,8 @@ struct ucch_wire {
     int slower; /* this wire's port is slower than that of others */
     ucch_connection *connections;
     ucch_poller *pollers, *by_tag[1 << PLACE_BITS];
-    early *early;
-    cpu_set_t cores; /* on which it runs */
+    ucch_early *early; /* messages that came before their pollers, by tag */
+    cpu_set_t cores;   /* on which it runs */
 };
 
 static ucch_wire wires[MOST_WIRES];
@@ -202,22 +195,6 @@ static ucch_poller **place_of(ucch_wire *w, uint64_t tag) {
 /* Sending and receiving wires alternate. */
 static int is_receiver(const ucch_wire *w) { return (w - wires) % 2 == 1; }
 
-/* Keep a message until its poller exists. If it never does, because a call has failed here before it made its ring, the
- * message is kept until the process ends, like the communicator's rings (channels.py): the peer may still send, at most
- * what it has in flight. */
-static ucs_status_t keep_early(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
-    size_t bytes = m->is_later ? 0 : m->bytes;
-    early *l = malloc(sizeof(*l) + m->header_bytes + bytes);
-    if (!l) return UCS_ERR_NO_MEMORY;
-    *l = (early){.message = *m, .tag = tag};
-    l->message.header = memcpy(l->copy, m->header, m->header_bytes);
-    if (!m->is_later) l->message.data = l->copy + m->header_bytes;
-    if (bytes) memcpy(l->message.data, m->data, bytes);
-    l->next = w->early;
-    w->early = l;
-    return m->is_later ? UCS_INPROGRESS : UCS_OK;
-}
-
 /* Called by libucp in ucp_worker_progress. */
 static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
                                       const ucp_am_recv_param_t *param) {
@@ -230,8 +207,12 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
     while (p && p->tag != tag)
         p = p->same;
     if (p) return p->on_message(p, &m);
-    /* A message to a sender that does not exist is for one that has gone. */
-    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep_early(w, tag, &m) : UCS_OK;
+    /* A message to a sender that does not exist is for one that has gone. A receiver may come to exist. If it never
+     * does, because a call has failed here before it made its ring, the message is kept until the process ends, like
+     * the communicator's rings (channels.py): the peer may still send, at most what it has in flight. */
+    if (!is_receiver(w) || tag & UCCH_WIRE_EXPECTED) return UCS_OK;
+    if (!ucch_early_keep(&w->early, tag, &m, INT_MAX, SIZE_MAX)) return UCS_ERR_NO_MEMORY;
+    return m.is_later ? UCS_INPROGRESS : UCS_OK;
 }
 
 /* Send a message like ucp_am_send_nbx; with the wire's lock. */
@@ -340,15 +321,8 @@ void ucch_wire_add_poller(int wire, ucch_poller *poller) {
     w->pollers = poller;
     poller->same = *place;
     *place = poller;
-    for (early **at = &w->early, *l; (l = *at);) {
-        if (l->tag != poller->tag) {
-            at = &l->next;
-            continue;
-        }
-        *at = l->next;
-        poller->on_message(poller, &l->message);
-        free(l);
-    }
+    for (ucch_packet *m; (m = ucch_early_take(&w->early, poller->tag)); free(m))
+        poller->on_message(poller, m);
 }
 
 /* Remove a poller; with the wire's lock. */

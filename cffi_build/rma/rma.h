@@ -209,7 +209,7 @@ struct ucch_rma {
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
     ucch_opened *leaving;                      /* memory that the thread is to give back */
-    struct incoming *early;                    /* messages of peers with which this process has not connected yet */
+    ucch_early *early;                         /* messages of peers with which this process has not connected yet */
     ucch_notification *notifications, **last;
     int lost; /* notifications for which there was no memory */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];

@@ -106,7 +106,7 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
 
 /* Key of a process by the address of its first wire: the workers of two processes share the connections of wires, which
  * are never closed. */
-static uint64_t key_of(const char *address, uint32_t bytes) {
+static uint64_t hash_of(const char *address, uint32_t bytes) {
     uint64_t key = 0xcbf29ce484222325u;
     for (uint32_t i = 0; i < bytes; i++)
         key = (key ^ (unsigned char)address[i]) * 0x100000001b3u;
@@ -122,7 +122,7 @@ static int connect_wires(ucch_peer *peer, int is_recv, int n, const char *said, 
         said += sizeof(length);
         bytes -= sizeof(length);
         if (length > bytes) return UCCH_FAIL_ARGUMENT;
-        if (!i) peer->wired = key_of(said, length);
+        if (!i) peer->wired = hash_of(said, length);
         int is_other_end = i % 2 != is_recv; /* our sending wire connects with its receiving one */
         if (is_other_end && (status = ucch_wire_connect(i / 2 * 2 + is_recv, peer->wired, said))) return status;
         said += length;

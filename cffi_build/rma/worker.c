@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
@@ -75,12 +76,11 @@ static const struct {
     [UCCH_PULLED] = {answered_locked, 0},
 };
 
-/* A message; of a peer with which this process has not connected yet, if it is kept. */
+/* A message whose data libucp is receiving. */
 typedef struct incoming {
     ucch_rma *at;
     ucch_header header;
     size_t bytes;
-    struct incoming *next;
     char data[];
 } incoming;
 
@@ -94,17 +94,9 @@ static int was_closed(const ucch_rma *at, uint64_t uid) {
 /* Keep a message until this process has connected with its sender, which may be first. What a closed peer had still
  * sent is not kept. */
 static void keep_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
-    incoming **last = &at->early, *l;
-    int n = 0;
-    for (; *last; last = &(*last)->next)
-        n++;
+    ucch_packet m = {h, sizeof(*h), (void *)data, bytes, 0};
     if (was_closed(at, h->from) || bytes > UCCH_RMA_NOTICE) return;
-    l = n < MOST_EARLY ? malloc(sizeof(*l) + bytes) : NULL;
-    if (!l) at->lost += h->what == UCCH_NOTIFY;
-    if (!l) return;
-    *l = (incoming){at, *h, bytes};
-    if (bytes) memcpy(l->data, data, bytes);
-    *last = l;
+    if (!ucch_early_keep(&at->early, h->from, &m, MOST_EARLY, SIZE_MAX)) at->lost += h->what == UCCH_NOTIFY;
 }
 
 static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
@@ -182,6 +174,7 @@ static void *thread_main(void *arg) {
     ucch_rma *at = arg;
     struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->calls[0], .events = POLLIN}};
     ucch_process_unbind_thread();
+    prctl(PR_SET_NAME, "ucch-rma");
     for (int goes_on = 1; goes_on;) {
         char calls[64];
         if (poll(files, 2, -1) > 0 && files[1].revents && read(at->calls[0], calls, sizeof(calls)) < 0) break;
@@ -234,15 +227,8 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, size_t
 void ucch_peer_known(ucch_peer *peer) {
     UCCH_LOCKED;
     peer->is_known = 1;
-    for (incoming **at = &peer->at->early, *l; (l = *at);) {
-        if (l->header.from != peer->uid) {
-            at = &l->next;
-            continue;
-        }
-        *at = l->next;
-        deliver_locked(peer->at, &l->header, l->data, l->bytes);
-        free(l);
-    }
+    for (ucch_packet *m; (m = ucch_early_take(&peer->at->early, peer->uid)); free(m))
+        deliver_locked(peer->at, m->header, m->data, m->bytes);
 }
 
 /* The peer counts as dead from now on. */
@@ -389,8 +375,7 @@ void ucch_rma_free(ucch_rma *at) {
         at->notifications = n->next;
         free(n);
     }
-    for (incoming *l; (l = at->early); free(l))
-        at->early = l->next;
+    ucch_early_free(&at->early);
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);

@@ -16,7 +16,7 @@ JOB = [sys.executable, str(HERE / "agent_job.py")]
 
 @pytest.mark.usefixtures("libraries")
 def test_everybody_reaches_everybody(host_crew):
-    host_crew(HERE.parent / "mpi" / "rma_cases.py", (2, 2))
+    host_crew("rma_cases:main", (2, 2))
 
 
 @pytest.mark.usefixtures("libraries")

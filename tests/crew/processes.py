@@ -1,10 +1,13 @@
-"""Helpers for all tests: run a script in a new Python, wait for a condition."""
+"""Helpers for all tests: run a script in a new Python, a call in a child or in threads; wait for a condition."""
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from crews import alone
@@ -29,6 +32,41 @@ def until(condition, what=""):
     while not condition():
         assert time.monotonic() < ends, what or "not within the time limit"
         time.sleep(0.002)
+
+
+class Instead:
+    """Stands for another object, with some attributes of its own."""
+
+    def __init__(self, real, **own):
+        self.__dict__.update(own, _real=real)
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+def in_threads(*calls):
+    """Run calls at the same time, with frequent switches between them. Returns their results, or raises the first one's
+    exception."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        under_way = [pool.submit(call) for call in calls]
+    sys.setswitchinterval(usual)
+    return [each.result() for each in under_way]
+
+
+def in_child(call, limit=100):
+    """Run a call in a forked child, which ends without more ado; it must succeed within ``limit`` seconds."""
+    if not (child := os.fork()):
+        signal.alarm(limit)
+        try:
+            call()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, status
 
 
 def is_free(file):

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -10,6 +11,7 @@ from arrays import Array, Gate, runtime
 from collective_call import Call, Case
 from collective_cases import IN_STREAMS, start
 from mpi4py import MPI
+from processes import in_child, in_threads
 from ranks import dice_of, numbers, own_device, queued, reached, right, sums
 
 from ucc_hetero import IN_PLACE, MAX, MIN, SUM, Communicator
@@ -66,7 +68,7 @@ def replicas(comm):
 
 def several(comm):
     """Several communicators, each with its own memory; threads; communicators created and freed repeatedly."""
-    pinned, others, failures = [lib.ucch_channels_pinned()], [], []
+    pinned, others = [lib.ucch_channels_pinned()], []
     while len(others) < 12:  # none has less than those before
         others.append(Communicator(comm))
         pinned.append(lib.ucch_channels_pinned())
@@ -74,17 +76,7 @@ def several(comm):
     more = {after - before for before, after in pairwise(pinned)} - {0}
     assert len(more) < 2 and all(0 < each <= pinned[0] for each in more), pinned
     users = [comm, *others[:2], others[-1]]
-
-    def work(user, seed):
-        try:
-            random_sums(user, seed)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(user, 100 * i)) for i, user in enumerate(users)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not failures, failures
+    in_threads(*(partial(random_sums, user, 100 * i) for i, user in enumerate(users)))
     assert all(queued(each) == {"allreduce"} for each in users)
     [each.Free() for each in reversed(others)]
     made_again(comm)
@@ -130,9 +122,7 @@ def left():
     x, y = Array(n).set(comm.rank), Array(n).set(-1)
     comm.Allreduce(x, y)
     requests = [comm.Iallreduce(x, y, stream=stream) for _ in range(5)]
-    if (child := os.fork()) == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_child(int)
     repeated = comm.Allreduce_init(x, y)
     repeated.Start()
     repeated.Wait()

@@ -4,15 +4,16 @@ import ctypes
 import os
 import signal
 import socket
-import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from arrays import Array, Gate, runtime
 from mpi4py import MPI
+from processes import in_threads
 from ranks import failure, own_device, queued, reached
 
 from ucc_hetero import SUM, Communicator
@@ -61,9 +62,7 @@ def garbage():
     """A rank that gives up lets its streams continue with garbage, which must not be reported as a result. Two threads
     with one communicator each: calls are ordered within each communicator, not between the two."""
     done = []
-    threads = [threading.Thread(target=gives_up, args=(Communicator(), n, done)) for n in (1000, 300_000)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    in_threads(*(partial(gives_up, Communicator(), n, done) for n in (1000, 300_000)))
     assert len(done) == 2
     MPI.COMM_WORLD.Barrier()
 

@@ -1,13 +1,13 @@
 """Cases of calls on fake GPUs, on one host and on several: streams, refusals, and failures of the driver."""
 
 import ctypes
-import threading
 import time
 
 import numpy as np
 import pytest
 from arrays import Array, Gate, runtime
 from mpi4py import MPI
+from processes import in_threads
 from ranks import around, own_device, queued
 
 from ucc_hetero import Communicator
@@ -49,14 +49,8 @@ def streams(comm):
     comm.Ibarrier(stream=stream)
     # Several communicators, streams and threads.
     with Communicator(comm) as second:
-        right = []
-        threads = [
-            threading.Thread(target=lambda each=each: right.extend(launch(each) for _ in range(5)))
-            for each in (comm, second)
-        ]
-        [t.start() for t in threads]
-        [t.join() for t in threads]
-        assert right == [True] * 10
+        right = in_threads(*(lambda each=each: [launch(each) for _ in range(5)] for each in (comm, second)))
+        assert right == [[True] * 5] * 2
 
 
 def refusals(comm):

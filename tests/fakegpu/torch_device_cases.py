@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch_device as gpu
+from processes import until
 
 from ucc_hetero.native.libraries import load
 
@@ -32,11 +33,6 @@ def batch(*pairs):
 def wait(works):
     for work in works:
         work.wait()
-
-
-def until(condition):
-    while not condition():
-        time.sleep(1e-4)
 
 
 class Ring:

@@ -36,7 +36,7 @@ def test_trainings(tmp_path):
 
 
 def test_parity(tmp_path):
-    """tests/mpi/test_torch_tools.py tests it in more ways to train."""
+    """tests/mpi/test_torch_strategies.py tests it in more ways to train."""
     program = str(ROOT / "tools" / "torch_parity.py")
     words = "--ranks 2 --steps 3 --batch 8 --length 32 --jobs single,mixed,control --ways ddp --limit 250"
     said, found = run(tmp_path, program, *words.split())

@@ -1,17 +1,12 @@
-"""A job for test_arrays.py: calls on device arrays of several libraries, and wrong arguments.
-
-    mpirun -n 2 python array_cases.py KIND CASE...
+"""Cases of test_arrays.py: calls on device arrays of several libraries, and wrong arguments.
 
 Rank r uses device r. Odd ranks use it through the HIP runtime ``CASES_ODD_HIP``, if that is set. With
 ``CASES_ODD_BLIND`` odd ranks see no device, and have their arrays in host memory.
-Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
 """
 
 import faulthandler
 import itertools
 import os
-import sys
-import traceback
 
 import numpy as np
 import pytest
@@ -32,13 +27,7 @@ if blind := os.environ.get("CASES_ODD_BLIND") == "1" and RANK % 2 == 1:
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": "none"}
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-CASES = {}
 SIZES = (1, 1000, 300_001)
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def data(rank, n, dtype="float32", seed=0):
@@ -58,7 +47,6 @@ def same(got, want):
     np.testing.assert_array_equal(got, want)
 
 
-@case
 def calls(comm, kind):
     """Calls of every shape, under way at the same time, waited for in another order, with several types.
     test_random_calls.py has random ones of all forms."""
@@ -98,7 +86,6 @@ def calls(comm, kind):
     repeated.Free()
 
 
-@case
 def products(comm, kind):
     """Products of complex numbers have the same bits on all ranks."""
     mine = np.random.default_rng([comm.rank, 7]).normal(size=2 * SIZES[-1]).astype("float32").view("complex64")
@@ -109,7 +96,6 @@ def products(comm, kind):
     same(got, comm.bcast(got))
 
 
-@case
 def messages(comm, kind):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n in (*SIZES, 5_000_000):
@@ -121,7 +107,6 @@ def messages(comm, kind):
         same(kind.get(z), data(left, n))
 
 
-@case
 def forms(comm, kind):
     """Parts of an array, several dimensions, a datatype; arrays with gaps raise."""
     each = everyone(comm, 600)
@@ -140,7 +125,6 @@ def forms(comm, kind):
             comm.Allreduce(y, kind.put(each[0]))
 
 
-@case
 def streams(comm, kind):
     """Between work of one stream, which is still busy when the calls are made; nothing is waited for in between."""
     if not kind.streams:
@@ -162,7 +146,6 @@ def streams(comm, kind):
     same(kind.read(y, before), each.sum(0))
 
 
-@case
 def messages_in_streams(comm, kind):
     """A send takes the data as of its place in the stream; a receive writes once earlier work has read the old data."""
     if not kind.streams:
@@ -182,7 +165,6 @@ def messages_in_streams(comm, kind):
             same(kind.get(y), data(left, n, seed=tag))
 
 
-@case
 def another_device(comm, kind):
     """The calling thread may have selected any device, but the memory must be on the rank's."""
     (gpu,) = device.available()
@@ -205,7 +187,6 @@ def another_device(comm, kind):
     same(kind.get(y), each[comm.rank])
 
 
-@case
 def mistakes(comm, kind):
     """Wrong arguments raise on their rank before anything is sent, and the communicator stays usable.
 
@@ -242,7 +223,6 @@ def mistakes(comm, kind):
     same(kind.get(y), each.sum(0))
 
 
-@case
 def no_runtime(comm, kind):
     """With both runtimes disabled device memory raises on every rank, while host memory works."""
     assert not device.available()
@@ -266,7 +246,6 @@ def exhaust(gpu):
     return taken
 
 
-@case
 def memory_runs_out(comm, kind):
     """Rank 0 has no memory left for scratch: the call succeeds, or raises the reason on every rank."""
     faulthandler.dump_traceback_later(60, exit=True)  # nobody else has any memory meanwhile
@@ -287,33 +266,22 @@ def memory_runs_out(comm, kind):
     print(f"rank {comm.rank} ended: {end}", flush=True)
 
 
-def main():
+def run(name, cases):
+    """Run cases on the arrays of a library."""
     faulthandler.dump_traceback_later(150, exit=True)
     load()  # before MPI and libraries that bring their own
     (gpu,) = device.available() or [None]
     mine = RANK % gpu.count() if gpu else 0
     if gpu:
         gpu.use(mine)
-    kind = KINDS["host" if blind else sys.argv[1]]()
-    if sys.argv[1] == "cupy":
+    kind = KINDS["host" if blind else name]()
+    if name == "cupy":
         kind.cupy.cuda.Device(RANK % kind.cupy.cuda.runtime.getDeviceCount()).use()
-    if sys.argv[1] == "numba":
+    if name == "numba":
         kind.cuda.select_device(mine)
     if gpu:
         gpu.use(mine)  # JAX initialises all devices and leaves the last one current
-    comm = Communicator()
-    for name in sys.argv[2:]:
-        CASES[name](comm, kind)
-        comm.mpi.Barrier()
-        if comm.rank == 0:
-            print(f"ok {name}", flush=True)
-    comm.Free()
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    with Communicator() as comm:
+        for each in cases:
+            globals()[each](comm, kind)
+            comm.mpi.Barrier()

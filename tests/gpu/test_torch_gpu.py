@@ -14,15 +14,17 @@ import pytest
 from array_kinds import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
-MPI = ROOT / "tests" / "mpi"
-API, STRATEGIES, EXPERTS = MPI / "torch_api.py", MPI / "torch_strategies.py", MPI / "torch_experts.py"
-STREAMS = ROOT / "tests" / "gpu" / "torch_streams.py"
+#: What runs, by modules of cases.
+JOBS = {
+    "api": ["torch_calls", "torch_collectives", "torch_profile", "torch_short"],
+    **{name: [f"torch_{name}"] for name in ("strategies", "experts", "streams")},
+}
 
 #: Time limit of a job in seconds.
 LIMIT = float(os.environ.get("CASES_LIMIT", "280"))
 
 #: Cases that abandon calls which a peer never makes; a stream waits for these until the device is reset.
-_UNSUITED = {"waiting_has_a_limit", "failures", "mismatches", "abort"}
+_UNSUITED = ["case_waiting_has_a_limit", "case_failures", "case_mismatches", "case_abort"]
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(1300),
@@ -31,32 +33,22 @@ pytestmark = [
 TWO = pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs: NCCL wants one for each rank")
 
 
-def cases(script):
-    modules = (
-        [MPI / f"torch_{each}.py" for each in ("calls", "collectives", "profile", "short")]
-        if script is API
-        else [script]
-    )
-    return [name for each in modules for name in re.findall(r"^@case\ndef (\w+)", each.read_text(), re.M)]
-
-
 @pytest.fixture(params=[pytest.param("one vendor", marks=TWO), "two vendors"])
 def sides(request, hip_over_cuda):
     """Environments of the ranks; in the second one the second half of the ranks uses the HIP runtime."""
-    env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
+    env = {"CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "gpu")])
     env["UCCH_TORCH_VENDOR"] = "n"  # groups must be this backend's
     if request.param == "one vendor":
         return {**env, "CASES_ALONE": "1"}
     return {**env, "CASES_HIP": str(hip_over_cuda)}
 
 
-@pytest.mark.parametrize("script", [API, STRATEGIES, EXPERTS, STREAMS], ids=lambda path: path.stem)
-def test_cases(mpirun, sides, script):
+@pytest.mark.parametrize("name", JOBS)
+def test_cases(mpirun, sides, name):
     room = gpus() if "CASES_ALONE" in sides else 2 * gpus()  # NCCL needs a GPU for each rank of a vendor
-    ranks = 4 if script is STRATEGIES and room >= 4 else 2
-    wanted = [name for name in cases(script) if name not in _UNSUITED]
-    job = mpirun(script, ranks, args=wanted, env=sides, timeout=LIMIT + 20)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
+    ranks = 4 if name == "strategies" and room >= 4 else 2
+    mpirun("torch_cases:run", ranks, args=[JOBS[name], [], _UNSUITED], env=sides, timeout=LIMIT + 20)
 
 
 #: Arguments and environment of a one-vendor job, and the backend of its default group.

@@ -1,16 +1,11 @@
-"""A job for test_torch_gpu.py: streams and memory of calls on CUDA tensors."""
+"""Cases of test_torch_gpu.py: streams and memory of calls on CUDA tensors."""
 
 import os
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch_cases import case, main, same
-from torch_world import N, R
+from torch_cases import N, R, same
 
 ALL = N * (N - 1) // 2
 #: True if the ranks are of one vendor, so that the host never waits for a stream.
@@ -28,8 +23,7 @@ def contexts():
     return [device for device in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(device)]
 
 
-@case
-def threads_stay_on_their_device():
+def case_threads_stay_on_their_device():
     """A context takes half a gigabyte of its device, and new threads start on device 0."""
     before = contexts()
     future = dist.all_reduce(torch.full((LONG,), float(R)), async_op=True).get_future()
@@ -41,8 +35,7 @@ def threads_stay_on_their_device():
     assert contexts() == before
 
 
-@case
-def asynchronous_calls_follow_the_stream():
+def case_asynchronous_calls_follow_the_stream():
     side = torch.cuda.Stream()
     for where in (torch.cuda.current_stream(), side):
         with torch.cuda.stream(where):
@@ -59,8 +52,7 @@ def asynchronous_calls_follow_the_stream():
             assert bool((got == 2.0 * (ALL + N * k)).all()), (k, got[:4])
 
 
-@case
-def waited_for_in_another_stream():
+def case_waited_for_in_another_stream():
     later()
     x = torch.full((LONG,), float(R))
     work = dist.all_reduce(x, async_op=True)
@@ -74,8 +66,7 @@ def waited_for_in_another_stream():
     assert bool((future.then(lambda f: f.value()[0] * 3).wait() == 3 * ALL).all())
 
 
-@case
-def averages_and_gaps_in_memory():
+def case_averages_and_gaps_in_memory():
     for _ in range(5):
         later()
         whole = torch.full((1000, 64), -1.0)
@@ -88,8 +79,7 @@ def averages_and_gaps_in_memory():
         assert [s.item() for s in sums] == [32000 * ALL / N, -32000.0, 1000 * ALL / N]
 
 
-@case
-def memory_may_be_dropped():
+def case_memory_may_be_dropped():
     """Tensors of calls that are never waited for may be dropped; memory that is reused is not written to."""
     for _ in range(20):
         later()
@@ -102,8 +92,7 @@ def memory_may_be_dropped():
         assert all(bool((each == -5.0).all()) for each in others)
 
 
-@case
-def messages_follow_the_stream():
+def case_messages_follow_the_stream():
     right, left = (R + 1) % N, (R - 1) % N
     for size in (3, LONG):
         later()
@@ -116,8 +105,7 @@ def messages_follow_the_stream():
             assert bool((each == left * 10 + k).all()), (size, k, each[:3])
 
 
-@case
-def the_host_goes_on():
+def case_the_host_goes_on():
     if not ALONE:
         return
     x = torch.full((LONG,), float(R))
@@ -132,15 +120,13 @@ def the_host_goes_on():
     assert work.is_completed()
 
 
-@case
-def mistakes():
+def case_mistakes():
     if torch.cuda.device_count() > N:
         with pytest.raises(dist.DistBackendError, match="device"):
             dist.all_reduce(torch.ones(3, device=f"cuda:{N}"))
 
 
-@case
-def a_graph_replays_a_call():
+def case_a_graph_replays_a_call():
     x = torch.full((1000,), float(R))
     dist.all_reduce(x)
     torch.cuda.synchronize()
@@ -156,8 +142,7 @@ def a_graph_replays_a_call():
         same(one, torch.full((5,), float(sum(r * turn for r in range(N)))))
 
 
-@case
-def a_compiled_step_is_replayed():
+def case_a_compiled_step_is_replayed():
     """torch.compile makes a graph of it, including the calls."""
     import torch.distributed._functional_collectives as fc
     from torch._dynamo.utils import counters
@@ -179,8 +164,7 @@ def a_compiled_step_is_replayed():
     assert replays and not counters["inductor"]["cudagraph_skips"], counters["inductor"]
 
 
-@case
-def a_graph_replays_messages():
+def case_a_graph_replays_messages():
     right, left = (R + 1) % N, (R - 1) % N
     pairs = [(torch.full((n,), float(R)), torch.zeros(n)) for n in (1, 5000, 400_000, 3_000_000)]
 
@@ -206,7 +190,3 @@ def a_graph_replays_messages():
         for k, (_, got) in enumerate(pairs):
             same(got, torch.full_like(got, left + 10 * turn + k))
         exchange()  # between the replays, not in the graph
-
-
-if __name__ == "__main__":
-    main()

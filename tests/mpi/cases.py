@@ -1,8 +1,6 @@
 """Runs the cases of a module: functions named ``case_…`` that take a communicator of all ranks."""
 
 import importlib
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -37,33 +35,10 @@ def raises(kind, *words):
     assert all(word in str(caught.value) for word in words), (words, str(caught.value))
 
 
-def in_threads(*calls):
-    """Run calls at the same time, with frequent switches between them; raise the first one's exception."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    with ThreadPoolExecutor(len(calls)) as pool:
-        under_way = [pool.submit(call) for call in calls]
-    sys.setswitchinterval(usual)
-    for each in under_way:
-        each.result()
-
-
 def run_module(module):
-    """Run the cases of a module on a crew."""
-    _run_all(vars(importlib.import_module(module)))
-
-
-def run(names):
-    """Run the cases among ``names`` that the command line asks for, or all, in a job of their own."""
-    wanted = sys.argv[1:]
-    _run_all({name: case for name, case in names.items() if not wanted or name in wanted})
-    print("right", flush=True)
-
-
-def _run_all(names):
-    """Run cases; each leaves no message behind. Rank 0 prints each that has passed."""
+    """Run the cases of a module; each leaves no message behind. Rank 0 prints each that has passed."""
     comm = Communicator(MPI.COMM_WORLD)
-    for name, case in list(names.items()):
+    for name, case in vars(importlib.import_module(module)).items():
         if name.startswith("case_"):
             case(comm)
             comm.Barrier()

@@ -1,8 +1,6 @@
-"""Random cases of every collective under a real mpirun, checked against numpy on inputs gathered by mpi4py.
+"""Random cases of every collective, checked against numpy on inputs gathered by mpi4py.
 
-    mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose] [NAME or type ...]
-    mpirun -np 4 python collective_cases.py SEED --table 3/8 [--verbose]
-    FAKEGPU_LAYOUT=nvidia:2,amd:2 … mpirun -np 4 python collective_cases.py (tests/fakegpu)
+`main` takes a seed, and then CASES [--all-algorithms] [--verbose] [NAME or type ...], or --table 3/8 [--verbose].
 
 Outputs are poisoned and have guard bands; bytes that a call must not write must not change. All ranks draw the same
 cases from the seed, and know each other's data. Each case is repeated in other memory, one time with another length on
@@ -311,10 +309,3 @@ def placed(places, seed, cases):
     """Random cases of ranks with the placement ``places``."""
     os.environ["UCCH_GROUP"] = places[MPI.COMM_WORLD.rank]
     main(seed, cases)
-
-
-if __name__ == "__main__":
-    if "FAKEGPU_LAYOUT" in os.environ:
-        on_devices()
-    else:
-        main(int(sys.argv[1]), *sys.argv[2:])

@@ -11,9 +11,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from cases import in_threads, neighbours
+from cases import neighbours
 from collective_cases import METHODS, Tester, draw, repeated
 from mpi4py import MPI
+from processes import in_threads
 from world import caught
 
 from ucc_hetero import SUM, Communicator, Request
@@ -283,9 +284,7 @@ def _free_needs_no_other_rank(comm):
 
     def close(members, stock=Membership.close, **how):
         """Teams are destroyed in this thread's turn; a thread that has its turn may be about to take the lock."""
-        other = threading.Thread(target=take)
-        other.start()
-        other.join()
+        in_threads(take)
         stock(members, **how)
 
     def take():
@@ -307,9 +306,7 @@ def case_looked_at_while_it_is_freed(comm):
 
     def fate(each, peer, stock=board.Board.fate):
         if each is seen:
-            thread = threading.Thread(target=take)
-            thread.start()
-            thread.join()
+            in_threads(take)
         return stock(each, peer)
 
     def take():
@@ -336,12 +333,13 @@ def case_turns_of_two_threads(comm):
             return everyone(ready)
 
         turn._everyone = come
-        thread = threading.Thread(target=lambda: first.Dup().Free())
-        thread.start()
-        has_come.wait()
-        alone.Dup().Free()
-        second.Dup().Free()
-        thread.join()
+
+        def meanwhile():
+            has_come.wait()
+            alone.Dup().Free()
+            second.Dup().Free()
+
+        in_threads(lambda: first.Dup().Free(), meanwhile)
         for each in (*both, pair):
             each.Free()
     alone.Free()

@@ -1,7 +1,7 @@
-"""Messages under a real mpirun: ``mpirun -np N python message_cases.py`` with N of 2 or more runs every case below.
+"""Cases of messages, for 2 or more ranks.
 
 In host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs: each vector is then randomly on the device or the host. Each
-case is collective and leaves no message behind. The first failure ends the job with a traceback.
+case is collective and leaves no message behind.
 """
 
 import gc
@@ -14,12 +14,11 @@ from functools import partial
 from itertools import product
 from unittest import mock
 
-import cases
 import numpy as np
 import random_messages
-from cases import in_threads, neighbours, raises, seen
+from cases import neighbours, raises, seen
 from mpi4py import MPI
-from processes import interrupted_at
+from processes import in_threads, interrupted_at
 
 from ucc_hetero import Message, PersistentRequest, Request, TruncationError
 from ucc_hetero.p2p.messages import Messages
@@ -398,7 +397,3 @@ def case_mistakes_with_partitions(comm):
     wrong("partitions", lambda: comm.Psend_init(into, 0, right))
     wrong("divided evenly", lambda: comm.Psend_init(into, 3, right))
     wrong("Pready is for sends", lambda: part.Pready(0))
-
-
-if __name__ == "__main__":
-    cases.run(globals())

@@ -454,7 +454,3 @@ def main():
             in_streams(dice, streams, sends_first)
         blocking_in_streams(dice, streams)
     print("right", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Ranks that refuse collectives: ``mpirun -np N python refusal_cases.py TRIALS``, with N of 2 or more.
+"""Ranks that refuse collectives, for 2 or more ranks.
 
 In random calls one rank passes wrong arguments, or all ranks do; in host memory, or with ``FAKEGPU_LAYOUT`` on fake
 GPUs. If all ranks do, they go on. Otherwise the rank raises its error, and the communicator ends on all others,
@@ -7,7 +7,6 @@ wherever they are: that call and every later one names the rank and the mistake.
 
 import os
 import secrets
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -400,7 +399,3 @@ def main(trials):
         many_by_all(kept)
     if WORLD.rank == 0:
         print(f"{trials} mistakes told", flush=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

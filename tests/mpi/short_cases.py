@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cases import in_threads
 from frames import files_of, frames_of
 from mpi4py import MPI
+from processes import in_threads
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
@@ -27,10 +27,13 @@ def few_files():
 
 
 def few_frames():
-    """A repeated call runs at most four of the package's Python functions, for any length."""
+    """A repeated call runs at most four of the package's Python functions, for any length; one of many in flight is
+    not lowered again."""
     with Communicator(world) as comm:
         for n in (4, 1 << 16):
             count_frames(comm, n)
+        for n in (3, 300):
+            repeat_bunch(comm, n)
 
 
 def count_frames(comm, n):
@@ -63,6 +66,21 @@ def count_frames(comm, n):
         elif name.startswith("Reduce to"):
             assert np.isnan(part).all()
     request.Free()
+
+
+def repeat_bunch(comm, n):
+    mine, got = np.random.default_rng(comm.rank).random((48, n)), np.empty((48, n))
+    due = np.sum(world.allgather(mine), axis=0)
+
+    def bunch():
+        for request in [comm.Iallreduce(x, y) for x, y in zip(mine, got, strict=True)]:
+            request.Wait()
+
+    bunch()
+    got[:] = np.nan
+    found = files_of(bunch)
+    np.testing.assert_allclose(got, due)
+    assert "engine/lowering.py" not in found, sorted(found)
 
 
 def own_operations():

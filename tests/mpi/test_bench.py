@@ -151,7 +151,7 @@ def test_wrong_data_is_not_compared(bench):
 
 
 def test_an_error_on_one_rank_ends_the_job(mpirun):
-    result = mpirun("tests/mpi/bench_cases.py", args=["osu_allreduce", "--backend", "mpi4py"], check=False, timeout=30)
+    result = mpirun("bench_cases:broken", args=["raise", "osu_allreduce --backend mpi4py"], check=False, timeout=30)
     assert result.returncode != 0
     assert "OSError: this rank fails" in result.stderr
 

@@ -3,6 +3,7 @@
 Random calls are in test_collectives.py; tests/cluster runs the same cases between hosts.
 """
 
+import importlib.util
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ MIXED, IN_TURN = (4, "nvidia:2,amd:2"), (4, "nvidia:1,amd:1,nvidia:1,host:1")
 
 
 class Cases(NamedTuple):
-    """A function of a module, or a program, and layouts of ranks, one of which is drawn."""
+    """A function of a module, and layouts of ranks, one of which is drawn."""
 
-    case: str | Path
+    case: str
     layouts: Sequence[tuple[int, str]]
     args: Sequence[str] = ()
     env: Mapping[str, str] = NEVER
@@ -40,9 +41,9 @@ CASES = {
     "messages, mixed": of("message", MIXED),
     # Other protocols with other thresholds.
     "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),
-    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]), "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
+    "one-sided, alone": Cases("rma_cases:main", [(1, "")]), "one-sided": Cases("rma_cases:main", [(3, "")]),
     # Without copies between processes by the kernel.
-    "one-sided, without cma": Cases(HERE / "rma_cases.py", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
+    "one-sided, without cma": Cases("rma_cases:main", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
     **{f"thin bindings, {case}": Cases(f"bindings_cases:{case}", [(3, "")])
        for case in ("calls", "number_of_teams", "messages")},
     # Repeated with a single call into C, and carried by the arrival board within a host.
@@ -52,9 +53,13 @@ CASES = {
     "short calls, ahead": Cases("short_cases:ahead", [(3, "")]),
     **{f"mistakes, {what}": Cases(f"bad_input_cases:{what}", [(4, ""), MIXED])
        for what in ("arguments", "order", "mismatches", "given_up", "absent")},
+    **{f"failures, {case}": Cases(f"p2p_cases:{case}", [(2, "")], env={"UCCH_TIMEOUT": "200"})
+       for case in ("what_never_comes", "freed_by_the_receiver", "received_by_the_wrong_method", "interrupts",
+                    "handlers")},
+    **{f"processes, {case}": Cases(f"ends_cases:{case}", [(2, "")]) for case in ("forked_child_is_refused", "deaf")},
     "a call that failed is no call that a rank is in": Cases("bad_input_cases:in_no_other_call", [(2, "")], env=SOON),
     # A mistake of one rank ends the communicator on all; a mistake of all ranks ends nothing.
-    **{f"random mistakes, {layout or 'one vendor'}": Cases(HERE / "refusal_cases.py", [(ranks, layout)], ["25"])
+    **{f"random mistakes, {layout or 'one vendor'}": Cases("refusal_cases:main", [(ranks, layout)], [25])
        for ranks, layout in ((2, ""), (3, "nvidia:2,amd:1"))},
 }  # fmt: skip
 
@@ -81,3 +86,8 @@ def test_example_of_the_thin_bindings(crew, code):
 def test_planner_and_engine_mean_the_same_short_calls():
     limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
     assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: pip install jax")
+def test_sent_from_jax(mpirun):
+    mpirun("script_cases:jax_arrays", 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, timeout=120)

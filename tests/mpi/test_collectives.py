@@ -70,8 +70,7 @@ def test_more_than_31_bits(mpirun):
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free < 12 << 30:
         pytest.skip(f"{free >> 30} GiB are free, 12 are needed")
-    job = mpirun("tests/mpi/huge_cases.py", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=450)
-    assert "2147487747 elements moved" in job.stdout
+    mpirun("huge_cases:main", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=450)
 
 
 LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatter_block:@{}:fragments=3"

@@ -35,7 +35,3 @@ def test_after_a_failure(mpirun, tmp_path, capsys, flavour, fault):
     gone = 1 if fault == "dead" else None
     left = {int(path.name.split(".")[1]) for path in folder.iterdir()}
     assert left == {0, 1, 2, 3} - {gone}, (left, job.output)
-
-
-def test_who_does_not_handle_the_signal_is_not_asked(crew):
-    crew("ends_cases:deaf")

@@ -1,4 +1,4 @@
-"""Messages under a real mpirun: failures, interruptions, dead peers, sizes. test_cases.py tests MPI's rules."""
+"""Messages in jobs of their own: interruptions, dead peers, sizes. test_cases.py has MPI's rules, and failures."""
 
 import os
 import random
@@ -6,13 +6,6 @@ import random
 import pytest
 
 TIME = {"UCCH_TIMEOUT": "200"}
-
-
-@pytest.mark.parametrize(
-    "case", ["what_never_comes", "freed_by_the_receiver", "received_by_the_wrong_method", "interrupts", "handlers"]
-)
-def test_calls(crew, case):
-    crew(f"p2p_cases:{case}", env=TIME)
 
 
 def test_interrupted_anywhere(mpirun):

@@ -1,13 +1,9 @@
-"""Resources that calls leave behind, forked processes, killed jobs, threads, and signals."""
+"""Resources that calls leave behind, child processes, and killed jobs."""
 
 import random
 from pathlib import Path
 
 import pytest
-
-
-def test_a_forked_child_is_refused(crew):
-    crew("ends_cases:forked_child_is_refused")
 
 
 @pytest.mark.parametrize("case", ["starts_processes", "message_dropped_by_a_child", "few_files"])

@@ -1,37 +1,28 @@
 """The PyTorch backend: every method through torch.distributed, on one vendor and on two."""
 
 import random
-import re
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-
-def cases(*scripts):
-    return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
-
-
 #: These make torch load its compiler, which takes seconds on every rank.
-COMPILED = ["functional", "results_of_functional_collectives", "compiled", "compiled_ddp"]
+COMPILED = [f"case_{name}" for name in ("functional", "results_of_functional_collectives", "compiled", "compiled_ddp")]
+#: A repeated call of one step is made in C.
+SHORT = ["case_few_frames", "case_alike_but_not_the_same", "case_memory_in_common"]
+MODULES = ["torch_calls", "torch_collectives", "torch_profile", "torch_short"]
+RUN = "torch_cases:run"
 
 
-@pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
-def test_every_method(crew, n, emulate):
-    """All on two vendors; on one vendor, whose calls are one step each, only repeated calls, which are made in C."""
-    names = COMPILED + cases("torch_short.py")
-    if emulate:
-        names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py", "torch_short.py")
-        names = [name for name in names if name not in COMPILED]
-    job = crew(HERE / "torch_api.py", n, args=names, layout=emulate, timeout=160)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
+def test_every_method_on_two_vendors(crew):
+    crew(RUN, 4, args=[MODULES, [], COMPILED], layout="nvidia:2,amd:2", timeout=160)
+
+
+def test_compiled_and_repeated_calls_on_one_vendor(crew):
+    crew(RUN, 2, args=[MODULES, COMPILED + SHORT], timeout=160)
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
 def test_experts(crew, n, emulate):
-    job = crew(HERE / "torch_experts.py", n, layout=emulate, timeout=100)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_experts.py")
+    crew(RUN, n, args=[["torch_experts"]], layout=emulate, timeout=100)
 
 
 def test_torchcomms(crew):
@@ -68,10 +59,9 @@ def test_the_local_rank_is_the_launchers(mpirun):
 
 def test_torchrun(torchrun):
     """Without MPI: the ranks meet at torch's store, also if mpirun has started torchrun."""
-    names = ["futures", "groups", "failures", "all_reduce", "messages"]
+    names = [f"case_{name}" for name in ("futures", "groups", "failures", "all_reduce", "messages")]
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    said = torchrun(HERE / "torch_api.py", names, **env)
-    assert re.findall(r"^ok (\w+)", said, re.M) == names
+    torchrun(RUN, [MODULES, names], **env)
 
 
 def test_torchrun_starts_failed_ranks_again(torchrun):

@@ -1,13 +1,6 @@
 """Groups of one vendor's devices are torch's own: Gloo represents an emulated vendor's backend, on host memory."""
 
-import re
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
-CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_vendors.py").read_text(), re.M)
-
 
 #: Ranks whose table of vendors is changed from the start.
 REHEARSED = {"CASES_REHEARSE": "1"}
@@ -15,16 +8,15 @@ REHEARSED = {"CASES_REHEARSE": "1"}
 
 def test_groups_inside_a_vendor_are_torchs_own(crew):
     case = {"layout": "nvidia:2,amd:2", "env": {"OWN": "pairs"}, "job": REHEARSED, "of": 4}
-    job = crew(HERE / "torch_vendors.py", 4, timeout=170, **case)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == CASES
+    crew("torch_cases:run", 4, args=[["torch_vendors"]], timeout=170, **case)
 
 
 def test_default_group_of_one_vendor(mpirun):
     """All groups are torch's own; scripts without MPI calls end as usual."""
-    names = ["world", "groups", "backends_per_device"]  # the other cases use groups of that kind, too
+    # The other cases use groups of that kind, too.
+    names = ["case_world", "case_groups", "case_backends_per_device"]
     env = {"UCCH_EMULATE": "nvidia:4", "OWN": "all", **REHEARSED}
-    job = mpirun(HERE / "torch_vendors.py", 4, args=names, env=env, timeout=170)
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
+    mpirun("torch_cases:run", 4, args=[["torch_vendors"], names], env=env, timeout=170)
 
 
 def test_turned_off_on_one_rank(crew):

@@ -1,10 +1,11 @@
-"""Shared by the torch jobs: runs every case of a job on all ranks, prints failures, and sets the exit status."""
+"""Shared by modules of torch cases: the process group of all ranks, and what runs the cases."""
 
 import faulthandler
+import importlib
 import os
-import sys
-import traceback
+import random
 import warnings
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,20 @@ if DEVICE != "cpu":
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)
 
-CASES = []
+if os.environ.get("CASES_REHEARSE"):
+    import torch_rehearsal  # noqa: F401  groups of one emulated vendor are torch's own
 
 
-def case(function):
-    CASES.append(function)
-    return function
+def join():
+    """Make the process group of all ranks, unless a module of cases has done so."""
+    if not dist.is_initialized():
+        import ucc_hetero.torch  # noqa: F401  registers the backend, for the device chosen above
+
+        dist.init_process_group("ucch", timeout=timedelta(seconds=100))
+
+
+join()
+R, N = dist.get_rank(), dist.get_world_size()
 
 
 def data(rank, shape, dtype=torch.float32, scale=5):
@@ -55,29 +64,23 @@ def close(got, want, tolerance, what):
     assert abs(got - want) <= tolerance * max(abs(want), 1e-30), f"{what}: {got!r}, want {want!r}"
 
 
-def main(job=None):
-    """Run the cases named on the command line, or all. Rank 0 prints a line for each."""
+def run(modules, names=(), without=(), seed=None):
+    """Run the cases of modules: functions named ``case_…``. Rank 0 prints each that has passed.
+
+    Args:
+        names: Which, in this order; all by default.
+        without: Those that are left out.
+        seed: If not None, half of them are drawn.
+    """
     faulthandler.dump_traceback_later(float(os.environ.get("CASES_LIMIT", "560")), exit=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    chosen = [each for each in CASES if not sys.argv[1:] or each.__name__ in sys.argv[1:]]
-    bad = 0
-    for each in chosen:
-        failure = ""
-        try:
-            each()
-        except Exception:
-            failure = traceback.format_exc()
-            # At once: other ranks may wait for this one, so there may be no summary.
-            print(f"rank {dist.get_rank()}, {each.__name__}: {failure}", file=sys.stderr, flush=True)
-        failures = [None] * dist.get_world_size()
-        dist.all_gather_object(failures, failure)
-        found = [f"rank {r}: {text}" for r, text in enumerate(failures) if text]
-        bad += bool(found)
-        if dist.get_rank() == 0:
-            print("FAILED" if found else "ok", each.__name__, *found[:1], flush=True)
-        if found:
-            break  # unfinished calls of a failed case would disturb later ones
+    join()
+    known = {name: case for module in modules for name, case in vars(importlib.import_module(module)).items()}
+    chosen = names or [name for name in known if name.startswith("case_") and name not in without]
+    for name in chosen if seed is None else random.Random(seed).sample(chosen, (len(chosen) + 1) // 2):
+        known[name]()
+        if R == 0:
+            print(name, flush=True)
     dist.destroy_process_group()
-    if bad:
-        sys.exit(1)
+    faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
+"""Cases of test_torch_api.py: collectives and messages, through torch.distributed's functions."""
 
 import itertools
 import random
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch_cases import DEVICE, TWO_VENDORS, case, data, same
-from torch_world import N, R
+from torch_cases import DEVICE, TWO_VENDORS, N, R, data, same
 
 from ucc_hetero.torch import work as torch_work
 
@@ -47,8 +46,7 @@ def total(parts, op):
     return out.to(dtype)
 
 
-@case
-def all_reduce():
+def case_all_reduce():
     arithmetic = [OPS.SUM, OPS.PRODUCT, OPS.MIN, OPS.MAX]
     for dtype, op in itertools.chain(
         itertools.product(FLOATS, [*arithmetic, OPS.AVG]),
@@ -65,16 +63,14 @@ def all_reduce():
     same(z, sum(everyone((4,), torch.complex64, 5)) * 1j)
 
 
-@case
-def premul_sum():
+def case_premul_sum():
     for dtype, factor in itertools.product([torch.float32, torch.bfloat16], [0.5, torch.tensor(2.0)]):
         tensor = data(R, (7,), dtype)
         dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
         same(tensor, (sum(data(r, (7,)) for r in range(N)) * factor).to(dtype))
 
 
-@case
-def layouts():
+def case_layouts():
     parts = everyone((8, 6), torch.float32)
     want = total(parts, OPS.SUM)
     for view in (lambda t: t.t(), lambda t: t[::2, 1:4], lambda t: t[3], lambda t: t[0, 0], lambda t: t[:0]):
@@ -92,8 +88,7 @@ def layouts():
     same(leaf.detach(), torch.full((3,), float(N)))
 
 
-@case
-def movement():
+def case_movement():
     for dtype in [*FLOATS, torch.int64, *ODD]:
         parts = everyone((2, 3), dtype)
         mine = parts[R]
@@ -182,8 +177,7 @@ def on_some_forms(name, form, blocks, root):
     return [(one, firsts[R - 1])]
 
 
-@case
-def tensors_in_any_form():
+def case_tensors_in_any_form():
     """Each rank's tensors are in forms of their own."""
     seeds = [random.randrange(1 << 30)]
     dist.broadcast_object_list(seeds)
@@ -199,8 +193,7 @@ def tensors_in_any_form():
             same(got, want, f"seed {seeds[0]}, {turn}: {name} {dtype}")
 
 
-@case
-def inputs_inside_outputs():
+def case_inputs_inside_outputs():
     """Of all places only a rank's own part is in place; at others what arrives would overwrite what is sent."""
     sizes = [3 + r % 2 for r in range(N)]
 
@@ -230,8 +223,7 @@ def inputs_inside_outputs():
         same(here, torch.cat([whole(r)[start : start + sizes[r]] for r in range(N)]))
 
 
-@case
-def uneven():
+def case_uneven():
     outputs = [torch.empty(r, 2) for r in range(N)]
     dist.all_gather(outputs, data(R, (R, 2)))
     for r, o in enumerate(outputs):
@@ -256,8 +248,7 @@ def uneven():
         same(got, torch.cat([torch.full((n, 3), float(r)) for r, n in enumerate(into)]))
 
 
-@case
-def reductions_to_one_or_a_part():
+def case_reductions_to_one_or_a_part():
     for dtype, op in itertools.product([torch.float32, torch.bfloat16, torch.int32], [OPS.SUM, OPS.AVG, OPS.MAX]):
         parts = everyone((2 * N, 3), dtype)
         mine = parts[R].clone()
@@ -271,8 +262,7 @@ def reductions_to_one_or_a_part():
         same(out, total(parts, op)[2 * R : 2 * R + 2])
 
 
-@case
-def short_forms():
+def case_short_forms():
     """The methods of a group, with operation, root and timeout in place of options: as torch's own take them."""
     group, limit, root = dist.group.WORLD, timedelta(seconds=60), random.Random(N).randrange(N)
     parts, op = everyone((2, 3), torch.float64), OPS.MAX
@@ -307,8 +297,7 @@ def short_forms():
         group.allreduce(rows, operation=op)
 
 
-@case
-def coalesced():
+def case_coalesced():
     tensors = [data(R, (n,)) for n in (1, 5, 3)]
     with dist._coalescing_manager(async_ops=True) as cm:
         for each in tensors:
@@ -333,8 +322,7 @@ def coalesced():
     cm.wait()
 
 
-@case
-def messages():
+def case_messages():
     right, left = (R + 1) % N, (R - 1) % N
     got = torch.empty(4)
     ops = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, data(R, (4,)), right)]
@@ -378,8 +366,7 @@ def messages():
     same(to_self, torch.ones(3))
 
 
-@case
-def interrupted_copies():
+def case_interrupted_copies():
     """A signal's handler may raise while a result is copied out: the wait raises that once, and the next one copies."""
     if DEVICE != "cpu":
         return  # a stream copies there

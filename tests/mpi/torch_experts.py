@@ -1,4 +1,4 @@
-"""A job for test_torch_api.py: tokens go to experts on other ranks and back, compared with loops over all tokens."""
+"""Cases of test_torch_api.py: tokens go to experts on other ranks and back, compared with loops over all tokens."""
 
 import re
 from contextlib import nullcontext
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from torch_cases import DEVICE, case, main, same
-from torch_world import N, R
+from torch_cases import DEVICE, N, R, same
 
 from ucc_hetero.torch import experts as module
 from ucc_hetero.torch.experts import Experts
@@ -112,8 +111,7 @@ def layout(experts, given, idx):
     return {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": inside}
 
 
-@case
-def tokens_go_and_come_back():
+def case_tokens_go_and_come_back():
     generator, experts = seeded(), Experts()
     for dtype in TYPES:
         given = routing(generator, dtype)
@@ -145,8 +143,7 @@ def tokens_go_and_come_back():
         same(again, got.cpu() * 2, "by a handle")
 
 
-@case
-def gradients_of_a_layer():
+def case_gradients_of_a_layer():
     generator = seeded()
     for dtype in TYPES:
         given = routing(generator, dtype)
@@ -186,8 +183,7 @@ def fixed(given, x, idx, weights, scales):
     return experts.low_latency_combine(made, idx, weights, handle)[0]
 
 
-@case
-def rows_of_fixed_size():
+def case_rows_of_fixed_size():
     generator, experts = seeded(), Experts()
     for dtype in TYPES:
         given = routing(generator, dtype, each=2, k=3)
@@ -201,8 +197,7 @@ def rows_of_fixed_size():
             same(rows[e], torch.cat([torch.stack(want), zeros]) if want else zeros, f"expert {e}")
 
 
-@case
-def mistakes_are_told_to_all():
+def case_mistakes_are_told_to_all():
     """Each mistake on the last rank: its group ends, other groups go on. If all ranks see it, the group goes on."""
     generator, experts = seeded(), Experts()
     given = routing(generator, torch.float32)
@@ -241,8 +236,7 @@ def mistakes_are_told_to_all():
     assert total.item() == N
 
 
-@case
-def mistakes_that_every_rank_makes():
+def case_mistakes_that_every_rank_makes():
     experts = Experts()
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="4 tokens are more than the maximum, 3"):
@@ -258,8 +252,7 @@ def mistakes_that_every_rank_makes():
         experts.low_latency_combine(torch.ones(1, 4 * N, 8, device=DEVICE), idx, x, handle)
 
 
-@case
-def wrong_indices_that_nobody_sees():
+def case_wrong_indices_that_nobody_sees():
     """On a device the host cannot see them: such tokens become NaN, on their rank only."""
     visible, module._visible = module._visible, lambda _: False
     try:
@@ -276,8 +269,7 @@ def wrong_indices_that_nobody_sees():
             experts.low_latency_dispatch(x, torch.full((4, 1), -1).index_fill(0, torch.tensor([1]), N), 5, N)
 
 
-@case
-def nobody_waits_for_a_mistaken_rank():
+def case_nobody_waits_for_a_mistaken_rank():
     """In calls without an exchange of the hosts: their group ends, other groups go on."""
     if DEVICE != "cpu":  # the others have queued the call: their group raises at its next call
         return
@@ -303,7 +295,3 @@ def nobody_waits_for_a_mistaken_rank():
                     rows, _, handle, _, _ = experts.low_latency_dispatch(x, idx, most, N)
                     experts.low_latency_combine(rows[0] if late else rows, idx, weights, handle)
         dist.destroy_process_group(group)
-
-
-if __name__ == "__main__":
-    main()

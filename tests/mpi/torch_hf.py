@@ -1,4 +1,4 @@
-"""A job for test_torch_strategies.py: Hugging Face's accelerate and Trainer, which do not know the backend."""
+"""Cases of test_torch_strategies.py: Hugging Face's accelerate and Trainer, which do not know the backend."""
 
 import os
 import tempfile
@@ -8,12 +8,15 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELE
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from torch_cases import case, close, main
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import ucc_hetero.torch
 
 ucc_hetero.torch.replace(["gloo"])  # as UCCH_TORCH_REPLACE=gloo; both request gloo on the host
+Accelerator(cpu=True)  # makes the process group
+
+from torch_cases import close, run  # noqa: E402, F401
+
 STEPS, SHARE, LENGTH = 3, 2, 16
 
 
@@ -45,8 +48,7 @@ def reference(size):
     return losses
 
 
-@case
-def accelerate():
+def case_accelerate():
     accelerator = Accelerator(cpu=True)
     size = accelerator.num_processes
     assert size == dist.get_world_size() > 1 and dist.group.WORLD.name() == "ucch"
@@ -71,8 +73,7 @@ class InOrder(Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-@case
-def trainer():
+def case_trainer():
     size = dist.get_world_size()
     data = [{"input_ids": row, "labels": row} for row in rows(size)]
     with tempfile.TemporaryDirectory() as folder:
@@ -90,8 +91,3 @@ def trainer():
     first = flat.clone()
     dist.broadcast(first, 0)
     assert torch.equal(flat, first)
-
-
-if __name__ == "__main__":
-    Accelerator(cpu=True)  # makes the process group
-    main()

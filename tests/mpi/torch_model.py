@@ -5,8 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch_cases import DEVICE, close
-from torch_world import N, R
+from torch_cases import DEVICE, N, R, close
 
 STEPS, SHARE, WIDTH = 3, 4, 16  # the third step depends on the optimizer's state
 

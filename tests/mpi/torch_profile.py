@@ -1,12 +1,11 @@
-"""Cases of torch_api.py: the ranges of calls in the traces of torch's profilers."""
+"""Cases of test_torch_api.py: the ranges of calls in the traces of torch's profilers."""
 
 import random
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch_cases import case
-from torch_world import N, R
+from torch_cases import N, R
 
 HOST = torch.device("cpu")
 
@@ -64,8 +63,7 @@ def events(profiler, name):
     return [event for event in every if event.name == name]
 
 
-@case
-def every_call_has_its_ranges():
+def case_every_call_has_its_ranges():
     t, outs, whole = filled(3, 2), [filled(3, 2) for _ in range(N)], filled(N * 3, 2)
     for operation, title, inputs, call in calls(t, outs, whole):
         with random.choice(PROFILERS)() as active:
@@ -76,8 +74,7 @@ def every_call_has_its_ranges():
         assert host.input_shapes == complete.input_shapes == shapes, (what, complete.input_shapes, shapes)
 
 
-@case
-def a_call_outlasts_its_profiler():
+def case_a_call_outlasts_its_profiler():
     """The range ends with the start of the call: an end after the profiler's would write into freed memory. Scatter has
     no input on most ranks, so its range cannot follow the kind of its tensors."""
     for profiler in PROFILERS:
@@ -101,8 +98,7 @@ def a_call_outlasts_its_profiler():
         assert t.tolist() == [R + 1.0] * 4
 
 
-@case
-def calls_of_a_call_have_no_ranges():
+def case_calls_of_a_call_have_no_ranges():
     """Several tensors in one call have one range each; a failed call ends its own range."""
     outs = [filled(2) for _ in range(3)]
     with PROFILERS[1]() as active:
@@ -112,8 +108,7 @@ def calls_of_a_call_have_no_ranges():
     assert [each.input_shapes for each in events(active, "ucch:all_reduce")] == [[[2]] * 3, [[2]]]
 
 
-@case
-def futures_under_a_profiler():
+def case_futures_under_a_profiler():
     with PROFILERS[1]() as active:
         work = dist.all_reduce(filled(5), async_op=True)
         doubled = work.get_future().then(lambda done: done.value()[0] * 2)

@@ -1,16 +1,14 @@
-"""Cases of torch_api.py: repeated calls, which take a short path, and calls that only resemble them."""
+"""Cases of test_torch_api.py: repeated calls, which take a short path, and calls that only resemble them."""
 
 import torch
 import torch.distributed as dist
 from frames import frames_of
-from torch_cases import DEVICE, case, data, same
-from torch_world import N, R
+from torch_cases import DEVICE, N, R, data, same
 
 OPS = dist.ReduceOp
 
 
-@case
-def few_frames():
+def case_few_frames():
     """A repeated call runs at most twelve of the package's Python functions."""
     dice = torch.Generator("cpu").manual_seed(int(torch.seed() % 2**31))
     for count in (3, 70_000):
@@ -39,8 +37,7 @@ def few_frames():
             assert min(map(len, tries)) <= 12, (name, count, tries[-1])
 
 
-@case
-def alike_but_not_the_same():
+def case_alike_but_not_the_same():
     """A call that differs from an earlier one in more than its addresses takes the general path."""
     parts = [data(r, (N, 6)) for r in range(N)]
     added = sum(parts)
@@ -67,8 +64,7 @@ def alike_but_not_the_same():
             same(sparse.to_dense(), added)
 
 
-@case
-def memory_in_common():
+def case_memory_in_common():
     """Alternately, one tensor is a part of the other one of the same call, or is not."""
     whole = [data(r, (N * 4,)) for r in range(N)]
     for _ in range(3):

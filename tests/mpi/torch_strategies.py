@@ -1,18 +1,16 @@
-"""A job for test_torch_strategies.py: ways to train in parallel, compared with one process that has all the data.
-test_torch_tools.py tests more ways by tools/torch_parity.py."""
+"""Cases of test_torch_strategies.py, which also compares ways by tools/torch_parity.py: ways to train in parallel,
+compared with one process that has all the data."""
 
 import tempfile
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_cases import DEVICE, case, close, main
+from torch_cases import DEVICE, N, R, close
 from torch_model import SHARE, fresh, loss_of, reference, sgd, share, train
-from torch_world import N, R
 
 
-@case
-def ddp():
+def case_ddp():
     from torch.distributed._composable.replicate import replicate
 
     for more in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}):
@@ -22,8 +20,7 @@ def ddp():
         train(model, sgd(model.parameters()))
 
 
-@case
-def ddp_no_sync():
+def case_ddp_no_sync():
     model = DDP(fresh())
     optimizer = sgd(model.parameters())
     for step, want in enumerate(reference()):
@@ -38,8 +35,7 @@ def ddp_no_sync():
         optimizer.zero_grad()
 
 
-@case
-def ddp_hooks():
+def case_ddp_hooks():
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 
@@ -54,8 +50,7 @@ def ddp_hooks():
     train(model, sgd(model.parameters()), tolerance=1e-2)
 
 
-@case
-def ddp_join():
+def case_ddp_join():
     from torch.distributed.algorithms.join import Join
 
     model = DDP(fresh())
@@ -94,8 +89,7 @@ def fully_sharded(mesh, **more):
     return fully_shard(model, mesh=mesh, **more)
 
 
-@case
-def fsdp2():
+def case_fsdp2():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     mesh = dist.init_device_mesh(DEVICE, (N,))
@@ -104,8 +98,7 @@ def fsdp2():
     train(model, sgd(model.parameters()), tolerance=5e-2)
 
 
-@case
-def checkpoint():
+def case_checkpoint():
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -129,8 +122,7 @@ def checkpoint():
         assert torch.equal(one.to_local(), two.to_local())
 
 
-@case
-def checkpoint_meanwhile():
+def case_checkpoint_meanwhile():
     """A thread writes a checkpoint during training; on a device in the group that the training uses."""
     import torch.distributed.checkpoint as dcp
 
@@ -151,8 +143,7 @@ def checkpoint_meanwhile():
     assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
 
 
-@case
-def dtensor():
+def case_dtensor():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = dist.init_device_mesh(DEVICE, (N,))
@@ -168,8 +159,7 @@ def dtensor():
     assert torch.allclose(inner.redistribute(mesh, [Replicate()]).to_local(), a @ b, atol=1e-5)
 
 
-@case
-def groups_choose_for_themselves():
+def case_groups_choose_for_themselves():
     """A group of one vendor's ranks uses only that vendor's library, a mixed group islands and bridge."""
     mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("across", "inside"))
     islands = [tuple(island.ranks) for island in dist.group.WORLD.communicator.topology.islands]
@@ -182,7 +172,3 @@ def groups_choose_for_themselves():
         assert len(group.communicator.topology.islands) == want and tensor.max() == 2
     assert "allreduce" in mesh["inside"].get_group().communicator.plan_summary()
     assert mesh["inside"].get_group().communicator.plan_summary().count("flat") == 1
-
-
-if __name__ == "__main__":
-    main()

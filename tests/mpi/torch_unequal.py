@@ -1,4 +1,4 @@
-"""A job for test_torch_strategies.py: ranks of unequal speed, and replicas that drift apart."""
+"""Cases of test_torch_strategies.py: ranks of unequal speed, and replicas that drift apart."""
 
 import math
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
-from torch_cases import case, main
+from torch_cases import N, R
 from torch_model import SHARE, batch, fresh, loss_of
-from torch_world import N, R
 
 from ucc_hetero.torch.balance import BalancedSampler, Share, profile, profile_layers, split_layers
 from ucc_hetero.torch.replicas import DriftError, Replicas, checksum
@@ -38,8 +37,7 @@ def measured():
     return profile(step, (1, 2, 6), clock=clock).split(SHARE * N)
 
 
-@case
-def balanced_sampler():
+def case_balanced_sampler():
     """The global batches of an epoch are equal for any split."""
     share, length = measured(), 3 * SHARE * N + 1
     data = TensorDataset(torch.arange(length))
@@ -57,8 +55,7 @@ def balanced_sampler():
     assert len({i for rows in batches["equal"] for i in rows}) == 3 * SHARE * N
 
 
-@case
-def balanced_pipeline():
+def case_balanced_pipeline():
     model, clock = fresh(), Clock()
 
     def timed(block, rank=R):
@@ -82,8 +79,7 @@ def nudged(model):
             weight[3] = math.nextafter(weight[3].item(), 10.0) + 1e-7
 
 
-@case
-def drift_is_seen_and_undone():
+def case_drift_is_seen_and_undone():
     model = fresh()
     optimizer = torch.optim.AdamW(model.parameters())
     replicas = Replicas(model, optimizer, every=2, policy="broadcast")
@@ -106,8 +102,7 @@ def drift_is_seen_and_undone():
     assert len(set(sums)) == 1
 
 
-@case
-def drift_may_be_an_error():
+def case_drift_may_be_an_error():
     model = fresh()
     watch = Replicas(model, every=1, policy="raise")
     assert watch.step().equal
@@ -117,7 +112,3 @@ def drift_may_be_an_error():
     told = Replicas(model, every=1, policy="report")
     told.step(), told.step()
     assert [drift.equal for drift in told.history] == [False, False]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
-"""A job for test_torch_vendors.py: four ranks of two vendors, whose pairs use torch's own groups."""
+"""Cases of test_torch_vendors.py: four ranks of two vendors, whose pairs use torch's own groups."""
 
 import os
 
 import torch
 import torch.distributed as dist
-from torch_cases import case, data, main, same
+from torch_cases import N, R, data, same
 from torch_model import fresh, sgd, train
-from torch_world import N, R
 
 import ucc_hetero.torch
 
@@ -46,14 +45,12 @@ def check(group, ranks):
     dist.barrier(group=group)
 
 
-@case
-def world():
+def case_world():
     check(dist.group.WORLD, [0, 1, 2, 3])
     assert dist.get_backend() == "ucch"
 
 
-@case
-def groups():
+def case_groups():
     for ranks in ([0, 1], [2, 3], [0, 2], [1, 3], [0], [3], [1, 2, 3]):
         group = dist.new_group(ranks)
         if R in ranks:
@@ -62,8 +59,7 @@ def groups():
             dist.destroy_process_group(group)
 
 
-@case
-def backends_per_device():
+def case_backends_per_device():
     pair = [0, 1] if R < 2 else [2, 3]
     for name in ("cpu:ucch,cuda:ucch", "cpu:ucch"):
         for ranks in ([0, 1], [2, 3], [0, 1, 2, 3]):
@@ -75,8 +71,7 @@ def backends_per_device():
     assert type(gloo) is dist.ProcessGroup and dist.get_backend(gloo) == "gloo"
 
 
-@case
-def hybrid_sharding():
+def case_hybrid_sharding():
     """Sharded inside a vendor, replicated across: a mesh's groups are of both kinds."""
     from torch.distributed.fsdp import fully_shard
 
@@ -90,8 +85,7 @@ def hybrid_sharding():
     train(model, sgd(model.parameters()))
 
 
-@case
-def helpers():
+def case_helpers():
     from ucc_hetero.torch.experts import Experts
     from ucc_hetero.torch.replicas import Replicas
 
@@ -116,7 +110,3 @@ def helpers():
     assert counts == [2 if R % 2 == 0 else 4] and len(rows) == counts[0]
     back, _, _ = experts.combine(rows, handle)
     same(back, x, "tokens that have come back")
-
-
-if __name__ == "__main__":
-    main()

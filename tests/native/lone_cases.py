@@ -7,6 +7,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+from processes import in_child
+
 from ucc_hetero import device
 from ucc_hetero.machine.vendors import Vendor
 from ucc_hetero.native.libraries import ffi, lib, load
@@ -43,11 +45,7 @@ def given_back(limit, busy):
     give = int(ffi.cast("uintptr_t", ffi.addressof(lib, "ucch_pool_give")))
     assert ctypes.CDLL(busy).begin(ctypes.c_void_p(give)) == 0
     for _ in range(30):
-        if not (child := os.fork()):
-            signal.alarm(limit)
-            lib.ucch_pool_give(ffi.NULL)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        in_child(lambda: lib.ucch_pool_give(ffi.NULL), limit)
 
 
 class Held:

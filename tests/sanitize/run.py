@@ -83,6 +83,8 @@ class Way(NamedTuple):
         return OUT / self.sanitizers.partition(",")[0]
 
 
+#: Tests of one-sided transfers in one process.
+RMA = [f"tests/unit/test_rma{part}.py" for part in ("", "_agents", "_processes")]
 #: Tests of the engine, also on fake devices, of jobs of one host, without PyTorch's, and of one-sided transfers.
 MEMORY = Way(
     "address,undefined", "libasan.so",
@@ -91,8 +93,7 @@ MEMORY = Way(
     # malloc.
     {"ASAN_OPTIONS": f"detect_leaks=0:handle_sigill=2:{FILES}", "PYTHONMALLOC": "malloc"},
     KNOWN,
-    ("tests/native", "tests/mpi", "--ignore-glob=tests/mpi/test_torch*",
-     "tests/unit/test_rma.py", "tests/unit/test_rma_processes.py", "tests/cluster/test_rma.py",
+    ("tests/native", "tests/mpi", "--ignore-glob=tests/mpi/test_torch*", *RMA, "tests/cluster/test_rma.py",
      # Deliberate faults, which are findings; and limits on memory, as the sanitizer keeps freed memory.
      "--deselect=tests/native/test_flight.py::test_a_fault_while_stacks_are_written",
      "--deselect=tests/mpi/test_launch.py::test_statuses",
@@ -107,9 +108,8 @@ THREADS = Way(
     {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:exitcode=0:history_size=4:{FILES}",
      "PMIX_MCA_gds": "hash", "UCX_MEM_EVENTS": "n"},
     (("data race", RACE),),
-    ("tests/cluster/test_wires.py", "tests/unit/test_rma.py", "tests/unit/test_rma_processes.py",
-     "tests/native/test_locking.py", "tests/native/test_lifetimes.py", "tests/native/test_host_exchange.py",
-     "tests/native/test_channels.py", "tests/native/test_device_cases.py",
+    ("tests/cluster/test_wires.py", *RMA, "tests/native/test_locking.py", "tests/native/test_lifetimes.py",
+     "tests/native/test_host_exchange.py", "tests/native/test_channels.py", "tests/native/test_device_cases.py",
      "tests/mpi/test_collectives.py", "tests/mpi/test_cases.py", "tests/mpi/test_p2p.py"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from processes import interrupted_at, python
+from processes import in_child, interrupted_at, python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
@@ -279,10 +279,11 @@ def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch):
         assert again.ended(600) and again.result() == first.result()
     while not threaded._idle:
         os.sched_yield()
-    child = os.fork()
-    if not child:
-        os._exit(not ThreadedCall(threading.get_ident).ended(600))
-    assert os.waitpid(child, 0)[1] == 0
+
+    def starts_one():
+        assert ThreadedCall(threading.get_ident).ended(600)
+
+    in_child(starts_one)
 
 
 def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch):

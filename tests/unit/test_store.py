@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+from processes import Instead
 
 from ucc_hetero import Store, StoreServer
 from ucc_hetero.__main__ import main
@@ -197,20 +198,14 @@ def test_a_rank_that_dies_as_it_tells_of_a_death_hides_no_later_one(comms, chang
 
 
 def test_threads_that_read_of_a_death_at_a_time_miss_no_later_one(comms):
-    class Beside:
-        """A store that another thread of the rank reads between two calls of the first thread."""
+    def get(key):
+        """Another thread of the rank reads between two calls of the first thread."""
+        if not read:
+            read.append(key)
+            assert on_ranks([comm], StoreComm.dead) == [[1]]
+        return comms[0].store.get(key)
 
-        def __getattr__(self, name):
-            return getattr(comms[0].store, name)
-
-        def get(self, key):
-            if not read:
-                read.append(key)
-                other = on_ranks([comm], StoreComm.dead)
-                assert other == [[1]]
-            return comms[0].store.get(key)
-
-    read, comm = [], StoreComm.first(Beside(), 0, range(SIZE), SIZE, 30.0)
+    read, comm = [], StoreComm.first(Instead(comms[0].store, get=get), 0, range(SIZE), SIZE, 30.0)
     for rank in (1, 2):
         comms[3].watch(lambda rank=rank: [rank])
         assert comms[3].dead() == comm.dead() == [1, 2][:rank]
@@ -219,18 +214,14 @@ def test_threads_that_read_of_a_death_at_a_time_miss_no_later_one(comms):
 def test_an_exchange_that_is_interrupted_as_it_ends_goes_on(comms):
     """Ctrl-C as the values are read: the next look said that all had come, and had taken none."""
 
-    class Interrupted:
-        def __getattr__(self, name):
-            return getattr(comms[0].store, name)
-
-        def get(self, key):
-            if not interrupts:
-                interrupts.append(key)
-                raise KeyboardInterrupt
-            return comms[0].store.get(key)
+    def get(key):
+        if not interrupts:
+            interrupts.append(key)
+            raise KeyboardInterrupt
+        return comms[0].store.get(key)
 
     interrupts, words, every = [], [os.urandom(8) for _ in comms], bytearray(8 * SIZE)
-    comm = StoreComm.first(Interrupted(), 0, range(SIZE), SIZE, 30.0)
+    comm = StoreComm.first(Instead(comms[0].store, get=get), 0, range(SIZE), SIZE, 30.0)
     begun = comm.Iallgather(words[0], every)
     for each, word in zip(comms[1:], words[1:], strict=True):
         each.Iallgather(word, bytearray(8 * SIZE))

@@ -4,10 +4,11 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from processes import python
+from processes import in_threads, python
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
@@ -171,9 +172,7 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread():
     ProcessGroupUCCH._start_coalescing(group)
     bad = group._register(Work(group, [], [EndedRequest()], fail))
     assert bad.is_over()
-    other = threading.Thread(target=lambda: group._register(Work(group, [])))
-    other.start()
-    other.join()
+    in_threads(lambda: group._register(Work(group, [])))
     good = group._register(Work(group, []))
     together = ProcessGroupUCCH._end_coalescing(group)
     assert together._parts == [bad, good]
@@ -209,9 +208,7 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch):
     monkeypatch.setenv("UCCH_TORCH_REPLACE", "nccl")
     store = dist.HashStore()
     for rank in (0, 2):
-        thread = threading.Thread(target=store.set, args=(f"ucch/chosen/{rank}", "y"))
-        thread.start()
-        thread.join()
+        store.set(f"ucch/chosen/{rank}", "y")
     with pytest.raises(CollectiveTimeout, match=r"rank 4: rank\(s\) \[9, 5\] did not come .* UCCH_TORCH_REPLACE=nccl"):
         rendezvous.await_all(store, 2, [7, 9, 4, 5], 0.01)
 
@@ -262,12 +259,7 @@ def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch, insta
 
 def test_ranks_that_chose_the_same_backend_go_on():
     store = dist.HashStore()
-    threads = [threading.Thread(target=rendezvous.await_all, args=(store, rank, [0, 1, 2], 0)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    rendezvous.await_all(store, 2, [0, 1, 2], 0)
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(rendezvous.await_all, store, rank, [0, 1, 2], 0) for rank in range(3)))
 
 
 def groups_that_threads_make_at_once():
@@ -311,9 +303,6 @@ def test_a_range_ends_before_its_profiler(monkeypatch, comes):
     with torch.autograd.profiler.profile() as profiler:
         span = profiling._Span("ucch:all_reduce", [torch.ones(1)])
         span.close()
-    for end in late:
-        thread = threading.Thread(target=end)
-        thread.start()
-        thread.join()
+    late and in_threads(*late)
     assert (span._end.done(), span in profiling._given_up) == (comes, not comes)
     assert not comes or [each.is_async for each in profiler.function_events if each.name == "ucch:all_reduce"] == [True]

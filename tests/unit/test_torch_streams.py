@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from processes import in_threads
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
@@ -91,9 +92,7 @@ def test_threads_leave_nothing_on_the_first_device(cuda):
             with streams.in_idle_stream([SECOND]):
                 seen.append((cuda.current.name, cuda.here.device))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work)
     assert seen == [("side", SECOND)] * 2 and cuda.current is cuda.main and not cuda.notes
 
 

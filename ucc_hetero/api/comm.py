@@ -11,7 +11,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, cast
 
-from ..bootstrap import exit, process, settings
+from ..bootstrap import creations, exit, process, settings
 from ..bootstrap.meeting import Seat
 from ..bootstrap.timely import MAKING, Timely
 from ..calls.arguments import CallSpec
@@ -112,7 +112,10 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
-        exchange = Timely(parent, settings.timeout(), MAKING, caller=True)
+        with creations.creation(creations.places_of(parent)):
+            self._create(Timely(parent, settings.timeout(), MAKING, caller=True))
+
+    def _create(self, exchange: Timely) -> None:
         mpi = exchange.Dup()
         try:
             self._join(mpi)

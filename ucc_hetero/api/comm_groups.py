@@ -25,6 +25,34 @@ _MOST = 1 << 31
 _SURE = ("Dup", "Split")
 
 
+def _call(mpi: Any, what: str, *args: Any, **more: Any) -> Any:
+    """Call a method of an MPI communicator."""
+    if what != "Create_dist_graph_adjacent" or not mpi.is_topo:
+        return getattr(mpi, what)(*args, **more)
+    # Open MPI takes such a graph for a grid if the ranks are those of a grid: give it ranks without a topology.
+    bare = mpi.Split(key=mpi.rank)
+    try:
+        return bare.Create_dist_graph_adjacent(*args, **more)
+    finally:
+        bare.Free()
+
+
+def _ranks_in(made: Any, mpi: Any) -> list[int]:
+    """Ranks in ``mpi`` of the members of an MPI communicator."""
+    theirs = made.Get_group()
+    ranks = _ranks_of(theirs, mpi)
+    theirs.Free()
+    return ranks
+
+
+def _ranks_of(group: Any, mpi: Any) -> list[int]:
+    """Ranks in ``mpi`` of the members of an MPI group."""
+    ours = mpi.Get_group()
+    ranks = type(ours).Translate_ranks(group, list(range(type(ours).Get_size(group))), ours)
+    ours.Free()
+    return list(ranks)
+
+
 @forms
 @described(raises="MismatchError, CollectiveTimeout, PeerError: A rank made a different call, came too late, or died.")
 class GroupMethods(ABC):
@@ -46,44 +74,20 @@ class GroupMethods(ABC):
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """Call MPI's method ``what`` once all ranks have come, and make a communicator of the result."""
-        runner, meeting, make = self._runner, self._split_meeting, partial(self._make, what, *args, **more)
-        mpi, sure = timely(self._mpi, runner.timeout, what), what in _SURE
+        # Taken here: at the end of the program a daemon thread goes on that is creating.
+        runner, meeting, own = self._runner, self._split_meeting, self._mpi
+        make, mpi, sure = partial(_call, own, what, *args, **more), timely(own, runner.timeout, what), what in _SURE
         if not isinstance(mpi, Timely):
             runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
         meeting.call = (what, *args) if what == "Split" else (what, 0, 0)
-        with meeting.turn:
+        with runner.members.creation(), meeting.turn:
             go_on = meeting.bids.agree(mpi.allgather)
             made = mpi.at_once(make, met=runner.members.meets_on_board) if sure else mpi.apart(make)
             if not made or not go_on:
                 return made and self._adopt(made)
-            ranks = None if sure else self._ranks_in(made)
+            ranks = None if sure else _ranks_in(made, own)
             return self._adopt(made, meeting.bids.seat(runner.members.known, ranks, mpi.seconds))
-
-    def _make(self, what: str, *args: Any, **more: Any) -> Any:
-        mpi = self._mpi
-        if what != "Create_dist_graph_adjacent" or not mpi.is_topo:
-            return getattr(mpi, what)(*args, **more)
-        # Open MPI takes such a graph for a grid if the ranks are those of a grid: give it ranks without a topology.
-        bare = mpi.Split(key=mpi.rank)
-        try:
-            return bare.Create_dist_graph_adjacent(*args, **more)
-        finally:
-            bare.Free()
-
-    def _ranks_in(self, made: Any) -> list[int]:
-        """This communicator's ranks of the members of an MPI communicator."""
-        theirs = made.Get_group()
-        ranks = self._ranks_of(theirs)
-        theirs.Free()
-        return ranks
-
-    def _ranks_of(self, group: Any) -> list[int]:
-        """This communicator's ranks of the members of an MPI group."""
-        ours = self._mpi.Get_group()
-        ranks = type(ours).Translate_ranks(group, list(range(type(ours).Get_size(group))), ours)
-        ours.Free()
-        return list(ranks)
 
     @cached_property
     def _split_meeting(self) -> SplitMeeting:
@@ -178,12 +182,13 @@ class GroupMethods(ABC):
         from mpi4py import MPI
 
         members, make = self._runner.members, partial(self._mpi.Create_group, group, tag)
-        mpi, ranks = timely(self._mpi, self._runner.timeout, "Create_group"), self._ranks_of(group)
+        mpi, ranks = timely(self._mpi, self._runner.timeout, "Create_group"), _ranks_of(group, self._mpi)
         if members.rank not in ranks:
             return MPI.COMM_NULL
         if MPI.UNDEFINED in ranks:
             raise ValueError(f"Create_group on rank {members.rank}: the group is not a subset of this communicator")
-        with Turn(partial(all_ready, members.known, members.id, ranks, tag, mpi)):
+        turn = Turn(partial(all_ready, members.known, members.id, ranks, tag, mpi))
+        with members.creation(ranks, tag), turn:
             return self._adopt(mpi.apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:

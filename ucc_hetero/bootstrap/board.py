@@ -202,8 +202,10 @@ class Board:
         return [rank for i, rank in slots if lib.ucch_board_given_back(self.native, i)]
 
     def leave(self) -> None:
-        """Tell the other ranks that this one makes no more calls."""
-        lib.ucch_board_leave(self.native)
+        """Tell the other ranks that this one makes no more calls, unless another thread has freed the board."""
+        with self._looked_at:
+            if self.native:
+                lib.ucch_board_leave(self.native)
 
     def close(self, *, together: bool) -> Page | None:
         """Free the board, which no program may use any more. ``together``: all ranks have left it; then its page, which

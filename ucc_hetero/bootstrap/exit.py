@@ -33,7 +33,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import timeline
 from ..transport import wires
-from . import faults, links, process, settings, timely
+from . import creations, faults, links, process, settings, timely
 
 #: Folder of the package; and programs in it, whose frames count as the user's.
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
@@ -268,7 +268,7 @@ def _end() -> None:
         _abort()  # first: ranks that see this one leave also fail, and would end the job with their status
     runners = _runners()
     for each in runners:
-        each.board.leave()
+        each.members.leave()
     if over or _status:
         if survives:
             faults.leave(_status)
@@ -289,8 +289,13 @@ def _end_together(runners: list[Any], survives: bool) -> None:
     releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
     # From here on no rank of a job starts a call: calls that all ranks have entered can complete.
     found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
+    for each, come in zip(jobs, found, strict=True):
+        if come == _STUCK and isinstance(each.comm, timely.Timely) and not survives:
+            creations.agree(each.comm)
     worst = min(found, default=_WHOLE)
     stays = not _leave_calls(_COMPLETE_S) and MPI.Is_initialized()
+    for each in runners:
+        each.board.leave()
     if stays and not survives:
         _status = 1  # MPI_Finalize would free what an MPI call still uses
         _abort()
@@ -334,19 +339,20 @@ def _threads_in_calls() -> list[int]:
 def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
     """Make threads leave their calls within ``seconds``, by SystemExit: no rank enters these calls any more.
 
-    Calls that complete within ``grace`` seconds are left alone: if a rank left between the agreement to make a
-    communicator and its making, the others would hang in MPI. MPI objects must not be freed while a thread polls them.
-    Returns False if a thread stays: it is in an MPI call that not all ranks have entered.
+    Calls that complete within ``grace`` seconds are left alone, and creations of communicators that all ranks have
+    begun. MPI objects must not be freed while a thread polls them. Returns False if a thread stays: it is in an MPI
+    call that not all ranks have entered.
     """
-    first = time.monotonic() + grace
+    began = time.monotonic()
 
     def all_have() -> bool:
-        threads = _threads_in_calls()
-        for thread in threads if time.monotonic() >= first else ():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+        waited, threads = time.monotonic() - began, _threads_in_calls()
+        for thread in threads if waited >= grace else ():
+            if waited >= seconds or not creations.completes(thread):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
         return not (threads or threaded.under_way())
 
-    return progress_until(all_have, seconds)
+    return progress_until(all_have, seconds) or progress_until(all_have, _COMPLETE_S)
 
 
 def _ends_job() -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,7 +23,7 @@ from ..trace import flight
 from ..trace.timeline import communicator
 from ..transport import wires
 from ..transport.channels import Channels, join
-from . import faults, process
+from . import creations, faults, process
 from .board import Board
 from .known import Known
 from .links import Links
@@ -219,6 +219,16 @@ class Membership:
             self._graphs = found[0], apart, found[1]
         return self._graphs
 
+    def creation(self, ranks: Sequence[int] | None = None, tag: int | None = None) -> AbstractContextManager[None]:
+        """A context in which this thread creates a communicator from ``ranks`` of this one (None: all)."""
+        places = self.known.places if ranks is None else [self.known.places[rank] for rank in ranks]
+        return creations.creation(places, self._claimed, tag)
+
+    def leave(self) -> None:
+        """Let other ranks know that this one makes no more calls; not while a thread of it creates a communicator."""
+        if not creations.under_way(self._claimed):
+            self.board.leave()
+
     def discard_users(self) -> None:
         """Discard messages of users that were not received; not those of collectives, whose tags have another bit."""
         here = self.job.process
@@ -269,4 +279,5 @@ class Membership:
     def release_id(self) -> None:
         with self._discarding:
             self._is_closed = True
+        creations.forget(self._claimed)
         release_number(self.id)

@@ -279,12 +279,12 @@ def stream_handle(stream: Any) -> int:
     raise TypeError(f"stream {stream!r} is neither a stream of torch, CuPy or numba nor an integer handle")
 
 
-def uncaptured(stream: Any, what: str) -> int:
+def uncaptured(stream: Any) -> int:
     """The handle of a stream for work in which hosts take part. ``NotSupported`` while it is being captured."""
     handle = stream_handle(stream)
     if lib.ucch_stream_captures(handle):
         raise NotSupported(
-            f"{what} cannot be captured in a graph, as hosts take part in it; call it outside of captures"
+            "a transfer cannot be captured in a graph, as hosts take part in it; call it outside of captures"
         )
     return handle
 

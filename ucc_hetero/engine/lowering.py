@@ -24,8 +24,9 @@ from ..trace.timeline import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each, may_hold, of_vendors, queued
 
-#: Idle programs of one kind that are kept. On a device they borrow scratch, and many may be in flight.
-_SPARE, _SPARE_ON_DEVICE = 4, 64
+#: Idle programs of one kind that are kept: as many calls may be in flight without new ones. Fewer if each has long
+#: scratch memory of its own, as on the host; on a device they borrow it.
+_SPARE, _SPARE_WITH_SCRATCH, _LONG_SCRATCH = 64, 4, 1 << 16
 _WIDE = CollFlag.COUNT_64BIT | CollFlag.DISPLACEMENTS_64BIT
 
 
@@ -173,7 +174,8 @@ class Lowering:
         for part, note in zip(self.steps, self.notes, strict=True):
             part["stage"] = stages.setdefault((note.fragment, note.stage), len(stages))
         recipe = Recipe(label, self._spec(label) | {"bytes": nbytes}, self.steps, self.kept)
-        spare = _SPARE if self.spec.memory is None else _SPARE_ON_DEVICE
+        owns_long = self.spec.memory is None and self.placement.tmp_bytes > _LONG_SCRATCH
+        spare = _SPARE_WITH_SCRATCH if owns_long else _SPARE
         keep = self.plan, self.teams, self.board, self.channels, recipe
         left = recipe if self.exchanged and timeline.recorder is None else None
         return Program(recipe.program(self.board), keep, left, spare, self._execution())

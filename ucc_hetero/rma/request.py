@@ -43,7 +43,7 @@ def failure(what: str, status: int, seconds: float = 0.0, link: str = "") -> UCC
 
 def stream_argument(stream: Any) -> tuple[bool, Any]:
     """(True if there is a stream, its handle) for the engine."""
-    return stream is not None, ffi.cast("void *", 0 if stream is None else uncaptured(stream, "a transfer"))
+    return stream is not None, ffi.cast("void *", 0 if stream is None else uncaptured(stream))
 
 
 def held(native: Any) -> bool:
