@@ -596,7 +596,8 @@ def test_addresses_that_engines_announce(monkeypatch):
     ({"model": "another"}, "it refuses: models: small here and another there|models: another here and small there"),
     ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
     ({"extra": {"speed": 1}}, r"\['speed'\] are not among"), ({"extra": {"secret_file": ""}}, "secret_file"),
-    ({"extra": {"prefill": ["here"]}}, "prefill"), ({"role": "kv_both"}, '"host"'),
+    ({"extra": {"prefill": ["here"]}}, "prefill"),
+    ({"extra": {"keep": 5}}, '"keep" needs "kv_role"'), ({"role": "kv_both"}, '"host"'),
 ])  # fmt: skip
 def test_engines_that_do_not_fit_are_refused_at_start(workers, told, words, secret):
     workers("kv_producer", port := free_port(), heads=vllm_engine.HEADS)
