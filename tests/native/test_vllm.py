@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace as Facts
 
 import pytest
@@ -21,7 +22,7 @@ from vllm_engines import PATIENCE, USUAL, Engine, free_port, one_engine, prompts
 
 from ucc_hetero.errors import UCCHError
 from ucc_hetero.machine import nics
-from ucc_hetero.rma import ChannelError
+from ucc_hetero.rma import Agent, ChannelError
 from ucc_hetero.vllm import UccHeteroConnector
 from ucc_hetero.vllm.contract import Cache, Contract, ContractError
 from ucc_hetero.vllm.interface import KVConnectorRole
@@ -221,9 +222,23 @@ class Workers:
     """The workers of an engine with tensor and pipeline parallelism, in this process. ``part``: tokens of a block
     in memory; ``caches``: of each worker, by the layer's number."""
 
-    def __init__(self, role, port, ranks, heads, layout, secret, stages=1, groups=None, lease=60, part=16, index=False):
+    def __init__(
+        self,
+        role,
+        port,
+        ranks,
+        heads,
+        layout,
+        secret,
+        stages=1,
+        groups=None,
+        lease=60,
+        part=16,
+        index=False,
+        timeout=20,
+    ):
         self.each, self.caches, self.heard, self.failed = [], [], (Counter(), Counter()), set()
-        extra = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20, "lease": lease}
+        extra = {"secret_file": secret, "host": "127.0.0.1", "timeout": timeout, "lease": lease}
         for rank in range(ranks * stages):
             config = vllm_engine.facts({"role": role, "port": port, "extra": extra})
             config.parallel_config = Facts(tensor_parallel_size=ranks, rank=rank, pipeline_parallel_size=stages)
@@ -477,6 +492,20 @@ def test_garbage_of_a_peer_ends_its_link_alone(two):
     prefill.until(0, "p")
 
 
+def test_a_peer_that_ends_before_it_answers(workers, secret, caplog):
+    """A load fails at once, not after its timeout."""
+    decode = workers("kv_consumer", timeout=1000)
+    with Agent(f"tcp://127.0.0.1:{free_port()}", Path(secret).read_bytes()) as agent:
+        port = int(agent.address.rpartition(":")[2])
+        remote = Remote("p", "kv_producer", ("127.0.0.1",), port, 1, 16)
+        decode.step(Step(loads=[Load("d", remote, [Part(0, [2])])]))
+        peer, said = agent.receive(PATIENCE)
+        assert said["op"] == "hello"
+        peer.leave()
+        assert decode.until(1, "d") == {2}
+    assert "its worker has ended" in caplog.text
+
+
 def test_requests_of_one_prefill_fail_each_for_itself(two):
     """For example n answers for one prompt: if one request is refused or given up, the others are not affected."""
     (prefill, decode, port), worker = two, two[1].each[0]
@@ -596,7 +625,8 @@ def test_addresses_that_engines_announce(monkeypatch):
     ({"model": "another"}, "it refuses: models: small here and another there|models: another here and small there"),
     ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
     ({"extra": {"speed": 1}}, r"\['speed'\] are not among"), ({"extra": {"secret_file": ""}}, "secret_file"),
-    ({"extra": {"prefill": ["here"]}}, "prefill"), ({"role": "kv_both"}, '"host"'),
+    ({"extra": {"prefill": ["here"]}}, "prefill"),
+    ({"extra": {"keep": 5}}, '"keep" needs "kv_role"'), ({"role": "kv_both"}, '"host"'),
 ])  # fmt: skip
 def test_engines_that_do_not_fit_are_refused_at_start(workers, told, words, secret):
     workers("kv_producer", port := free_port(), heads=vllm_engine.HEADS)

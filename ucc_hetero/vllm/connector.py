@@ -48,7 +48,7 @@ class SchedulerSide:
         params = request.kv_transfer_params
         if not self.settings.receives or not params or params.get(_ASKED):
             return None
-        is_next_turn = params.get("do_remote_decode") and "remote_request_id" in params
+        is_next_turn = params.get("do_remote_decode") and params.get("remote_request_id")
         if not params.get("do_remote_prefill") and not is_next_turn:
             return None
         try:
@@ -90,9 +90,8 @@ class SchedulerSide:
         for group in self.settings.groups:
             first, last = (total - tokens) // group.block, -(-total // group.block)
             mine = list(ids[group.number][first:last]) if tokens > 0 else []
-            while group.windowed and mine and mine[0] == _NULL:
-                first, mine = first + 1, mine[1:]
-            parts.append(Part(first, mine))
+            dropped = next((i for i, block in enumerate(mine) if block != _NULL), len(mine)) if group.windowed else 0
+            parts.append(Part(first + dropped, mine[dropped:]))
         self._step.loads.append(Load(request.request_id, remote, parts))
 
     def _is_offered(self, request: Any) -> bool:
@@ -105,7 +104,7 @@ class SchedulerSide:
             self._step.loads.append(Load(request.request_id, found[0], [Part(0, [])] * len(self.settings.groups)))
             return False, None
         own, is_offered, params = self.settings, self._is_offered(request), request.kv_transfer_params
-        is_kept = own.keep > 0 and own.sends and bool(params and params.get("do_remote_prefill"))
+        is_kept = own.keep > 0 and bool(params and params.get("do_remote_prefill"))
         if not (is_offered or is_kept) or request.status.name not in _COMPLETE or not any(blocks):
             return False, None
         tokens, kept = request.num_computed_tokens, []

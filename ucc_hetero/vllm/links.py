@@ -124,7 +124,7 @@ class Links:
         self._greet(peer, answer=False)
         with self._changed:
             self._changed.wait_for(lambda: peer in self._links or not peer.alive, self.settings.timeout)
-            found = self._links.get(peer, "its worker does not answer")
+            found = self._links.get(peer, "its worker does not answer" if peer.alive else "its worker has ended")
         if isinstance(found, str):
             peer.leave()
             raise PeerError(f"{place}: {found}")
@@ -147,6 +147,7 @@ class Links:
                     timer()
                 with self._changed:
                     self._links = {peer: link for peer, link in self._links.items() if _usable(peer)}
+                    self._changed.notify_all()  # a peer may have ended before it has answered
 
     def _handle(self, peer: AgentPeer, said: Any) -> None:
         try:

@@ -68,6 +68,8 @@ class Settings:
         ahead = int(getattr(config, "num_prefill_lookahead_tokens", 0))
         self.own_tokens = max(ahead - 1, int(any(group.windowed for group in self.groups)))
         self.timeout, self.lease, self.keep = (float(self._extra[name]) for name in ("timeout", "lease", "keep"))
+        if self.keep and not (self.sends and self.receives):
+            raise ValueError('kv_connector_extra_config: "keep" needs "kv_role": "kv_both"')
 
     def _host(self) -> str:
         """The address or name by which other engines reach this one; not needed if it only receives."""
