@@ -38,6 +38,17 @@ ucch_packet *ucch_early_take(ucch_early **first, uint64_t id) {
     return &l->message;
 }
 
+/* Drop the messages for receivers whose ids are lower. */
+void ucch_early_drop(ucch_early **first, uint64_t below) {
+    for (ucch_early **at = first, *l; (l = *at);)
+        if (l->id < below) {
+            *at = l->next;
+            free(l);
+        } else {
+            at = &l->next;
+        }
+}
+
 void ucch_early_free(ucch_early **first) {
     for (ucch_early *l; (l = *first); free(l))
         *first = l->next;

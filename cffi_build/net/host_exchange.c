@@ -120,22 +120,17 @@ struct ucch_host_exchange {
 
 static ucch_host_exchange *exchanges;
 
-/* A message for an exchange that this rank is about to make. */
-typedef struct early {
-    struct early *next;
-    uint64_t key;
-    uint32_t kind;
+/* Where an early message came from. */
+typedef struct origin {
     int link;
-    size_t bytes;
-    char data[];
-} early;
+    uint32_t kind;
+} origin;
 
 /* Most early messages that are kept. */
 #define MOST_EARLY 4096
 
-static early *early_first, **early_end = &early_first;
-static int early_count;
-static uint64_t newest; /* the highest key of an exchange of this process */
+static ucch_early *early; /* by the keys of exchanges that this rank is about to make */
+static uint64_t newest;   /* the highest key of an exchange of this process */
 
 static ucch_host_exchange *exchange_of(uint64_t key) {
     ucch_host_exchange *c = exchanges;
@@ -357,17 +352,6 @@ static int is_valid(uint32_t kind, const void *data, size_t bytes) {
     return count && count <= HASHES_PER_MESSAGE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
 }
 
-/* Keep a message for an exchange that this rank is about to make; others are for exchanges that were freed. */
-static void keep_early(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
-    early *e = key > newest && early_count < MOST_EARLY ? malloc(sizeof(*e) + bytes) : NULL;
-    if (!e) return;
-    *e = (early){.key = key, .kind = kind, .link = link, .bytes = bytes};
-    memcpy(e->data, data, bytes);
-    *early_end = e;
-    early_end = &e->next;
-    early_count++;
-}
-
 static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
     ucch_host_exchange *c = exchange_of(key);
     static union {
@@ -379,7 +363,11 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
         probe probe;
     } message;
     if (!is_valid(kind, data, bytes)) return -1;
-    if (!c) keep_early(link, kind, key, data, bytes);
+    if (!c && key > newest) { /* others are for exchanges that were freed */
+        ucch_packet m = {
+            .header = &(origin){link, kind}, .header_bytes = sizeof(origin), .data = (void *)data, .bytes = bytes};
+        ucch_early_keep(&early, key, &m, MOST_EARLY, SIZE_MAX);
+    }
     if (!c) return 0;
     memcpy(&message, data, bytes);
     if (kind == REPORT) {
@@ -412,15 +400,11 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
 
 /* Take the early messages of a new exchange, and drop those of older ones that this rank does not make. */
 static void take_early(uint64_t key) {
-    early *all = early_first;
     newest = key > newest ? key : newest;
-    early_first = NULL;
-    early_end = &early_first;
-    early_count = 0;
-    for (early *e = all, *next; e; e = next) {
-        next = e->next;
-        if (e->key >= key) on_message(e->link, e->kind, e->key, e->data, e->bytes); /* a later one's is kept again */
-        free(e);
+    ucch_early_drop(&early, key);
+    for (ucch_packet *m; (m = ucch_early_take(&early, key)); free(m)) {
+        const origin *from = m->header;
+        on_message(from->link, from->kind, key, m->data, m->bytes);
     }
 }
 

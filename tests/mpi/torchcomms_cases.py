@@ -1,6 +1,7 @@
 """Every call of torchcomms, through the backend ``ucch``."""
 
 import gc
+import os
 import random
 import tempfile
 import weakref
@@ -9,11 +10,12 @@ import pytest
 import torch
 import torchcomms_stand_in
 from torch.distributed import FileStore
-from torch_cases import DEVICE
 
 import torchcomms  # isort: skip
 import ucc_hetero.torch.torchcomms  # noqa: F401  registers the backend, as an entry point does where torchcomms is
 
+#: Device of the tensors.
+DEVICE = os.environ.get("CASES_DEVICE", "cpu")
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 OPS = {"SUM": torch.Tensor.sum, "MAX": torch.Tensor.amax, "MIN": torch.Tensor.amin}
 

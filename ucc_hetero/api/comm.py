@@ -113,18 +113,22 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
         with creations.creation(creations.places_of(parent)):
-            self._create(Timely(parent, settings.timeout(), MAKING, caller=True))
+            mistake = self._create(Timely(parent, settings.timeout(), MAKING, caller=True))
+        if mistake is not None:
+            raise mistake.with_traceback(None) from None  # without twenty internal frames
 
-    def _create(self, exchange: Timely) -> None:
+    def _create(self, exchange: Timely) -> Exception | None:
+        """Make the communicator, or return the mistake that all ranks found."""
         mpi = exchange.Dup()
         try:
             self._join(mpi)
         except CollectiveError:
             raise
-        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # raised on all ranks
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:
             mpi.Free()
             exchange.forget_roll_call()
-            raise mistake.with_traceback(None) from None  # without twenty internal frames
+            return mistake
+        return None
 
     @classmethod
     def _adopt(cls, mpi: Any, seat: Seat | None = None, *, queues: bool = True) -> Communicator:

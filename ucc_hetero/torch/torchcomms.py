@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 import torchcomms
@@ -84,7 +84,7 @@ class Backend(torchcomms.TorchCommBackend):
     """
 
     #: How often each name was used: a store's keys are used once.
-    _named: Counter[str] = Counter()
+    _named: ClassVar[Counter[str]] = Counter()
 
     def init(self, device: Any, name: str, options: Any) -> None:
         """Meet the other ranks; collective."""

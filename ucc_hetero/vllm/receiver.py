@@ -196,11 +196,11 @@ class Receiver:
                 self._waiting.setdefault(places, {})[request] = remote
                 self._due.setdefault(places, 0.0)
             for request in scheduled:
-                if (places := self._places.pop(request, None)) is None:
+                if (known := self._places.pop(request, None)) is None:
                     continue  # from before the caches were registered again
-                del self._waiting[places][request]
-                if not self._waiting[places]:
-                    del self._waiting[places], self._due[places]
+                del self._waiting[known][request]
+                if not self._waiting[known]:
+                    del self._waiting[known], self._due[known]
 
     def _renew(self) -> None:
         """Renew leases in time; connect with engines before the first load."""
