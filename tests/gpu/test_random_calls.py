@@ -21,9 +21,7 @@ print("right", flush=True) if "amd" not in os.environ["FAKEGPU_LAYOUT"] else mai
 """
 
 
-@pytest.mark.parametrize(
-    "program", [ROOT / "tests" / "mpi" / "collective_cases.py", MESSAGES], ids=["calls", "messages"]
-)
+@pytest.mark.parametrize("program", ["collective_cases:on_devices", MESSAGES], ids=["calls", "messages"])
 @pytest.mark.parametrize(("layout", "devices"), [
     ("nvidia:2", 2), ("nvidia:2", 1), ("nvidia:1,amd:1", 1), ("nvidia:1,amd:2", 1),
     ("nvidia:4", 4), ("nvidia:2,amd:2", 4), ("amd:1,nvidia:2,amd:1", 4),

@@ -1,9 +1,9 @@
 """Random messages between all ranks, on host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs.
 
 Each vector is on the device or the host, there also with gaps. Messages are sent and received in every form, with tags
-in any order, from any source, by probes, and completed in every way, beside messages in a stream and collectives. As a
-program (``mpirun -np N python random_messages.py``): all messages are in streams, several on each rank, and sent before
-or after their receives. ``DICE`` is the seed.
+in any order, from any source, by probes, and completed in every way, beside messages in a stream and collectives.
+`main`: all messages are in streams, several on each rank, and sent before or after their receives. ``DICE`` is the
+seed.
 """
 
 import os
