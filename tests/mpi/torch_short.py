@@ -1,8 +1,10 @@
 """Cases of test_torch_api.py: repeated calls, which take a short path, and calls that only resemble them."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
-from frames import frames_of
+from frames import files_of, frames_of
 from torch_cases import DEVICE, N, R, data, same
 
 OPS = dist.ReduceOp
@@ -35,6 +37,32 @@ def case_few_frames():
                 tries.append(frames_of(call))
                 torch.testing.assert_close(result.cpu(), wanted[name])
             assert min(map(len, tries)) <= 12, (name, count, tries[-1])
+
+
+def case_exchanges_with_split_sizes():
+    """All counts again and again, and others; some ranks wait at once, others later. A repeated one binds nothing."""
+    dice = torch.Generator("cpu").manual_seed(int(shared_seed()))
+    tables = [torch.randint(0, 4, (N, N), generator=dice, device="cpu").tolist() for _ in range(2)]
+    rounds = [*torch.randint(2, (10,), generator=dice, device="cpu").tolist(), 0, 0, 0]
+    tries, own = [], torch.Generator("cpu")
+    own.seed()
+    for turn, which in enumerate(rounds):
+        outof, into = tables[which][R], [row[R] for row in tables[which]]
+        sent = torch.cat([torch.full((n,), 100.0 * R + 10 * r + turn) for r, n in enumerate(outof)]).to(DEVICE)
+        got = torch.full((sum(into),), float("nan"), device=DEVICE)
+        if turn < 10 and torch.randint(2, (1,), generator=own, device="cpu"):
+            dist.all_to_all_single(got, sent, into, outof, async_op=True).wait()
+        else:
+            call = partial(dist.all_to_all_single, got, sent, into, outof)
+            tries.append(files_of(call))
+        same(got, torch.cat([torch.full((n,), 100.0 * r + 10 * R + turn) for r, n in enumerate(into)]).to(DEVICE))
+    assert DEVICE != "cpu" or any("buffers/forms.py" not in files for files in tries), tries[-1]
+
+
+def shared_seed():
+    seed = [torch.seed() % 2**31]
+    dist.broadcast_object_list(seed, 0)
+    return seed[0]
 
 
 def case_alike_but_not_the_same():

@@ -18,7 +18,7 @@ from ..device import Event, kernels
 from ..engine.lowering import Execution, Lowering, Program, Recipe, Route
 from ..engine.placement import Placement, ProgramSpec, queues
 from ..errors import CollectiveError, MismatchError, NotSupported
-from ..native.libraries import ffi
+from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_length
 from ..planner.plan import Plan
@@ -70,12 +70,13 @@ class CountExchange(NamedTuple):
 @dataclass(slots=True, eq=False)
 class ProgramPool:
     """Idle programs of calls that differ only in addresses. ``exchange`` runs before each of them; its ``counts`` must
-    be these."""
+    be these: those of all ranks, or with ``local`` those that this rank receives."""
 
     label: str
     idle: list[Program]
     exchange: CountExchange | None = None
     counts: bytes = b""
+    local: bool = False
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""
@@ -289,9 +290,17 @@ class Preparation:
         ):
             return
         pool, mine, recipe = prepared.pool, prepared.exchange, prepared.program.recipe
-        if prepared.counted:
-            known = self._cache.get(key)
-            exchange = known.exchange if known is not None and known.exchange else mine
+        known = self._cache.get(key)
+        exchange = known.exchange if known is not None else None
+        if prepared.bound.local:
+            call = prepared.bound.call
+            if not self._gathers_counts(call):
+                return
+            due = np.array(call.counts[self.rank :: self.size], np.int64)
+            exchange = exchange or self._counts_along(call.collective, call)
+            pool = ProgramPool(pool.label, pool.idle, exchange, due.tobytes(), local=True)
+        elif prepared.counted:
+            exchange = exchange or mine
             if exchange is None:
                 return
             if exchange is mine:
@@ -327,11 +336,12 @@ class Preparation:
             bound = bound._replace(label=f"{bound.label} host")
         if self.check:
             self.compare(bound.label)
-        compare_counts = self._attach_counts(call.name, bound.bound.call) if bound.bound.local else None
+        alone = bound.bound.local and rows is None
+        compare_counts = self._attach_counts(call.name, bound.bound.call) if alone else None
         prepared = self._lowered(bound, sets_up, stream)
         prepared.compare_counts = compare_counts
         prepared.exchange, prepared.counted = bound.exchange, bound.counted
-        prepared.repeatable = prepared.in_place and not (self.check or bound.bound.local)
+        prepared.repeatable = prepared.in_place and not self.check
         return prepared
 
     def _prepare_mpi_reduction(self, call: CallSpec, sets_up: bool) -> Prepared:
@@ -606,6 +616,15 @@ class Preparation:
         """Send the counts along with a non-blocking call. Returns a function that compares them at its end, as libucc
         does not."""
         me, p, root = self.rank, self.size, call.root
+        if self._gathers_counts(call):
+            along = self._counts_along(name, call)
+            gathering, expected = self._start(along.prepared), call.counts[me::p]
+
+            def compare_rows() -> None:
+                gathering.Wait()
+                self._check_expected(name, along.rows, expected)
+
+            return compare_rows
         ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
         peers = [peer for peer in range(p) if ones[peer]]
         mine = due = np.array([call.counts[me if root >= 0 and me != root else peer] for peer in peers], np.int64)
@@ -623,6 +642,29 @@ class Preparation:
                     raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
 
         return compare
+
+    def _gathers_counts(self, call: Call) -> bool:
+        """True if all ranks gather the counts that go along with a call: rows this short need no libucc on a host."""
+        return call.root < 0 and self.size <= lib.UCCH_PARCEL_RANKS
+
+    def _counts_along(self, name: str, call: Call) -> CountExchange:
+        """The exchange of counts along with a call among all ranks, which has not begun."""
+        me, p = self.rank, self.size
+        mine, rows = np.array(call.counts[me * p : (me + 1) * p], np.int64), np.empty((p, p), np.int64)
+        bound = bind(CallSpec("allgather", mine, rows), p, me)
+        return CountExchange(mine, rows, self._lowered(_BoundCall(bound, f"{name}: counts along")))
+
+    def check_received(self, pool: ProgramPool) -> None:
+        """``MismatchError`` if a rank sends another number of elements than the calls of a local pool expect of it."""
+        assert pool.exchange is not None
+        self._check_expected(pool.label, pool.exchange.rows, np.frombuffer(pool.counts, np.int64))
+
+    def _check_expected(self, name: str, rows: Any, expected: Any) -> None:
+        for peer in np.flatnonzero(rows[:, self.rank] != expected):
+            raise MismatchError(
+                f"{name} on rank {self.rank}: rank {peer} says {rows[peer, self.rank]} elements, this rank "
+                f"{expected[peer]}"
+            )
 
     def forget(self) -> None:
         self._cache.clear()

@@ -168,7 +168,7 @@ class Runner(Closing):
                     same = (name, send, recv, op, root) if counts is None and type(root) is int else ()
                     if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
                         return
-                elif self.exchanges:
+                elif self.exchanges or pool.local:
                     same_counts, rows = self._same_counts(pool)
                     if same_counts and self._run_from_pool(pool, send_at, recv_at, (send, recv)):
                         return
@@ -289,7 +289,8 @@ class Runner(Closing):
             pool.give_back(program)  # for example the same buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
-        self._prepared.keep(prepared, key, send_at, recv_at)
+        if not prepared.bound.local:
+            self._prepared.keep(prepared, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -330,6 +331,8 @@ class Runner(Closing):
         """
         key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
+        if pool is not None and pool.local:
+            pool = None  # counts are exchanged before the call, or go along with it; not by this pool
         if pool is not None and pool.exchange is not None:
             pool, rows = self._same_counts(pool) if exchange and not self.broken else (None, None)
         if pool is not None and not self.broken and (program := pool.take()) is not None:
@@ -359,10 +362,15 @@ class Runner(Closing):
         return launched
 
     def _same_counts(self, pool: ProgramPool) -> tuple[ProgramPool | None, Any]:
-        """Exchange the counts again. Returns (the pool if they are those it was made for, else None; the counts)."""
+        """Exchange the counts again. Returns (the pool if they are those it was made for, else None; the counts).
+
+        With a ``local`` pool other counts are a ``MismatchError``: no other pool can serve the call on this rank."""
         assert pool.exchange is not None
         self._run_prepared(pool.exchange.prepared)
         rows = pool.exchange.rows
+        if pool.local:
+            self._prepared.check_received(pool)
+            return pool, rows
         return pool if rows.tobytes() == pool.counts else None, rows
 
     def _captured(self, call: CallSpec, stream: int, rows: Any) -> Request:
