@@ -25,6 +25,7 @@ int ucch_bound(void) { return 0; }
 int ucch_device_fail(int code, const char *what) { return code; }
 int ucch_event_ask(void *event, int *done, double *again) { return 0; }
 int ucch_event_record(void **event, void *stream) { return 0; }
+void ucch_hold_locked(int more) {}
 
 int main(void) {
     ucch_gate gate = {0};

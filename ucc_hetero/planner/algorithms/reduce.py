@@ -49,14 +49,14 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     at = piece.vector(call)
     leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
     held = Windows(piece, lambda rank: hierarchy.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
+    home, *above = chain(topology.tree, call.root)
 
     def place(rank: int, block: Block) -> Region:
-        """Where ranks keep what they have reduced: scratch for the parts that they own in their island, ``recv`` at the
-        root."""
-        return region("recv", block) if rank == call.root else held(rank, block)
+        """Where ranks keep what they have reduced: scratch for the parts that they own in their island, or ``recv`` of
+        a root that is alone there. Of others it may be the source, too, and libucc's ranks must scatter alike."""
+        return region("recv", block) if rank == call.root and home.size == 1 else held(rank, block)
 
     hierarchy = Hierarchy(topology, at, piece, place)
-    home, *above = chain(topology.tree, call.root)
     on_the_way = {id(group): i for i, group in enumerate(above)}
     out: list[list[Step]] = []
     for groups in levels(topology.tree):
