@@ -16,7 +16,7 @@ from operator import or_
 from typing import NamedTuple
 
 from .collectives import ROWS, Call, Shape, lengths
-from .plan import KINDS, Operand, Plan, Region, Step, regions
+from .plan import KINDS, EqualRegions, Operand, Plan, Region, Step, regions
 from .topology import Topology
 
 #: Bits per rank in a mask: counts of a contribution up to 65,535 are distinguished.
@@ -258,6 +258,15 @@ def _member(state: _State, step: Step, i: int) -> _Member:
     return _Member(src, dst, in_place)
 
 
+def _refuse_unlike(step: Step, team: list[_Member]) -> None:
+    """libucc's ranks choose how to reduce and scatter equal blocks by whether their own is in place: if they differ,
+    the call fails."""
+    if step.kind == "reduce_scatter" and all(isinstance(operand, EqualRegions) for operand in step.src):
+        counts = {place.end - place.start for member in team for place in member.dst}
+        if len(counts) == 1 < len({member.in_place for member in team}):
+            raise InvalidPlan(f"{step.kind} of ranks {list(step.ranks)} is in place on some of them only")
+
+
 def _run(state: _State, step: Step, team: list[_Member]) -> None:
     """Move the values of one step from its sources to its destinations."""
     kind, n = KINDS[step.kind], len(step.ranks)
@@ -399,6 +408,7 @@ def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False,
                     _check_form(topology, step)
                     _check_counts(step)
                     teams.append([_member(state, step, i) for i in range(len(step.ranks))])
+                    _refuse_unlike(step, teams[-1])
             used = [(*access, n) for n, step in enumerate(stage) for access in _accesses(step, teams[n])]
             with _at(f, f"stage {s}"):
                 _refuse_meeting("steps of one stage", used)

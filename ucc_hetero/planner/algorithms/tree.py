@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..collectives import Block, Shape
 from ..plan import Operand, Region, Step
 from ..topology import Group, Topology
-from .builders import Place, allgather_steps, each, reduce_scatter_steps, stages
+from .builders import Place, allgather_steps, each, reduce_scatter_steps, region, stages
 from .partition import Division, Segment, cuts, divisions, group_blocks, merge, owned_blocks, refine
 from .registry import Piece, Stages
 
@@ -59,10 +59,12 @@ class Hierarchy:
         """Each owner's contribution to ``blocks`` of a segment."""
         dense: dict[str, Operand] = {}
         out: list[Operand] = []
+        # Of equal blocks libucc's ranks would choose by whether theirs are in place, which a lone rank's are not.
+        mixed = len({child.size == 1 for child in group.children}) > 1
         for child, rank in zip(group.children, part.owners, strict=True):
             buffer = "send" if child.size == 1 else self.place(rank, blocks[0]).buffer
-            if buffer == "tmp":
-                out.append(tuple([self.place(rank, b) for b in blocks]))
+            if buffer == "tmp" or mixed:
+                out.append(tuple([region("send", b) if child.size == 1 else self.place(rank, b) for b in blocks]))
                 continue
             if buffer not in dense:
                 dense[buffer] = each(buffer, blocks)
