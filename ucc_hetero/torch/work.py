@@ -212,8 +212,8 @@ class Work(dist.Work):
 
     def poll(self, seconds: float) -> None:
         """Make progress for ``seconds``, which suffices for short calls; the progress thread finishes the others."""
-        for each in self.pending():
-            if not lib.ucch_wait(each.op, seconds):
+        for request in self._requests:
+            if not PendingOperation(request, native_of(request), kept_by(request)).wait(seconds):
                 lib.ucch_progress_thread(1)
                 return
         self._collect()
@@ -371,8 +371,9 @@ class WaitedWork:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        if not all(_peek(native_of(each)) for each in self._requests):
-            return False
+        for each in self._requests:
+            if not _peek(native_of(each)):
+                return False
         work = self._work()
         if work is not None:
             work.is_over()
