@@ -118,6 +118,22 @@ def listed(every, how):
 TOGETHER = {"sums": summed, "gather": gathered, "scatter": scattered, "lists": listed}
 
 
+def case_long_scatters():
+    """On the host in pieces. Some ranks wait at once, others later; some receive into memory with gaps."""
+    seed = int(shared_seed())
+    for turn in range(3):
+        root, n = seed % N, (17 << 20) // N // 4 + seed % 1000 + turn
+        parts = torch.randint(-99, 99, (N, n), generator=torch.Generator("cpu").manual_seed(seed + turn), device="cpu")
+        got = torch.full((n, 2), -77.0, device=DEVICE)[:, 0] if random.random() < 0.5 else torch.empty(n, device=DEVICE)
+        asynchronous = random.random() < 0.5
+        sent = poisoned(parts.float()) if root == R else None
+        [each.copy_(part) for each, part in zip(sent or [], parts, strict=False)]
+        work = dist.scatter(got, sent, root, async_op=asynchronous)
+        if asynchronous:
+            random.choice((work.wait, work.get_future().wait))()
+        same(got.contiguous(), parts[R].float().to(DEVICE))
+
+
 def case_exchanges_with_split_sizes():
     """All counts again and again, and others; some ranks wait at once, others later. A repeated one binds nothing."""
     dice = torch.Generator("cpu").manual_seed(int(shared_seed()))
