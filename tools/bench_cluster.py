@@ -156,7 +156,7 @@ def _job(
 ) -> dict[str, Any]:
     """Run one test in a separate job; return the seconds of each peer's rounds."""
     size, out = 4 * test.count(sum(case.slots)), folder / "out.json"
-    words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds), "--no-start-up"]
+    words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds)]
     words += ["--peers", ",".join(arguments.peers), "--json", str(out)]
     # Open MPI must not use UCX, so that the comparison is between UCX and Open MPI's own transports.
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
