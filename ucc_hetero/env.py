@@ -227,14 +227,6 @@ _VARIABLES = (
 #: Variables by name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
 
-#: Removed variables -> what to use instead.
-GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp; unset it",
-    "WINDOW": f"messages between devices of one host go by rings, which are pinned as they are needed; unset it, and "
-    f"instead of 0 set {PREFIX}CHANNELS=n",
-    "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
-}
-
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return the parsed value of ``UCCH_<name>``, or the default if it is unset or empty.
@@ -264,12 +256,8 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Read every variable that is set. ``ValueError`` names all that are gone, and all with invalid values."""
-    mistakes = [
-        f"{PREFIX}{name} no longer exists: {do}"
-        for name, do in GONE.items()
-        if os.environ.get(PREFIX + name, "").strip()
-    ]
+    """Read every variable that is set. ``ValueError`` names all with invalid values."""
+    mistakes = []
     for name in TABLE:
         try:
             get(name)
@@ -280,11 +268,8 @@ def check() -> None:
 
 
 def meant(name: str) -> str:
-    """Advice for an unknown variable: its replacement, the most similar known name, or where all are listed."""
-    word = name.removeprefix(PREFIX)
-    if word in GONE:
-        return GONE[word]
-    near = difflib.get_close_matches(word.upper(), TABLE, 1)
+    """Advice for an unknown variable: the most similar known name, or where all are listed."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), TABLE, 1)
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all variables"
 
 

@@ -87,15 +87,6 @@ def test_wrong_values_are_named_together(monkeypatch):
         env.check()
 
 
-def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch):
-    for name, instead in env.GONE.items():
-        assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
-    env.check()
-    monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
-    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR no longer exists: set UCCH_UCX_DIR"):
-        env.check()
-
-
 def test_a_log_file_that_cannot_be_written_is_a_wrong_setting(monkeypatch, tmp_path):
     monkeypatch.setenv("UCCH_LOG_FILE", str(tmp_path / "none" / "%r.log"))
     with pytest.raises(ValueError, match=r"UCCH_LOG_FILE: '.*/none/3.log' cannot be written: No such file"):
