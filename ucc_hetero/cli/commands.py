@@ -82,9 +82,8 @@ def _layout(args: argparse.Namespace) -> Topology:
     hosts = _numbers("--hosts", args.hosts)
     if not spec and not hosts:
         raise ValueError("plan needs ranks: run it under mpirun, or give --vendors nvidia:2,amd:2 or --hosts 2,2")
-    size = sum(hosts) or sum(int(part.partition(":")[2] or 0) for part in spec.split(","))
-    vendors = emulated_vendors(spec, size) if spec else ["host"] * size
-    where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
+    vendors = emulated_vendors(spec, sum(hosts)) if spec else ["host"] * sum(hosts)
+    where = [host for host, n in enumerate(hosts or [len(vendors)]) for _ in range(n)]
     weights = _numbers("--weights", args.weights)
     # With this host's RDMA, as the planned hosts are not known.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
@@ -172,9 +171,9 @@ def _tune(args: argparse.Namespace) -> int:
     path = args.file or env.get("TUNE_FILE")
     low, _, high = args.sizes.rpartition(":")
     least, most = int(env.parse_size(low or "64")), int(env.parse_size(high))
-    sizes = [least * 8**k for k in range(32) if least * 8**k <= most]
+    sizes = [least * 8**k for k in range(32) if 0 < least * 8**k <= most]
     if not sizes:
-        raise ValueError(f"--sizes {args.sizes}: no size from {least} to {most} bytes")
+        raise ValueError(f"--sizes {args.sizes}: no size from {least} (1 or more) to {most} bytes")
     writes = path and number("RANK", os.environ, 0, torchrun=False) == 0
     if writes and not os.access(Path(path).absolute().parent, os.W_OK):  # check now, not after the measurement
         raise ValueError(f"--file {path}: its folder is not there, or cannot be written")
