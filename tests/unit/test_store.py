@@ -14,8 +14,8 @@ from processes import Instead
 
 from ucc_hetero import Store, StoreServer
 from ucc_hetero.__main__ import main
-from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.errors import CollectiveTimeout, PeerError
+from ucc_hetero.bootstrap.storecomm import StoreComm, let_in
+from ucc_hetero.errors import CollectiveError, CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
 from ucc_hetero.rma.channel import ChannelError
 
@@ -235,6 +235,14 @@ def test_whoever_lives_is_waited_for(comms):
         comm.seconds = 1.0
     for failure in on_ranks(comms[:3], StoreComm.Shrink):
         assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
+
+
+def test_a_store_that_is_gone_ends_the_growth_of_all_ranks(comms, server):
+    """Rank 0 alone asks it; the others waited for rank 0 until their deadline."""
+    gone = Store(server.address, SECRET)
+    gone.close()
+    for failure in on_ranks(comms, lambda comm: let_in(comm, gone, 1, 1.0)):
+        assert isinstance(failure, CollectiveError) and "rank 0 cannot ask the store: ChannelError" in str(failure)
 
 
 def test_agreement(comms):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import CollectiveTimeout, PeerError
+from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
 
@@ -455,9 +455,21 @@ def arrive(store: Any, seconds: float) -> StoreComm:
 
 
 def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
-    """Collective: the exchange with all newcomers so far; None if fewer than ``least`` have arrived."""
+    """Collective: the exchange with all newcomers so far; None if fewer than ``least`` have arrived.
+
+    ``CollectiveError`` on all ranks if the first one cannot ask the store.
+    """
     rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
-    place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
+    mine: tuple[str, int, str] = "", 0, ""
+    failure: Exception | None = None
+    if rank == 0:
+        try:
+            mine = *_call(store, before, least), ""
+        except Exception as error:  # torch's stores have kinds of their own
+            failure, mine = error, ("", 0, f"{type(error).__name__}: {error}")
+    place, count, why = mpi.allgather(mine)[0]
+    if why:
+        raise CollectiveError(f"rank {rank}: Grow: rank 0 cannot ask the store: {why}") from failure
     size = before + count
     return StoreComm.first(store, rank, range(size), size, seconds, place=place) if count else None
 
