@@ -237,6 +237,13 @@ def test_whoever_lives_is_waited_for(comms):
         assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
 
 
+def test_long_data_is_gathered(server):
+    """As the ranks' timelines are: longer than one value of our store may be."""
+    comms = [StoreComm.first(Store(server.address, SECRET), rank, range(SIZE), SIZE, 30.0) for rank in range(SIZE)]
+    data = [os.urandom(length) for length in (400_000, 0, 100, 150_000)]
+    assert on_ranks(comms, lambda comm: comm.gather(data[comm.Get_rank()])) == [data, None, None, None]
+
+
 def test_a_store_that_is_gone_ends_the_growth_of_all_ranks(comms, server):
     """Rank 0 alone asks it; the others waited for rank 0 until their deadline."""
     gone = Store(server.address, SECRET)

@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 #: Seconds between checks whether a wait is hopeless, and between polls for an agreement.
 _CHECK_S = 0.02
 _POLL_S = 1e-3
-#: Bytes of the number that precedes a rank's data in an exchange.
-_NUMBER = 8
+#: Bytes of the number that precedes a rank's data in an exchange; and of one value, which our own store limits.
+_NUMBER, _PIECE = 8, 1 << 17
 #: Seconds that the rank which may host the store waits for the others at the end.
 _PATIENCE = 10.0
 
@@ -191,13 +191,18 @@ class StoreComm:
         return found
 
     def gather(self, thing: Any) -> list[Any] | None:
-        found: list[Any] = []
-        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)), for_all=False)
-        if self._rank:
-            self._open.discard(self._count)
-            return None
-        self._finish(exchange)
-        return found
+        data, found = pickle.dumps(thing), [b""] * self._size
+
+        def take(parts: list[bytes]) -> None:
+            found[:] = map(operator.add, found, parts)
+
+        for at in range(0, max(self.allgather(len(data))), _PIECE):
+            exchange = self._begin(data[at : at + _PIECE], take, for_all=False)
+            if self._rank:
+                self._open.discard(self._count)
+            else:
+                self._finish(exchange)
+        return None if self._rank else list(map(pickle.loads, found))
 
     def Iallgather(self, src: Any, dst: Any) -> _Exchange:
         into = memoryview(dst).cast("B")
