@@ -55,6 +55,8 @@ def test_plan_command(capsys):
     (["plan", "allreduce", "1M", "--hosts", "2,2", "--run"], "start it under mpirun"),
     (["plan", "allreduce", "1M", "--hosts", "2,2", "--algorithm", "magic"], "no algorithm 'magic'"),
     (["plan", "allreduce", "1M", "--vendors", "nvidia:2", "--hosts", "2,2"], "places 2 ranks, but there are 4"),
+    (["plan", "allreduce", "inf", "--hosts", "2,2"], "'inf' is no number of bytes"),
+    (["tune", "--sizes", "64:inf"], "'inf' is no number of bytes"),
     (["plan", "allreduce", "1M", "--vendors", "nvidia:x"], "'nvidia:x' should be vendor:ranks"),
     (["plan", "allreduce", "1M", "--hosts", "2,x"], "--hosts 2,x: must be numbers"),
     (["plan", "allreduce", "1M", "--hosts", "0"], "--hosts 0: must be numbers from 1 on"),
