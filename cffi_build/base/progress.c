@@ -346,16 +346,16 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
     begin_wait();
     while (!(done = is_met(ops, n, what, &met)) && now - began <= slice) {
         double start = now;
-        int batch = ucch_crowded ? 1 : UCCH_BATCH, moved = 0;
+        int batch = ucch_crowded ? 1 : UCCH_BATCH, moved = 0, i = 0;
         ucch_lock();
-        for (int i = 0; i < batch && !(done = is_met(ops, n, what, &met)) && (i == 0 || !ucch_lock_wanted()); i++)
+        for (; i < batch && !(done = is_met(ops, n, what, &met)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
         if (!inherited) ucch_ops_check_deadlines_locked(now);
         ucch_unlock();
         if (slice > MOMENT_S) ucch_let_others();
         if (done) break;
-        if (ucch_has_moved(moved, now - start)) quiet = now;
+        if (ucch_has_moved(moved, (now - start) / i)) quiet = now;
         round += UCCH_BATCH;
         if ((round > ucch_spin_rounds || ucch_crowded || now - began > SPIN_S) && slice > MOMENT_S)
             now = ucch_rest(now, quiet);

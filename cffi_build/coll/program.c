@@ -192,7 +192,7 @@ static int advance_locked(ucch_op *op) {
     if (p->op.late) ucch_op_started_locked(&p->op);
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = 0;
+        int status = 0, before = s->state;
         if (s->state == WAITING && is_ready(p, s)) {
             if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
             status = ucch_step_post_locked(p, s);
@@ -204,7 +204,7 @@ static int advance_locked(ucch_op *op) {
             return 1;
         }
         if (s->state == FINISHED) {
-            moved++;
+            moved += before != FINISHED; /* a step that has waited for an earlier one since does not move */
             if (UCCH_TRACING) ucch_trace_end(s->event, 0);
             s->event = 0;
             if (i == p->first) p->first++;

@@ -17,8 +17,10 @@ from mpi4py import MPI
 from processes import interrupted_at
 
 from ucc_hetero import PersistentRequest, Request, TruncationError
+from ucc_hetero.bindings.handle import locked
 from ucc_hetero.calls import request as request_module
 from ucc_hetero.calls.request import under_way
+from ucc_hetero.native.libraries import lib
 
 
 def case_long_before_persistent(comm):
@@ -54,6 +56,24 @@ def case_mpi_moves_while_a_rank_tests(comm):
             comm.mpi.Ssend(data, 0, 31)
         comm.Allreduce(np.ones(3), total)
     assert (total == comm.size).all()
+
+
+def case_nothing_moves(comm):
+    """While a call awaits a rank, and all its other messages have ended, nothing moves: a waiter then gives its core to
+    others."""
+    ones, into = [1] * comm.size, np.full(comm.size, np.nan)
+    late = comm.size - 1
+    if comm.rank == late:
+        comm.mpi.recv(source=0, tag=32)
+    request = comm.Ialltoallv([np.arange(comm.size) + 10.0 * comm.rank, ones], [into, ones])
+    if comm.rank == 0:
+        for counted in (False, True):
+            moved = locked(lambda: sum(lib.ucch_progress_once() > 0 for _ in range(1000)))
+            assert not counted or moved < 100, moved
+            time.sleep(0.01)  # others send
+        comm.mpi.send(None, late, 32)
+    request.Wait()
+    assert (into == np.arange(comm.size) * 10 + comm.rank).all()
 
 
 def case_strangers(comm):

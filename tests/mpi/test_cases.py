@@ -37,7 +37,7 @@ def of(module, *layouts, **more):
 
 CASES = {
     "communicators": of("communicator", (3, ""), IN_TURN), "neighbourhoods": of("neighbour", (3, ""), MIXED),
-    "requests": of("request", (2, ""), IN_TURN), "messages, by shared memory": of("message", (2, "")),
+    "requests": of("request", (3, ""), IN_TURN), "messages, by shared memory": of("message", (2, "")),
     "messages, mixed": of("message", MIXED),
     # Other protocols with other thresholds.
     "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),

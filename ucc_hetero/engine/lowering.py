@@ -5,6 +5,7 @@ The program runs in C (``cffi_build/coll/program.c``), without Python from start
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
@@ -18,7 +19,7 @@ from ..errors import LibraryError
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, extents
-from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
+from ..planner.plan import KINDS, Operand, Plan, RankStep, Region, Step, regions
 from ..trace import timeline
 from ..trace.timeline import Note
 from ..transport.channels import Channels
@@ -114,13 +115,24 @@ class Lowering:
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
             self.teams.prepare((step for _, _, _, step in steps), self.spec.memory)
-        placement = self.placement
         self.packed = self._packings(steps)
-        before = [self._add(self._copy("enter", local), [], self._local(local)) for local in placement.before]
-        last = self._emit(before, steps)
-        for local in placement.after:
-            last = [self._add(self._copy("leave", local), last, self._local(local))]
+        before = self._enter(-1, [])
+        self._leave(-1, self._emit(before, steps))
         return self._make(label, nbytes)
+
+    def _enter(self, fragment: int, after: Sequence[int]) -> list[int]:
+        """Add the copies and casts before a fragment's steps, or before all (-1)."""
+        some = [local for local in self.placement.before if local.fragment == fragment]
+        return [self._add(self._copy("enter", local, fragment), after, self._local(local)) for local in some]
+
+    def _leave(self, fragment: int, last: list[int]) -> list[int]:
+        """Add those after a fragment's steps ``last``, or after all (-1), one after the other. Returns their numbers."""
+        added = []
+        for local in self.placement.after:
+            if local.fragment == fragment:
+                last = [self._add(self._copy("leave", local, fragment), last, self._local(local))]
+                added += last
+        return added
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
         """Copies that pack the sources of steps, by step number."""
@@ -196,16 +208,21 @@ class Lowering:
             spec |= queued(self.channels, self.notes, self.placement, self.in_graph)
         return spec
 
-    def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
+    def _emit(self, before: Sequence[int], steps: Sequence[RankStep]) -> list[int]:
         """Write the plan's steps behind the steps ``before``. Returns all step numbers so far."""
         ordinals: dict[tuple[int, ...], int] = {}
         stages: dict[tuple[int, int], list[int]] = {}
         whole: dict[int, list[int]] = {}
+        entered: dict[int, list[int]] = {}
+        left = Counter(step.fragment for step in steps)
         most = self.plan.in_flight
         for position, (fragment, stage, member, step) in enumerate(steps):
             earlier = [*before, *(j for s in range(stage) for j in stages.get((fragment, s), ()))]
             if len(earlier) == len(before):  # the fragment's first stage
                 earlier += whole.get(fragment - most, ())
+            if fragment not in entered:
+                entered[fragment] = self._enter(fragment, earlier)
+            earlier += entered[fragment]
             packed = self.packed.get(position, [])
             ready = [
                 self._add(self._copy("pack", local, fragment, stage), earlier, self._local(local)) for local in packed
@@ -218,6 +235,9 @@ class Lowering:
             made.append(self._add(note, [*earlier, *ready], part))
             stages.setdefault((fragment, stage), []).extend(made)
             whole.setdefault(fragment, []).extend(made)
+            left[fragment] -= 1
+            if not left[fragment]:
+                whole[fragment] += self._leave(fragment, whole[fragment])
         return list(range(len(self.steps)))
 
     def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any]:
@@ -237,7 +257,7 @@ class Lowering:
         return max(sides) * self.placement.itemsize
 
     def _local(self, local: Local) -> dict[str, Any]:
-        kind, code, to, src, dst, n, by = local
+        kind, code, to, src, dst, n, by, _ = local
         self.arithmetic |= kind != lib.UCCH_COPY and not self._kernel(kind, 0, code, to)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
         how = {"kind": lib.UCCH_STEP_LOCAL + kind, "dtype": code, "to": to, "factor": by}

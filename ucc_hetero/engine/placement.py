@@ -51,7 +51,10 @@ class Place(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A local step: ``kind`` of the engine on ``elements`` of UCC datatype ``code`` (casts: to ``to``)."""
+    """A local step: ``kind`` of the engine on ``elements`` of UCC datatype ``code`` (casts: to ``to``).
+
+    ``fragment``: the only one that uses these elements; -1 if several do.
+    """
 
     kind: int
     code: int
@@ -60,6 +63,7 @@ class Local(NamedTuple):
     dst: Place
     elements: int
     by: float = 0.0
+    fragment: int = -1
 
 
 class Placement:
@@ -125,8 +129,11 @@ class Placement:
         if receives and (cast or shared or self._gaps("recv")):
             self._move("recv", self.recv_length, cast, into=False)
         if spec.divisor and self.recv_length:
-            at = places["recv"]
-            self.after.insert(0, Local(lib.UCCH_SCALE, spec.compute.code, 0, at, at, self.recv_length, spec.divisor))
+            scaled = []
+            for fragment, first, n in self._cuts("recv", self.recv_length):
+                at = Place(places["recv"].base, places["recv"].offset + first * self.itemsize)
+                scaled.append(Local(lib.UCCH_SCALE, spec.compute.code, 0, at, at, n, spec.divisor, fragment))
+            self.after = scaled + self.after
 
     def _gaps(self, name: str) -> bool:
         """True if a region of the plan spans blocks that are not adjacent in the caller's memory."""
@@ -149,20 +156,36 @@ class Placement:
         pieces = self._pieces(name, count)
         self.displs[name] = None
         kind, theirs = (lib.UCCH_CAST, spec.dtype.code) if cast else (lib.UCCH_COPY, self.code)
-        for dense, actual, n in pieces:
+        for fragment, dense, actual, n in pieces:
             outside = Place(user.base, user.offset + actual * spec.dtype.itemsize)
             inside = Place(here.base, here.offset + dense * self.itemsize)
             if into:
-                self.before.append(Local(kind, theirs, self.code, outside, inside, n))
+                self.before.append(Local(kind, theirs, self.code, outside, inside, n, fragment=fragment))
             else:
-                self.after.append(Local(kind, self.code, theirs, inside, outside, n))
+                self.after.append(Local(kind, self.code, theirs, inside, outside, n, fragment=fragment))
 
-    def _pieces(self, name: str, count: int) -> list[tuple[int, int, int]]:
-        """(dense offset, offset in the caller's memory, elements) of each block of the buffer."""
+    def _pieces(self, name: str, count: int) -> list[tuple[int, int, int, int]]:
+        """(fragment or -1, dense offset, offset in the caller's memory, elements) of each part of the buffer."""
         displs = self.displs[name]
         if displs is None:
-            return [(0, 0, count)]
-        return [(b.offset, displs[peer], b.count) for peer, b in enumerate(self._blocks(name)) if b.count]
+            return [(fragment, first, first, n) for fragment, first, n in self._cuts(name, count)]
+        return [(-1, b.offset, displs[peer], b.count) for peer, b in enumerate(self._blocks(name)) if b.count]
+
+    def _cuts(self, name: str, count: int) -> list[tuple[int, int, int]]:
+        """(fragment, first element, elements) of the parts of a buffer that one fragment each uses: what is done for
+        each of them alone stays in caches, and overlaps with the others. One part for all, -1, if there are none."""
+        spans: dict[int, tuple[int, int]] = {}
+        for fragment, _, member, step in self.plan.steps_of(self.rank):
+            for operand in (step.src[member], step.dst[member]):
+                for r in regions(operand):
+                    if r.buffer == name and r.count:
+                        low, high = spans.get(fragment, (r.offset, r.offset))
+                        spans[fragment] = min(low, r.offset), max(high, r.offset + r.count)
+        edges = [0, *(high for _, high in spans.values())]
+        adjacent = all(low == edge for (low, _), edge in zip(spans.values(), edges, strict=False))
+        if self.spec.memory is not None or len(spans) < 2 or not adjacent or edges[-1] != count:
+            return [(-1, 0, count)]
+        return [(fragment, low, high - low) for fragment, (low, high) in spans.items()]
 
     def _blocks(self, name: str) -> list[Block]:
         shape = Shape(self.spec.call)

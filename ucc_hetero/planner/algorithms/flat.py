@@ -68,7 +68,15 @@ def _alone(call: Call, piece: Piece) -> Stages:
     return stages(copy(0, Region("send", at.offset, at.count), Region("recv", at.offset, at.count)))
 
 
-@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=_in_one_step, role=Role.ONE_STEP)
+def _pieces(case: Case) -> int:
+    cut = ROWS[case.collective].reduces or case.collective == "bcast"
+    return ranking.cached(case) if cut else 1
+
+
+@algorithm(
+    tuple(name for name, row in ROWS.items() if row.step),
+    "flat", suits=_in_one_step, most=_pieces, role=Role.ONE_STEP,
+)  # fmt: skip
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library chooses the algorithm."""
     if call.ranks == 1:
