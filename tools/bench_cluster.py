@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.report import short_size
 from ucc_hetero.bench.result_file import origin, write_json
-from ucc_hetero.bench.roofline import least_seconds
+from ucc_hetero.bench.roofline import Links, least_seconds
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates

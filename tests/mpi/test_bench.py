@@ -79,25 +79,19 @@ def test_every_benchmark(bench, family):
     assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # of few bytes 0.00, if cores are busy
 
 
-def test_limits_and_peers_of_every_family(bench, tmp_path):
-    rest = "-m 1K:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
+def test_peers_of_every_family(bench, tmp_path):
+    rest = "-m 1K:4K -i 4 -x 1 --peer mpi4py --rounds 2"
     families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c -z50", "osu_bibw")
     commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
     commands += [f"osu_{name} {rest} --json {tmp_path}/{name}.json" for name in ("put_latency", "get_bw")]
     result = bench(*commands)
     assert "Fail" not in result.stdout
-    for header in ("Of limit(%)", "mpi4py(us)", "mpi4py(MB/s)", "ours/mpi4py", "mpi4py/ours", "Limit(MB/s)"):
+    for header in ("mpi4py(us)", "mpi4py(MB/s)", "ours/mpi4py", "mpi4py/ours"):
         assert header in result.stdout
-    assert re.search(r" \[[\d.]+,[\d.]+\] ", result.stdout), "the interval of the ratio"
+    assert re.search(r" \[[\d.]+,[\d.]+\]\n", result.stdout), "the interval of the ratio"
     for path in tmp_path.glob("*.json"):
         data = json.loads(path.read_text())
-        assert data["links"]
         for row in data["rows"]:
-            better = row["value"] / row["limit"] if data["unit"] == "MB/s" else row["limit"] / row["value"]
-            if "overlap" in row:
-                better = row["limit"] / row["overlap"]["pure"]
-            assert row["limit"] > 0
-            assert row["of_limit"] == pytest.approx(better)
             assert set(row["peers"]) == {"mpi4py"}
             assert row["peers"]["mpi4py"]["verdict"] in ("faster", "slower", "same", "too noisy")
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
