@@ -103,8 +103,8 @@ def _mbit(text: str) -> int:
 
 def _count(text: str) -> int:
     value = parse_size(text)
-    if not 1 <= value <= 1 << 32:
-        raise ValueError(f"{text!r} is not a number from 1 to 4G")
+    if not 1 <= value <= 64 << 20:
+        raise ValueError(f"{text!r} is not a number from 1 to 64M")
     return int(value)
 
 
