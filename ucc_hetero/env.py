@@ -90,8 +90,9 @@ def _signal(text: str) -> int:
     number = int(getattr(signal, f"SIG{word}", 0))
     if match:
         number = int(match[2]) + (signal.SIGRTMIN if match[1] else 0)
-    if word != "NONE" and (number not in set(signal.Signals) and not signal.SIGRTMIN <= number <= signal.SIGRTMAX):
-        raise ValueError(f"{text!r} is neither a signal, such as USR2 or RTMIN+9, nor none")
+    allowed = {*signal.Signals, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)} - {signal.SIGKILL, signal.SIGSTOP}
+    if word != "NONE" and number not in allowed:
+        raise ValueError(f"{text!r} is neither a signal that can be handled, such as USR2 or RTMIN+9, nor none")
     return number
 
 
