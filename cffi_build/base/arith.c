@@ -107,7 +107,7 @@ static void make_tables(void) {
 }
 
 /* Convert between float32 and both half precisions, between these two, and between the vendors' float8 formats. */
-int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
+WIDE int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     from >>= 3;
     to >>= 3;
     if (from == F16 && to == F32) CONVERT(uint16_t, float, from_half(x));
@@ -135,7 +135,7 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     }
 
 /* Divide by a rank count, in place. Integers truncate towards zero, like torch's AVG. */
-int ucch_scale(int dtype, void *data, uint64_t n, double by) {
+WIDE int ucch_scale(int dtype, void *data, uint64_t n, double by) {
     int64_t whole = (int64_t)by;
     switch (dtype >> 3) {
         SCALE(I8, int8_t, x / whole)

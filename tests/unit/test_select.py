@@ -66,7 +66,7 @@ def islands(*hosts, **more):
 
 
 PLACES = {
-    "one vendor": ONE, "two islands": TWO, "one host": SAME_HOST, "mixed host": MIXED,
+    "one vendor": ONE, "one island": Topology.group(["host"] * 4, [0] * 4), "two islands": TWO, "one host": SAME_HOST, "mixed host": MIXED,
     "pair": Topology.group(["nvidia", "amd"], [0] * 2), "full host": Topology.group(["nvidia", "amd"] * 6, [0] * 12),
     "hosts in a rack": Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]]),
     "2, 2 and 1": islands(0, 0, 1, 1, 2), "unlike links": islands(0, 1, 2, weights=[1, 4, 4]),
@@ -95,7 +95,10 @@ CHOICES = [
     ("devices", "4 of 2", "allreduce 64k tree; alltoall 64m split_rail/128"),
     ("devices", "8 of 1", "allreduce 64k tree"),  # sums are kernels
     # In one memory islands gain nothing; the board carries short calls.
-    ("memory", "one host", "bcast 8 flat; allgather 1m flat; allreduce 8 flat, 8k tree, 64m flat"),
+    ("memory", "one host", "bcast 8 flat; allgather 64m flat; allreduce 8 flat, 8k tree, 16m flat, 64m flat/64"),
+    # What is longer than libucc's scratch goes in pieces that stay in caches.
+    ("memory", "one island", "reduce 2m flat, 4m split_rail, 64m split_rail/64; allreduce 16m flat, 64m flat/64; "
+                             "bcast 256m flat/128; reduce_scatter 64m flat/64; alltoall 64m flat"),
     ("memory", "two islands", "bcast 8 tree; allreduce 1k tree, 2k tree, 4k doubling, 32k doubling, 64k split_rail, "
                               "512k split_rail, 64m split_rail/128"),
     # Bundles save messages, but copy long blocks twice more.

@@ -126,7 +126,7 @@ class Lowering:
         return [self._add(self._copy("enter", local, fragment), after, self._local(local)) for local in some]
 
     def _leave(self, fragment: int, last: list[int]) -> list[int]:
-        """Add those after a fragment's steps ``last``, or after all (-1), one after the other. Returns their numbers."""
+        """Add those after a fragment's steps ``last``, or after all (-1), one by one. Returns their numbers."""
         added = []
         for local in self.placement.after:
             if local.fragment == fragment:

@@ -25,7 +25,7 @@ def _in_one_step(case: Case) -> int:
     best = best or (case.queued and size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT)
     # Long blocks of an alltoall cross once in any case, and bundling would add a copy on each side.
     long = case.plain and row.step == "alltoall" and case.nbytes >= ranking.BUNDLED_LIMIT * size
-    return ranking.ALONE if best or long else ranking.LAST
+    return ranking.ALONE if (best or long) and not ranking.scattered(case) else ranking.LAST
 
 
 def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tuple[Operand, ...]:

@@ -44,12 +44,16 @@ LEAST_FRAGMENT = 512 << 10
 #: (1 MiB: 2 to 14 %), but planning takes time for each.
 MOST_FRAGMENTS = ((16, 128), (64, 64), (256, 16), (1024, 8))
 LEAST_MOST = 4
-#: Size in bytes from which reductions and broadcasts in one host's memory are cut, and bytes of a fragment: it stays in
-#: caches, and glibc unmaps what libucc allocates for more than 32 MiB of scratch, so that each call faults it in again.
-#: Measured on 4 ranks with a core each, 16, 64 and 256 MiB: reduce in 8, 38 and 152 ms instead of 32, 143 and 493,
-#: allreduce in place in 4, 20 and 95 instead of 4.5, 61 and 238, reduce_scatter of 64 MiB in 19 instead of 44,
-#: broadcast in 12 instead of 21; allgather and alltoall gained nothing.
-CACHED_LIMIT, CACHED_FRAGMENT = 8 << 20, 1 << 20
+#: Size in bytes from which reductions and broadcasts in one host's memory are cut, and bytes of a fragment. It stays in
+#: caches, and glibc returns longer scratch of libucc's to the system after each call (mallopt(3), M_MMAP_THRESHOLD).
+#: Measured on 4 ranks with a core each, 64 and 256 MiB: allreduce in place in 22 and 91 ms instead of 44 and 201,
+#: reduce_scatter in 21 and 83 instead of 41 and 198, broadcast of 64 MiB in 11 instead of 19; allgather gained nothing,
+#: and shorter calls lost a little.
+CACHED_LIMIT, CACHED_FRAGMENT = 32 << 20, 1 << 20
+#: Size in bytes from which a reduce in one host's memory is a reduce-scatter and a gather: in one step the root adds,
+#: and libucc has scratch for three vectors there. Measured as above, 16, 64 and 256 MiB: in 5, 27 and 114 ms instead of
+#: 33, 134 and 554.
+SCATTERED_LIMIT = 4 << 20
 #: Fragment size in bytes for plans on one host's devices, and most fragments: the island phases of one overlap with the
 #: bridge phase of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch
 #: for longer ones does not fit its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
@@ -68,7 +72,7 @@ def tree(case: Case) -> int:
 
 def rails(case: Case) -> int:
     """The rank of rails: high for long calls, which need all links."""
-    return FIRST if is_long(case) else SECOND
+    return BEST if scattered(case) else FIRST if is_long(case) else SECOND
 
 
 def is_long(case: Case) -> bool:
@@ -119,12 +123,18 @@ def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
         if case.queued and all(island.size == 1 for island in topology.islands):
             levels = topology.deep and case.collective in (*BLOCKS, "allreduce")
             return next((many for least, many in SHARED_FRAGMENTS if levels and case.nbytes >= least), 1)
-        return 1 if case.plain else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
+        return cached(case) if case.plain else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
     return max(1, min(limit, most_fragments(topology), case.nbytes // LEAST_FRAGMENT))
 
 
+def scattered(case: Case) -> bool:
+    """True for a long reduce on one host that is best done as a reduce-scatter and a gather."""
+    one = case.plain and case.topology.flat and case.topology.one_host
+    return one and case.collective == "reduce" and case.nbytes >= SCATTERED_LIMIT
+
+
 def cached(case: Case) -> int:
-    """Fragments of a collective in one step."""
+    """Fragments of a collective in one host's memory."""
     if not (case.plain and case.topology.one_host and case.nbytes >= CACHED_LIMIT):
         return 1
     return min(most_fragments(case.topology), case.nbytes // CACHED_FRAGMENT)
