@@ -32,7 +32,7 @@ def test_torchcomms(crew):
 
 
 def test_gloo_is_a_peer_in_benchmarks(crew):
-    words = ["compare --no-start-up --peers ours,gloo -m 8:8 -r 2"]
+    words = ["compare --peers ours,gloo -m 8:8 -r 2"]
     words += [
         f"osu_{name} --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c" for name in ("allreduce", "reduce_scatter", "bcast")
     ]

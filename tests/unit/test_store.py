@@ -15,8 +15,8 @@ from processes import Instead
 from ucc_hetero import Store, StoreServer
 from ucc_hetero.__main__ import main
 from ucc_hetero.bootstrap.meeting import meeting_of
-from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.errors import AgreementError, CollectiveTimeout, PeerError
+from ucc_hetero.bootstrap.storecomm import StoreComm, let_in
+from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
 from ucc_hetero.rma.channel import ChannelError
 
@@ -256,6 +256,21 @@ def test_whoever_lives_is_waited_for(comms):
         comm.seconds = 1.0
     for failure in on_ranks(comms[:3], StoreComm.Shrink):
         assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
+
+
+def test_long_data_is_gathered(server):
+    """As the ranks' timelines are: longer than one value of our store may be."""
+    comms = [StoreComm.first(Store(server.address, SECRET), rank, range(SIZE), SIZE, 30.0) for rank in range(SIZE)]
+    data = [os.urandom(length) for length in (400_000, 0, 100, 150_000)]
+    assert on_ranks(comms, lambda comm: comm.gather(data[comm.Get_rank()])) == [data, None, None, None]
+
+
+def test_a_store_that_is_gone_ends_the_growth_of_all_ranks(comms, server):
+    """Rank 0 alone asks it; the others waited for rank 0 until their deadline."""
+    gone = Store(server.address, SECRET)
+    gone.close()
+    for failure in on_ranks(comms, lambda comm: let_in(comm, gone, 1, 1.0)):
+        assert isinstance(failure, CollectiveError) and "rank 0 cannot ask the store: ChannelError" in str(failure)
 
 
 def test_agreement(comms):
