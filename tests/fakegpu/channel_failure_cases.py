@@ -140,7 +140,7 @@ def fails_often():
     for _ in range(100 * (left[-1] > left[2])):  # on a busy machine a stream has its last work still before it
         Communicator().Free()
         left.append((driver.fakegpu_streams(), runtime().room()))
-    assert min(left[3:]) == left[2], left
+    assert min(left[3:]) <= left[2], left
 
 
 def halfway(after):
