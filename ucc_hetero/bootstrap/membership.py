@@ -183,9 +183,11 @@ class Membership:
         """Plans, in one fragment, of calls of all sizes whose counts every rank knows, with root 0 if rooted."""
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
+            # A barrier has no data on a device, and messages cannot take the place of its teams.
+            tuning = replace(self.tuning, queued=False) if collective == "barrier" else self.tuning
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
-                choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
+                choice = choose(self.topology, collective, elements(call) * 4, tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
     @cached_property
