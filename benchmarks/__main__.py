@@ -70,7 +70,7 @@ def _guarded(work: Callable[[], int]) -> int:
 def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
     from . import runner
 
-    prepare((options.backend, *options.peers, *(("ours",) if options.limit else ())))
+    prepare((options.backend, *options.peers))
     world = open_world()
     status = runner.run(bench, options, world, command)
     world.close()

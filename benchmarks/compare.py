@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import counted
-from ..machine.launchers import PREFIXES
 from .cases import Call, Case, Pool, in_place_only, longest
 from .interleave import turns
 from .memory import dtype_of, open_memory
@@ -33,7 +30,6 @@ from .world import Peer, World, open_world, prepare
 
 #: Seconds of a sample, and maximum number of calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
-_STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,6 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--step", default="2", **value(number, 2), help="factor between sizes (2)")
     parser.add_argument("--collective", default="allreduce", choices=sorted(set(COLLECTIVES) - {"barrier"}))
     parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is the reference")
-    parser.add_argument("--no-start-up", action="store_true", help="skip the times of import and creation")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.read(words)
     least, most = found.message_size
@@ -147,46 +142,6 @@ def _line(size: int, medians: Sequence[float], ratios: Sequence[Interval]) -> st
     return text + "".join(f"{interval!s:>26}  {verdict(interval):<9}" for interval in ratios).rstrip() + "\n"
 
 
-_CHILD = """
-import time, numpy, mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-start = time.perf_counter()
-from ucc_hetero import Communicator
-print(time.perf_counter() - start)
-"""
-
-
-def _import_ms(world: World) -> list[float] | None:
-    """Milliseconds of ``import ucc_hetero`` beyond numpy and mpi4py, in new processes started by rank 0 alone."""
-    times: list[float] = []
-    if world.rank == 0:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES)}
-        clean["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        for _ in range(_STARTS):
-            child = subprocess.run(
-                [sys.executable, "-c", _CHILD], env=clean, capture_output=True, text=True, timeout=60, check=False
-            )
-            if child.returncode == 0:
-                times.append(float(child.stdout) * 1e3)
-    world.idle_barrier()  # the other ranks leave the cores to these processes
-    found: list[float] = world.comm.bcast(times)
-    return found or None
-
-
-def _creation_ms(name: str, world: World) -> tuple[Peer, list[float]]:
-    """A peer, and the slowest rank's times to create it: first, and again after it was freed."""
-    times: list[float] = []
-    for left in reversed(range(_STARTS)):
-        world.barrier()
-        start = perf_counter()
-        peer = open_peer(name, world)
-        times.append(world.spread((perf_counter() - start) * 1e3)[2])
-        if left:
-            peer.close()
-    return peer, times
-
-
 def run(words: Sequence[str], command: list[str]) -> int:
     """Measure and print. Returns the exit status."""
     arguments = _arguments(words)
@@ -195,21 +150,14 @@ def run(words: Sequence[str], command: list[str]) -> int:
     if world.size < 2:
         raise BadUsage("compare needs at least two ranks: mpirun -n 2 python -m ucc_hetero.bench compare")
     peers: list[Peer] = []
-    creation: dict[str, list[float]] = {}
     try:
         for name in arguments.peers:
-            if arguments.no_start_up:
-                peers.append(open_peer(name, world))
-            else:
-                peer, creation[name] = _creation_ms(name, world)
-                peers.append(peer)
-        imports = None if arguments.no_start_up or "ours" not in arguments.peers else _import_ms(world)
+            peers.append(open_peer(name, world))
         rows = _sweep(arguments, peers, world)
-        figures = {"import_ms": imports, "creation_ms": creation}
-        world.say(_figures(imports, creation) + _noise(rows))
+        world.say(_noise(rows))
         if arguments.json:
             plans = {p.name: p.comm.plan_summary() for p in peers if p.name == "ours"}.get("ours")
-            more = {"rows": rows, "figures": figures, "rounds": arguments.rounds, "plans": plans}
+            more = {"rows": rows, "rounds": arguments.rounds, "plans": plans}
             more |= {"collective": arguments.collective, "dtype": arguments.dtype.name, "unit": "us"}
             write_job(arguments.json, "compare", command, world, more)
     finally:
@@ -257,15 +205,6 @@ def _row(
             for (a, b), interval in zip(pairs, ratios, strict=True)
         ],
     }  # fmt: skip
-
-
-def _figures(imports: list[float] | None, creation: dict[str, list[float]]) -> str:
-    text = ""
-    if imports:
-        text += f"# import ucc_hetero, beyond numpy and mpi4py: {np.median(imports):.0f} ms\n"
-    for name, times in creation.items():
-        text += f"# communicator of {name}: first {times[0]:.1f} ms, then {np.median(times[1:]):.1f} ms\n"
-    return text
 
 
 def _noise(rows: Sequence[dict[str, Any]]) -> str:

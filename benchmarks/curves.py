@@ -15,7 +15,7 @@ from .table import BENCHES
 
 Data = dict[str, Any]
 
-#: Label of the curve of the links' limit.
+#: Label of the curve of the links' limit, which files of emulated clusters have, and older ones of benchmarks.
 LIMIT = "limit"
 
 

@@ -51,7 +51,6 @@ class Options:
     backend: str = "ours"
     peers: tuple[str, ...] = ()
     rounds: int = 10
-    limit: bool = False
     json: str | None = None
 
     def loops(self, bench: Bench, size: int) -> tuple[int, int]:
@@ -153,7 +152,6 @@ _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("", "peer", "peers", value(_peers),
      "also run these, alternating, and print ratios: a list of the same names"),
     ("", "rounds", "rounds", value(number, 2), "rounds of the interleaved runs (default 10)"),
-    ("", "limit", "limit", _FLAG, "measure the links first; print the limit for each size, and the share reached"),
     ("", "json", "json", {}, "also write results, machine and versions to this file"),
 )  # fmt: skip
 

@@ -29,19 +29,11 @@ class Row:
     rate: float = 0.0
     overlap: Overlap | None = None
     ratios: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
-    #: The links' limit in the unit of the value; None without --limit.
-    limit: float | None = None
 
     @property
     def compared(self) -> float:
-        """The time for ratios and limits: of a non-blocking call, that without computation."""
+        """The time for ratios: of a non-blocking call, that without computation."""
         return self.value if self.overlap is None else self.overlap.pure
-
-    def of_limit(self, *, rates: bool) -> float | None:
-        """Share of the links' limit that was reached. ``rates``: values are bandwidths."""
-        if self.limit is None or not self.compared or not self.limit:
-            return None
-        return self.compared / self.limit if rates else self.limit / self.compared
 
 
 def _right(text: str) -> str:
@@ -110,8 +102,6 @@ def osu_header(bench: Bench, options: Options) -> str:
         # Above 1 where the backend is faster.
         over = (options.backend, peer) if bench.unit == "bandwidth" else (peer, options.backend)
         text += _right(f"{peer}({unit})") + f"{'/'.join(over):>22}"
-    if options.limit:
-        text += _right(f"Limit({unit})") + _right("Of limit(%)")
     return text + "\n"
 
 
@@ -136,9 +126,6 @@ def osu_row(bench: Bench, options: Options, row: Row) -> str:
             text += f"{_fixed(value)} {interval!s:>21}"
         else:
             text += f"{_right('-')}{'-':>22}"
-    if options.limit and row.limit is not None:
-        share = row.of_limit(rates=bench.unit == "bandwidth")
-        text += _fixed(row.limit) + (_right("-") if share is None else _fixed(100 * share))
     return text + "\n"
 
 

@@ -52,14 +52,12 @@ def write_json(path: str, data: dict[str, Any]) -> None:
     part.replace(target)
 
 
-def row_data(dtype: str, row: Row, *, rates: bool, plan: str | None) -> dict[str, Any]:
-    """A row of a benchmark's table; ``rates``: its values are bandwidths."""
+def row_data(dtype: str, row: Row, *, plan: str | None) -> dict[str, Any]:
+    """A row of a benchmark's table."""
     data: dict[str, Any] = {"dtype": dtype, **{name: getattr(row, name) for name in _PLAIN}, "plan": plan}
     data["percentiles"] = list(row.percentiles)
     if row.overlap is not None:
         data["overlap"] = asdict(row.overlap)
-    if row.limit is not None:
-        data["limit"], data["of_limit"] = row.limit, row.of_limit(rates=rates)
     for peer, (value, interval) in row.ratios.items():
         entry = {"value": value, "ratio": asdict(interval), "verdict": verdict(interval)}
         data.setdefault("peers", {})[peer] = entry

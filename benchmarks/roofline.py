@@ -9,9 +9,24 @@ over all ports: 2(P-1)/P of the vector each (Patarasu and Yuan, Bandwidth Optima
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .links import Links
 from .table import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links of a job: seconds and bytes per second, one way.
+
+    ``port``: maximum rate of a rank that sends and receives. ``cuts``: for each island the rate at which all its ranks
+    together send to other islands while they receive as much; empty if there is one island, and then ``bridge_latency``
+    is None.
+    """
+
+    latency: float
+    bridge_latency: float | None
+    port: float
+    cuts: tuple[float, ...]
 
 
 def port_bytes(kind: Kind, size: int, ranks: int) -> float:

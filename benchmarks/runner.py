@@ -11,7 +11,6 @@ import numpy as np
 
 from . import collective, onesided, output, pt2pt
 from .interleave import Open, measure
-from .limits import open_limit
 from .memory import Memory, dtype_of, label_of, memory_of
 from .options import BadUsage, Options
 from .output import Row
@@ -94,13 +93,11 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
             _check_offered(bench, peers[name])
         session = Session(bench, options, world, memory, peers)
         session.options = _limited(session)
-        limit = open_limit(session) if options.limit else None
-        session.limit = limit.of if limit else None
         accelerators = world.comm.allgather(memory.accelerator)
         rows: list[dict[str, Any]] = []
         status = _osu(session, dtypes, accelerators, rows)
         if options.json:
-            more = _about(session) | {"links": limit and limit.links, "rows": rows}
+            more = _about(session) | {"rows": rows}
             write_job(options.json, bench.name, command, world, more, accelerators)
         return status
     finally:
@@ -123,8 +120,7 @@ def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
     bench, options = session.bench, session.options
     wanted = list(sizes(options.min_size, options.max_size, dtype.itemsize)) if bench.sized else [0]
     for size in wanted:
-        row = measure(session, _series(bench), dtype, size)
-        yield row if session.limit is None else replace(row, limit=session.limit(size))
+        yield measure(session, _series(bench), dtype, size)
 
 
 def _osu(session: Session, dtypes: list[np.dtype[Any]], accelerators: Sequence[str], rows: list[dict[str, Any]]) -> int:
@@ -137,7 +133,7 @@ def _osu(session: Session, dtypes: list[np.dtype[Any]], accelerators: Sequence[s
         unclear: dict[str, list[int]] = {}
         for row in _rows(session, dtype):
             say(output.osu_row(bench, options, row))
-            rows.append(row_data(dtype.name, row, rates=bench.unit == "bandwidth", plan=session.plan()))
+            rows.append(row_data(dtype.name, row, plan=session.plan()))
             for peer, (_, interval) in row.ratios.items():
                 if verdict(interval) == "too noisy":
                     unclear.setdefault(peer, []).append(row.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .memory import Memory
@@ -21,8 +20,6 @@ class Session:
     world: World
     memory: Memory
     peers: dict[str, Peer]
-    #: Size -> the links' limit in the benchmark's unit; None without --limit.
-    limit: Callable[[int], float] | None = None
     _plans: dict[str, str] = field(default_factory=dict)
 
     @property

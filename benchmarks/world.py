@@ -6,7 +6,6 @@ Barriers and sums of the measuring always go over MPI (``World``), so that they 
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,13 +61,6 @@ class World:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.barrier = comm.Barrier
-
-    def idle_barrier(self) -> None:
-        """A barrier that leaves the cores to ranks that have not come to it."""
-        done, pause = self.comm.Ibarrier(), 0.0
-        while not done.Test():
-            time.sleep(pause)
-            pause = min(pause + 1e-5, 1e-3)
 
     def spread(self, value: float) -> tuple[float, float, float]:
         """(mean, least, most) of every rank's value, on every rank."""

@@ -142,7 +142,8 @@ def _read(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> tuple[Host, ...]:
     slots = _count("slots", given["slots"]) if "slots" in given else None
     vendor = _vendor("vendor", given.get("vendor", "auto"))
-    components = tuple(_vendor(f"components[{i}]", word) for i, word in enumerate(given.get("components", ())))
+    words = _list("components", given.get("components", []))
+    components = tuple(_vendor(f"components[{i}]", word) for i, word in enumerate(words))
     if components and given.get("source") != "slurm":
         raise ClusterError("components: are those of a heterogeneous Slurm job, and need source: slurm")
     ways = [name for name in ("hosts", "hostfile", "source") if name in given]

@@ -35,7 +35,7 @@ def expand(text: str) -> list[str]:
             continue
         for piece in numbers.split(","):
             first, _, last = piece.partition("-")
-            if not first or int(last or first) < int(first):
+            if not re.fullmatch(r"\d+(-\d+)?", piece) or int(last or first) < int(first):
                 raise ValueError(f"{text!r}: {piece!r} is not a range such as 01-03")
             for i in range(int(first), int(last or first) + 1):
                 names += [f"{head}{i:0{len(first)}}{rest}" for rest in (expand(tail) if tail else [""])]

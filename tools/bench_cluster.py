@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.report import short_size
 from ucc_hetero.bench.result_file import origin, write_json
-from ucc_hetero.bench.roofline import least_seconds
+from ucc_hetero.bench.roofline import Links, least_seconds
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
@@ -156,7 +155,7 @@ def _job(
 ) -> dict[str, Any]:
     """Run one test in a separate job; return the seconds of each peer's rounds."""
     size, out = 4 * test.count(sum(case.slots)), folder / "out.json"
-    words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds), "--no-start-up"]
+    words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds)]
     words += ["--peers", ",".join(arguments.peers), "--json", str(out)]
     # Open MPI must not use UCX, so that the comparison is between UCX and Open MPI's own transports.
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]

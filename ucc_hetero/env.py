@@ -90,8 +90,9 @@ def _signal(text: str) -> int:
     number = int(getattr(signal, f"SIG{word}", 0))
     if match:
         number = int(match[2]) + (signal.SIGRTMIN if match[1] else 0)
-    if word != "NONE" and (number not in set(signal.Signals) and not signal.SIGRTMIN <= number <= signal.SIGRTMAX):
-        raise ValueError(f"{text!r} is neither a signal, such as USR2 or RTMIN+9, nor none")
+    allowed = {*signal.Signals, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)} - {signal.SIGKILL, signal.SIGSTOP}
+    if word != "NONE" and number not in allowed:
+        raise ValueError(f"{text!r} is neither a signal that can be handled, such as USR2 or RTMIN+9, nor none")
     return number
 
 
@@ -103,8 +104,8 @@ def _mbit(text: str) -> int:
 
 def _count(text: str) -> int:
     value = parse_size(text)
-    if not 1 <= value <= 1 << 32:
-        raise ValueError(f"{text!r} is not a number from 1 to 4G")
+    if not 1 <= value <= 64 << 20:
+        raise ValueError(f"{text!r} is not a number from 1 to 64M")
     return int(value)
 
 
@@ -227,14 +228,6 @@ _VARIABLES = (
 #: Variables by name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
 
-#: Removed variables -> what to use instead.
-GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp; unset it",
-    "WINDOW": f"messages between devices of one host go by rings, which are pinned as they are needed; unset it, and "
-    f"instead of 0 set {PREFIX}CHANNELS=n",
-    "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
-}
-
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return the parsed value of ``UCCH_<name>``, or the default if it is unset or empty.
@@ -264,12 +257,8 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 
 
 def check() -> None:
-    """Read every variable that is set. ``ValueError`` names all that are gone, and all with invalid values."""
-    mistakes = [
-        f"{PREFIX}{name} no longer exists: {do}"
-        for name, do in GONE.items()
-        if os.environ.get(PREFIX + name, "").strip()
-    ]
+    """Read every variable that is set. ``ValueError`` names all with invalid values."""
+    mistakes = []
     for name in TABLE:
         try:
             get(name)
@@ -280,11 +269,8 @@ def check() -> None:
 
 
 def meant(name: str) -> str:
-    """Advice for an unknown variable: its replacement, the most similar known name, or where all are listed."""
-    word = name.removeprefix(PREFIX)
-    if word in GONE:
-        return GONE[word]
-    near = difflib.get_close_matches(word.upper(), TABLE, 1)
+    """Advice for an unknown variable: the most similar known name, or where all are listed."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), TABLE, 1)
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all variables"
 
 

@@ -4,6 +4,7 @@
  * Events take their places in the ring by an atomic counter, so network threads need no lock. */
 #include "base/base.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -25,22 +26,22 @@ static ucch_event *ring;
 static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_event); }
 
 /* Start recording at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
- * Returns 0, or -1 with errno if the file or memory is not available. */
+ * Returns 0, or the number of the error if the file or memory is not available; then there is no file. */
 int ucch_trace_open(const char *path, uint64_t capacity) {
     uint64_t rounded = 1;
     while (rounded < capacity)
         rounded *= 2;
     int file = path ? open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
-    if (path && file < 0) return -1;
+    if (path && file < 0) return errno;
     /* allocate the blocks: with only the size set, a full disk would kill the job by a signal later */
-    if (file >= 0 && posix_fallocate(file, 0, (off_t)bytes_of(rounded))) {
-        close(file);
-        return -1;
-    }
-    void *memory = mmap(NULL, bytes_of(rounded), PROT_READ | PROT_WRITE,
-                        (path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
+    int status = file >= 0 ? posix_fallocate(file, 0, (off_t)bytes_of(rounded)) : 0;
+    int flags = path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *memory = MAP_FAILED;
+    if (!status) memory = mmap(NULL, bytes_of(rounded), PROT_READ | PROT_WRITE, flags | MAP_POPULATE, file, 0);
+    if (!status && memory == MAP_FAILED) status = errno;
     if (file >= 0) close(file);
-    if (memory == MAP_FAILED) return -1;
+    if (status && file >= 0) unlink(path); /* a part of it may fill the disk */
+    if (status) return status;
     UCCH_LOCKED;
     head = memory;
     ring = (ucch_event *)(head + 1);

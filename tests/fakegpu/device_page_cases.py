@@ -107,10 +107,24 @@ def all_kinds(pages):
     me.worker.close()
 
 
+def put_behind_a_stream(me):
+    """From host memory to host memory, in a process that has not used its device yet."""
+    (mine, sent), (room, came) = (me.memory(1000, on_device=False) for _ in range(2))
+    target = me.opened(room, me.other)
+    me.gpu.use(0)  # as an application would, before it makes a stream
+    gate = Gate(stream := me.gpu.stream())
+    put = me.peers[me.other].put(mine, target, stream=stream)
+    assert not put.Test()
+    gate.open()
+    put.Wait()
+    assert (came == me.swap(sent.copy())).all()
+
+
 def no_compiler():
     """Without a run-time compiler unconverted pages are moved, and pages that need conversion are refused with a
     message."""
     me = Pair(70)
+    put_behind_a_stream(me)
     me.exchange(("KBNHD", "KBNHD"), (F16, F16))
     mine, _ = me.table("KBNHD" if me.r == 0 else "KBHND", F16)
     theirs = me.open(mine)

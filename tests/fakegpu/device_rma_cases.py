@@ -37,7 +37,6 @@ class Side:
         self.mpi = MPI.COMM_WORLD
         self.r, self.p = self.mpi.rank, self.mpi.size
         self.right, self.left = (self.r + 1) % self.p, (self.r - 1) % self.p
-        device.bind(device.place_of())
         self.gpu = runtime() if device.available() else None
         identity = (lambda: SimpleNamespace(memory=self.r)) if far else workers.host_identity
         with mock.patch.object(workers, "host_identity", identity):

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-MAIN = "from ucc_hetero.bench.__main__ import main; raise SystemExit(main())\n"
 COLLECTIVES = (
     *("allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "bcast", "gather", "gatherv", "reduce"),
     *("reduce_scatter", "reduce_scatter_block", "scatter", "scatterv"),
@@ -80,25 +79,19 @@ def test_every_benchmark(bench, family):
     assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # of few bytes 0.00, if cores are busy
 
 
-def test_limits_and_peers_of_every_family(bench, tmp_path):
-    rest = "-m 1K:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
+def test_peers_of_every_family(bench, tmp_path):
+    rest = "-m 1K:4K -i 4 -x 1 --peer mpi4py --rounds 2"
     families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c -z50", "osu_bibw")
     commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
     commands += [f"osu_{name} {rest} --json {tmp_path}/{name}.json" for name in ("put_latency", "get_bw")]
     result = bench(*commands)
     assert "Fail" not in result.stdout
-    for header in ("Of limit(%)", "mpi4py(us)", "mpi4py(MB/s)", "ours/mpi4py", "mpi4py/ours", "Limit(MB/s)"):
+    for header in ("mpi4py(us)", "mpi4py(MB/s)", "ours/mpi4py", "mpi4py/ours"):
         assert header in result.stdout
-    assert re.search(r" \[[\d.]+,[\d.]+\] ", result.stdout), "the interval of the ratio"
+    assert re.search(r" \[[\d.]+,[\d.]+\]\n", result.stdout), "the interval of the ratio"
     for path in tmp_path.glob("*.json"):
         data = json.loads(path.read_text())
-        assert data["links"]
         for row in data["rows"]:
-            better = row["value"] / row["limit"] if data["unit"] == "MB/s" else row["limit"] / row["value"]
-            if "overlap" in row:
-                better = row["limit"] / row["overlap"]["pure"]
-            assert row["limit"] > 0
-            assert row["of_limit"] == pytest.approx(better)
             assert set(row["peers"]) == {"mpi4py"}
             assert row["peers"]["mpi4py"]["verdict"] in ("faster", "slower", "same", "too noisy")
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
@@ -126,13 +119,11 @@ def test_kv_transfer(bench, tmp_path):
         assert 0 < row["gbs"] <= row["best"] and row["ms"] > 0
 
 
-def test_compare(mpirun, tmp_path):
-    words = ["compare", "-m", "8:64", "--step", "8", "-r", "3", "--json", str(tmp_path / "c.json")]
-    result = mpirun(MAIN, n=2, args=words, timeout=120)
+def test_compare(bench, tmp_path):
+    result = bench(f"compare -m 8:64 --step 8 -r 3 --json {tmp_path / 'c.json'}")
     assert "ours(us)     ours*(us)    mpi4py(us)      ucc*(us)" in result.stdout
     assert [row[0] for row in rows(result.stdout)] == ["8", "64"]
-    for line in ("# import ucc_hetero, beyond numpy and mpi4py: ", "# communicator of ours: ", "# machine: "):
-        assert line in result.stdout
+    assert "# machine: " in result.stdout
     data = json.loads((tmp_path / "c.json").read_text())
     assert [(r["of"], r["to"]) for r in data["rows"][0]["ratios"]] == [("mpi4py", "ours"), ("ucc*", "ours*")]
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
@@ -146,7 +137,7 @@ def test_wrong_data_on_one_rank_fails_the_job(bench):
 
 
 def test_wrong_data_is_not_compared(bench):
-    result = bench("wrong", "compare --no-start-up --peers mpi4py,ucc -m 16:16 -T int32 -r 2", case="broken")
+    result = bench("wrong", "compare --peers mpi4py,ucc -m 16:16 -T int32 -r 2", case="broken")
     assert "error: mpi4py: 1 wrong elements in allreduce of 4 int32" in result.stderr
 
 

@@ -1,6 +1,7 @@
 """Cases of the native rings of operations and events, each in a process of its own."""
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import json
@@ -65,7 +66,12 @@ class Recorder:
 def killed(folder, runs):
     """With events of this number of runs."""
     rec = Recorder(folder, 0)
-    assert lib.ucch_trace_open(f"{folder}/no/folder".encode(), 8) == -1
+    assert lib.ucch_trace_open(f"{folder}/no/folder".encode(), 8) == errno.ENOENT
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    assert lib.ucch_trace_open(f"{folder}/long".encode(), 1 << 18) == errno.EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not os.path.exists(f"{folder}/long")
     assert lib.ucch_trace_open(f"{folder}/ring".encode(), 8) == 0
     each = rec.program(b"copy", 7, 7)
     for _ in range(runs):

@@ -8,11 +8,10 @@ import pytest
 
 from ucc_hetero.bench.cases import Case, Pool, lengths, longest
 from ucc_hetero.bench.interleave import measure
-from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.memory import Memory, open_memory
 from ucc_hetero.bench.options import parse
 from ucc_hetero.bench.output import Row
-from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
+from ucc_hetero.bench.roofline import Links, crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, sizes, verdict
 from ucc_hetero.bench.stats import overlap as overlap_of
 from ucc_hetero.bench.table import BENCHES, COLLECTIVES

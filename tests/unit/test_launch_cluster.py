@@ -50,7 +50,8 @@ MISTAKES = [
     (None, "must have fields such as"), ({}, "hosts: give one of hosts, hostfile and source, not none"),
     ({"hosts": []}, "hosts: must be a list of hosts"), ({"hosts": ""}, "hosts: must be a list of hosts"),
     ({"hosts": ["a[3-1]"]}, r"hosts\[0\].name: 'a\[3-1\]': '3-1' is not a range such as 01-03"),
-    ({"hosts": "a[-3]"}, "'-3' is not a range"), ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
+    ({"hosts": "a[-3]"}, "'-3' is not a range"), ({"hosts": "a[1-2-3]"}, "'1-2-3' is not a range"),
+    ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
     ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
     ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
     ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is not a field; did you mean slots\?"),
@@ -63,6 +64,8 @@ MISTAKES = [
     ({"hosts": ["a"], "vendors": {"amd": {"image": "x"}}}, "vendors: images are chosen by .* give the vendor of a"),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
     ({"hosts": ["a"], "components": ["amd"]}, "need source: slurm"),
+    ({"source": "slurm", "components": None}, "components: must be a list, not None"),
+    ({"source": "slurm", "components": "amd,arm"}, r"components\[1\]: must be one of auto, .*, not 'arm'"),
     ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
     ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
 ]  # fmt: skip

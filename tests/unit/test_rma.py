@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import Instead, in_threads, until
 
-from ucc_hetero import rma
-from ucc_hetero.errors import PeerError
+from ucc_hetero import device, rma
+from ucc_hetero.errors import DeviceError, PeerError
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.rma import endpoint as endpoints
 from ucc_hetero.rma import region as regions
@@ -199,9 +200,35 @@ def test_mistakes_of_transfers_are_named(joined):
             endpoint.get(region, b"descriptor", **more)
     with pytest.raises(TypeError, match="notify: must be bytes, not str"):
         endpoint.put(region, target, notify="text")
+    with worker.counter() as counter, pytest.raises(ValueError, match="least: -1; a counter begins at 0"):
+        counter.wait(-1)
+    if not device.available():
+        with pytest.raises(DeviceError, match="put: stream: this process has no device"):
+            endpoint.put(region, target, stream=0)
     array.flags.writeable = False
     with pytest.raises(BufferError, match="^memory: ndarray is read-only"):  # of no rank
         worker.register(array)
+
+
+def test_memory_is_filled_from_any_array():
+    """The source is only read."""
+    memory, data = rma.Memory.allocate(64, on="host"), os.urandom(64)
+    memory.copy(data)
+    assert bytes(memory.array) == data
+    other = rma.Memory.allocate(64, on="host")
+    other.copy(memory)
+    assert bytes(other.array) == data
+    for wrong, what in ((data[:8], "source: 8 bytes, but this memory has 64"), (b"", "source: the array must be")):
+        with pytest.raises((ValueError, BufferError), match=what):
+            memory.copy(wrong)
+
+
+def test_a_closed_worker_says_so():
+    worker = rma.Worker()
+    worker.close()
+    for call in (worker.info, partial(worker.counter().wait, 1), worker.notifications):
+        with pytest.raises(ValueError, match="this Worker is closed"):
+            call()
 
 
 def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined):

@@ -55,12 +55,16 @@ def test_plan_command(capsys):
     (["plan", "allreduce", "1M", "--hosts", "2,2", "--run"], "start it under mpirun"),
     (["plan", "allreduce", "1M", "--hosts", "2,2", "--algorithm", "magic"], "no algorithm 'magic'"),
     (["plan", "allreduce", "1M", "--vendors", "nvidia:2", "--hosts", "2,2"], "places 2 ranks, but there are 4"),
+    (["plan", "allreduce", "inf", "--hosts", "2,2"], "'inf' is no number of bytes"),
+    (["tune", "--sizes", "64:inf"], "'inf' is no number of bytes"),
+    (["plan", "allreduce", "1M", "--vendors", "nvidia:x"], "'nvidia:x' should be vendor:ranks"),
     (["plan", "allreduce", "1M", "--hosts", "2,x"], "--hosts 2,x: must be numbers"),
     (["plan", "allreduce", "1M", "--hosts", "0"], "--hosts 0: must be numbers from 1 on"),
     (["plan", "allreduce", "1M", "--hosts", "2,2", "--weights", "1;1"], "--weights 1;1: must be numbers"),
     (["topo", "--facts", "/no such folder/facts"], "/no such folder/facts: No such file"),
     (["topo", "--record", "/no such folder/facts"], "/no such folder/facts: No such file"),
     (["topo", "--facts", __file__], f"--facts {__file__}: not a record"),
+    (["tune", "--sizes", "0:1M"], "--sizes 0:1M: no size from 0 (1 or more)"),
     (["tune", "--file", "/no such folder/rules"], "--file /no such folder/rules: its folder is not there"),
 ])  # fmt: skip
 def test_commands_say_what_is_wrong(words, message, capsys):

@@ -137,6 +137,10 @@ def test_parts_are_merged_where_there_is_no_trace(tmp_path, capsys):
         file.write_bytes(ring([(1000, 0, 5, 1, -1, 0)], 8))
         meta.write_text(json.dumps({"rank": rank, "job": job}) + "\n")
     os.utime(parts_of(path, 1)[1], (1, 1))
+    for rank, events, line in ((2, b"", '{"rank": 2, "job": "new"}\n'), (3, ring([], 8), '{"ra'), (4, ring([], 8), "")):
+        file, meta = parts_of(path, rank)  # of ranks that were killed as they began
+        file.write_bytes(events)
+        meta.write_text(line)
     assert main(["trace", str(path)]) == 0
     assert [r["rank"] for r in json.loads(path.read_text())["otherData"]["ranks"]] == [0]
     assert main(["trace", str(tmp_path / "other.json")]) == 1

@@ -178,6 +178,9 @@ class FaultMethods(ABC):
         Returns:
             A communicator of these ranks followed by the new ones; None at once if fewer than ``least`` wait. This
             communicator stays usable, and has to be freed separately.
+
+        Raises:
+            CollectiveError: On all ranks: rank 0 cannot ask the store, or a rank failed.
         """
         if least < 1:
             raise ValueError(f"least: {least}; it must be 1 or more")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import CollectiveTimeout, PeerError
+from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
 
@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 #: Seconds between checks whether a wait is hopeless, and between polls for an agreement.
 _CHECK_S = 0.02
 _POLL_S = 1e-3
-#: Bytes of the number that precedes a rank's data in an exchange.
-_NUMBER = 8
+#: Bytes of the number that precedes a rank's data in an exchange; and of one value, which our own store limits.
+_NUMBER, _PIECE = 8, 1 << 17
 #: Seconds that the rank which may host the store waits for the others at the end.
 _PATIENCE = 10.0
 
@@ -65,11 +65,18 @@ class _Exchange:
     def Test(self) -> bool:
         """True once all values have arrived, which are then taken. ``PeerError`` if a rank has died or the exchange was
         revoked."""
+        if not self._taken():
+            try:
+                self._comm.check_peers()
+            except PeerError:  # a rank may have ended after the last value had come
+                if not self._taken():
+                    raise
+        return self._done
+
+    def _taken(self) -> bool:
         if not self._done and self._store.check(self._keys):
             self._take([self._store.get(key) for key in self._keys])
             self._done = True  # now: where this was interrupted the next call takes them
-        if not self._done:
-            self._comm.check_peers()
         return self._done
 
     def missing(self) -> list[int]:
@@ -191,13 +198,18 @@ class StoreComm:
         return found
 
     def gather(self, thing: Any) -> list[Any] | None:
-        found: list[Any] = []
-        exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)), for_all=False)
-        if self._rank:
-            self._open.discard(self._count)
-            return None
-        self._finish(exchange)
-        return found
+        data, found = pickle.dumps(thing), [b""] * self._size
+
+        def take(parts: list[bytes]) -> None:
+            found[:] = map(operator.add, found, parts)
+
+        for at in range(0, max(self.allgather(len(data))), _PIECE):
+            exchange = self._begin(data[at : at + _PIECE], take, for_all=False)
+            if self._rank:
+                self._open.discard(self._count)
+            else:
+                self._finish(exchange)
+        return None if self._rank else list(map(pickle.loads, found))
 
     def Iallgather(self, src: Any, dst: Any) -> _Exchange:
         into = memoryview(dst).cast("B")
@@ -455,9 +467,21 @@ def arrive(store: Any, seconds: float) -> StoreComm:
 
 
 def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
-    """Collective: the exchange with all newcomers so far; None if fewer than ``least`` have arrived."""
+    """Collective: the exchange with all newcomers so far; None if fewer than ``least`` have arrived.
+
+    ``CollectiveError`` on all ranks if the first one cannot ask the store.
+    """
     rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
-    place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
+    mine: tuple[str, int, str] = "", 0, ""
+    failure: Exception | None = None
+    if rank == 0:
+        try:
+            mine = *_call(store, before, least), ""
+        except Exception as error:  # torch's stores have kinds of their own
+            failure, mine = error, ("", 0, f"{type(error).__name__}: {error}")
+    place, count, why = mpi.allgather(mine)[0]
+    if why:
+        raise CollectiveError(f"rank {rank}: Grow: rank 0 cannot ask the store: {why}") from failure
     size = before + count
     return StoreComm.first(store, rank, range(size), size, seconds, place=place) if count else None
 

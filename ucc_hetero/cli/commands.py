@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,6 +70,13 @@ def _in_job() -> bool:
     return number("WORLD_SIZE", os.environ, 1, torchrun=False) > 1
 
 
+def _bytes(text: str) -> int:
+    size = env.parse_size(text)
+    if size == inf:
+        raise ValueError(f"{text!r} is no number of bytes, such as 4096, 4K or 1M")
+    return int(size)
+
+
 def _numbers(option: str, text: str | None) -> list[int]:
     """The numbers of an option such as ``--hosts 2,2``; empty if it is not given."""
     words = text.split(",") if text else []
@@ -82,9 +90,8 @@ def _layout(args: argparse.Namespace) -> Topology:
     hosts = _numbers("--hosts", args.hosts)
     if not spec and not hosts:
         raise ValueError("plan needs ranks: run it under mpirun, or give --vendors nvidia:2,amd:2 or --hosts 2,2")
-    size = sum(hosts) or sum(int(part.partition(":")[2] or 0) for part in spec.split(","))
-    vendors = emulated_vendors(spec, size) if spec else ["host"] * size
-    where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
+    vendors = emulated_vendors(spec, sum(hosts)) if spec else ["host"] * sum(hosts)
+    where = [host for host, n in enumerate(hosts or [len(vendors)]) for _ in range(n)]
     weights = _numbers("--weights", args.weights)
     # With this host's RDMA, as the planned hosts are not known.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
@@ -93,7 +100,7 @@ def _layout(args: argparse.Namespace) -> Topology:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    nbytes = int(env.parse_size(args.size))
+    nbytes = _bytes(args.size)
     wanted = Choice(args.algorithm, args.fragments) if args.algorithm else None
     if args.vendors or args.hosts or not _in_job():
         if args.measure:
@@ -171,10 +178,10 @@ def _transport() -> dict[str, str]:
 def _tune(args: argparse.Namespace) -> int:
     path = args.file or env.get("TUNE_FILE")
     low, _, high = args.sizes.rpartition(":")
-    least, most = int(env.parse_size(low or "64")), int(env.parse_size(high))
-    sizes = [least * 8**k for k in range(32) if least * 8**k <= most]
+    least, most = _bytes(low or "64"), _bytes(high)
+    sizes = [least * 8**k for k in range(32) if 0 < least * 8**k <= most]
     if not sizes:
-        raise ValueError(f"--sizes {args.sizes}: no size from {least} to {most} bytes")
+        raise ValueError(f"--sizes {args.sizes}: no size from {least} (1 or more) to {most} bytes")
     writes = path and number("RANK", os.environ, 0, torchrun=False) == 0
     if writes and not os.access(Path(path).absolute().parent, os.W_OK):  # check now, not after the measurement
         raise ValueError(f"--file {path}: its folder is not there, or cannot be written")

@@ -336,8 +336,8 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def emulated_vendors(spec: str, size: int) -> list[str]:
-    """Parse ``UCCH_EMULATE``: the vendor of each of ``size`` ranks.
+def emulated_vendors(spec: str, size: int = 0) -> list[str]:
+    """Parse ``UCCH_EMULATE``: the vendor of each of ``size`` ranks (0: as many as it places).
 
     Such as ``nvidia:2,amd:2``. A vendor may occur again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError``
     names the wrong part.
@@ -350,6 +350,6 @@ def emulated_vendors(spec: str, size: int) -> list[str]:
         if not colon or not number.isascii() or not number.isdigit() or int(number) < 1:
             raise ValueError(f"{spec!r}: {part.strip()!r} should be vendor:ranks with at least 1 rank, as in amd:2")
         parts.append((name, int(number)))
-    if (total := sum(number for _, number in parts)) != size:
+    if size and (total := sum(number for _, number in parts)) != size:
         raise ValueError(f"{spec!r} places {total} ranks, but there are {size}")
     return [name for name, number in parts for _ in range(number)]

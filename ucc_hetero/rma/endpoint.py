@@ -231,6 +231,7 @@ class Endpoint(Sided):
             RefusedError: From the request, if the peer has closed the region.
             CollectiveTimeout: From the request, after the timeout.
             NotSupported: ``stream`` is being captured in a graph.
+            DeviceError: There is a ``stream``, but this process has no device.
         """
         return self._transfer(
             _PUT, local, target, local_offsets, remote_offsets, lengths, notify, counter, stream, timeout

@@ -10,7 +10,7 @@ import numpy as np
 from .. import env
 from ..bindings import ucx
 from ..bindings.handle import Handle
-from ..buffers import as_buffer
+from ..buffers import Buffer, as_buffer
 from ..device import Block, DeviceRuntime, Place, bind, kernels, own_device, place_of, pointer_vendor
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
@@ -38,14 +38,11 @@ class Memory(Handle):
     """
 
     def __init__(self, array: Any) -> None:
-        found = as_buffer(array, writable=True, argument="memory", rank=None, pointer_vendor=pointer_vendor)
-        if not found.contiguous or not found.nbytes:
-            raise BufferError("memory: the array must be contiguous and not empty")
+        found, self._runtime = _found(array, "memory", writable=True)
         #: The array, for libraries that take arrays of its vendor.
         self.array, self._keep = array, found.owner
         #: Address, length and vendor (``host`` for host memory).
         self.address, self.nbytes, self.vendor = found.ptr, found.nbytes, found.vendor
-        self._runtime = None if found.vendor == "host" else _runtime(Place(found.vendor, found.device))
 
     @classmethod
     def allocate(cls, nbytes: int, on: str = "device") -> Memory:
@@ -78,22 +75,32 @@ class Memory(Handle):
 
         Raises:
             ValueError: The lengths differ.
+            BufferError: The array is empty or not contiguous.
         """
-        other = source if isinstance(source, Memory) else Memory(source)
-        if other.nbytes != self.nbytes:
-            raise ValueError(f"source: {other.nbytes} bytes, but this memory has {self.nbytes}")
-        runtime = self._runtime or other._runtime
+        array = source.array if isinstance(source, Memory) else source
+        found, theirs = _found(array, "source", writable=False)
+        if found.nbytes != self.nbytes:
+            raise ValueError(f"source: {found.nbytes} bytes, but this memory has {self.nbytes}")
+        runtime = self._runtime or theirs
         if runtime is None:
-            ffi.memmove(ffi.cast("char *", self.address), ffi.cast("char *", other.address), self.nbytes)
+            ffi.memmove(ffi.cast("char *", self.address), ffi.cast("char *", found.ptr), self.nbytes)
             return
         with own_device(), runtime.stream() as stream:
-            runtime.copy(self.address, other.address, self.nbytes, stream.handle)
+            runtime.copy(self.address, found.ptr, self.nbytes, stream.handle)
             stream.synchronize()
 
     def close(self) -> None:
         """Free allocated memory, which must not be in use any more."""
         if isinstance(self.array, Block):
             self.array.close()
+
+
+def _found(array: Any, argument: str, *, writable: bool) -> tuple[Buffer, DeviceRuntime | None]:
+    """An array's memory, and the runtime of its device if it is on one."""
+    found = as_buffer(array, writable=writable, argument=argument, rank=None, pointer_vendor=pointer_vendor)
+    if not found.contiguous or not found.nbytes:
+        raise BufferError(f"{argument}: the array must be contiguous and not empty")
+    return found, None if found.vendor == "host" else _runtime(Place(found.vendor, found.device))
 
 
 def _runtime(place: Place) -> DeviceRuntime:

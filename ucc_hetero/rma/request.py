@@ -10,7 +10,7 @@ from typing import Any
 
 from ..bindings import quarantine
 from ..bindings.ucx import status_name
-from ..device import uncaptured
+from ..device import bind, place_of, uncaptured
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
 from ..native.completion import CompletionThread
@@ -115,9 +115,12 @@ def begin(
     worker: Any, peer: Any, order: dict[str, Any], what: str, keep: object, stream: Any, seconds: float
 ) -> Request:
     """Start the operation of an ``ucch_order`` on a peer, or on this worker alone."""
+    after = stream_argument(stream)
+    if stream is not None and bind(place_of()) is None:
+        raise DeviceError(f"{what}: stream: this process has no device, so there is no stream to wait for")
     native = owned(lib.ucch_transfer_new(worker, peer, [order]), lib.ucch_transfer_free)
     request = Request(native, lib.ucch_transfer_op(native), what, keep)
-    status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
+    status = lib.ucch_transfer_begin(native, seconds, *after)
     if status < 0:
         raise failure(what, status)
     return request

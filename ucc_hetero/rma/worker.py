@@ -82,11 +82,13 @@ class Counter(Handle):
             Request: Complete when the counter has reached ``least``.
 
         Raises:
-            ValueError: The worker is closed.
+            ValueError: ``least`` is negative, or the worker is closed.
             CollectiveTimeout: From the request, after the timeout.
             PeerError: From the request, if ``peer`` has ended.
         """
         theirs = peer.native if peer is not None else ffi.NULL
+        if least < 0:
+            raise ValueError(f"least: {least}; a counter begins at 0")
         order = {"what": lib.UCCH_RMA_AWAIT, "counter": self.number, "least": least}
         seconds = self.worker.timeout if timeout is None else timeout
         request = begin(self.worker.native, theirs, order, f"the wait for counter {self.number}", None, None, seconds)
@@ -266,7 +268,11 @@ class Worker(Core):
 
         Returns:
             dict: ``transports`` of libucp, and ``peers``: number of a peer -> ``alive`` or ``lost``.
+
+        Raises:
+            ValueError: The worker is closed.
         """
+        _ = self.native
         return {
             "transports": self.context.transports(),
             "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in list(self.peers.items())},

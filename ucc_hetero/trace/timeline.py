@@ -61,12 +61,13 @@ class TimelineRecorder:
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
             self._meta: Any = meta.open("w", encoding="utf-8")
-            failed: int | OSError = lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS"))
+            failed = int(lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS")))
         except OSError as error:
-            self._meta, failed = None, error
+            self._meta, failed = None, error.errno or 0
         if failed:
             # The job goes on; the events in memory still get into the trace if it ends well.
-            log.log("init").warning("UCCH_TRACE: %s cannot be written (%s); recording in memory only", ring, failed)
+            why = os.strerror(failed)
+            log.log("init").warning("UCCH_TRACE: %s cannot be written (%s); recording in memory only", ring, why)
             lib.ucch_trace_open(ffi.NULL, env.get("TRACE_EVENTS"))
         self.line({"rank": world, "job": job, **about})
         for each in flight.comms():
@@ -106,7 +107,7 @@ class TimelineRecorder:
             ring = bytes(ffi.buffer(memory, size[0]))
         finally:
             lib.ucch_unlock()
-        return list(self._lines), used(ring)
+        return list(self._lines), used(ring) if ring else b""  # without memory nothing was recorded
 
     def remove(self) -> None:
         """Remove the files, after they were merged."""
@@ -226,7 +227,8 @@ def merge(trace: Path) -> dict[str, Any]:
     metas = sorted(trace.parent.glob(f"{trace.name}.*.meta"), key=lambda p: p.stat().st_mtime)
     parts = []
     for meta in metas:
-        with meta.open(encoding="utf-8") as lines, contextlib.suppress(OSError):
+        # A rank may have been killed as it began its files.
+        with meta.open(encoding="utf-8") as lines, contextlib.suppress(OSError, ValueError):
             parts.append(parse_part(lines, used(meta.with_suffix(".ring").read_bytes())))
     if not parts:
         raise ValueError(f"{trace}: neither a trace nor files that ranks left ({trace.name}.0.ring and so on)")
