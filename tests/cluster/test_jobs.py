@@ -58,6 +58,9 @@ def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate)
     )
 
 
+APART, ANY_CALL = "nvidia:2,amd:2", "collective_cases:on_devices"
+
+
 @pytest.mark.parametrize("case", ["few_rounds", "random"])
 def test_communicators(host_crew, case):
     """Those that ranks of several hosts make from a communicator: an island for each host, or one island."""
@@ -66,13 +69,16 @@ def test_communicators(host_crew, case):
     host_crew(f"communicator_cases:case_{case}", slots, **env)
 
 
+@pytest.mark.parametrize("layout", [APART, "nvidia:1,amd:1,nvidia:1,amd:1"])
+def test_communicators_of_devices(on_crew, layout):
+    """Their ranks, too, begin calls in host memory on several communicators in different orders."""
+    on_crew("communicator_cases:case_random", layout, 2, 2, UCCH_TIMEOUT="300")
+
+
 def test_hosts_inside_vendors(host_crew):
     for env, height in (({"UCCH_FABRIC": "all"}, 2), ({}, 1)):
         done = host_crew("host_cases:sums", (2, 2, 2), UCCH_TIMEOUT="200", UCCH_EMULATE="nvidia:4,amd:2", **env)
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
-
-
-APART, ANY_CALL = "nvidia:2,amd:2", "collective_cases:on_devices"
 
 
 @pytest.mark.parametrize("case, layout, env", [

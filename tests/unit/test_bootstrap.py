@@ -30,8 +30,10 @@ from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.planner.collectives import ROWS
+from ucc_hetero.planner.collectives import ROWS, Call
 from ucc_hetero.planner.plan import Step
+from ucc_hetero.planner.select import Choice, make_plan
+from ucc_hetero.planner.topology import Topology
 from ucc_hetero.types import DTYPES, OPS
 
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
@@ -472,6 +474,18 @@ def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left)
     again.close()
     (number,) = job.spare
     assert teams_of(job, [2, 0, 1], 6, [number]).get((0, 1, 2), "native") is team
+
+
+def test_ranks_without_a_team_exchange_messages(left):
+    """A broadcast of rank 1 to the leader of the other island, and inside its own."""
+    made = teams_of(left[0], range(4), 1, rank=1)
+    made.get((0, 1), "native")
+    topology = Topology.group(["host"] * 4, [0, 0, 1, 1])
+    plan = make_plan(topology, Call("bcast", 4, (8,), 1), Choice("tree"), 1)
+    found = [(step.kind, step.ranks) for *_, step in made.fitted(plan).steps_of(1)]
+    assert found == [("message", (1, 3)), ("bcast", (0, 1))]
+    made.get((1, 3), "bridge")
+    assert made.fitted(plan) is plan
 
 
 def test_what_not_all_ranks_have_left_is_nobodys(left):

@@ -3,7 +3,7 @@
 import random
 import runpy
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from math import ceil, log2
 from pathlib import Path
 
@@ -249,21 +249,26 @@ def test_no_step_is_idle(topology, collective, name):
 
 
 def teams(plan, rank):
-    found = (step for *_, step in plan.steps_of(rank))
-    return {(s.link, s.ranks) for s in found if s.link != "local" and s.kind != "message" and len(s.ranks) > 1}
+    return {(step.link, step.ranks) for *_, step in plan.steps_of(rank) if step.on_team}
 
 
 @settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
 @given(data=st.data())
 def test_all_fragments_are_on_the_teams_of_one(data):
-    """If islands are alike, a communicator creates the teams of one fragment, and no others later."""
+    """If islands are alike, a communicator creates the teams of one fragment, and no others later, nor for other
+    roots."""
     topology = data.draw(plan_cases.equal_islands())
-    rank = data.draw(st.integers(0, topology.size - 1))
+    rank, root = (data.draw(st.integers(0, topology.size - 1)) for _ in range(2))
+    made = set()
     for collective in ("allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
         call = Call(collective, topology.size, (1 << 18,), 0 if ROWS[collective].rooted else -1)
         for name in algorithms.names(collective):
             whole, one = (make_plan.__wrapped__(topology, call, Choice(name, n), rank) for n in (4, 1))
             assert teams(whole, rank) == teams(one, rank), (collective, name)
+            made |= teams(one, rank)
+    for collective, name in product(("bcast", "reduce"), ("flat", "tree", "split_rail")):
+        call = Call(collective, topology.size, (1 << 18,), root)
+        assert teams(make_plan.__wrapped__(topology, call, Choice(name), rank), rank) <= made, (collective, name)
 
 
 def test_fragments_overlap_in_wave_fronts():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 from ..bindings import quarantine
@@ -15,7 +16,7 @@ from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from ..planner.collectives import Call, elements
+from ..planner.collectives import ROWS, Call, elements
 from ..planner.plan import Plan
 from ..planner.select import Tuning, choose, make_plan
 from ..planner.topology import Topology
@@ -180,12 +181,18 @@ class Membership:
         return None
 
     def _usual_plans(self) -> Iterator[Plan]:
-        """Plans, in one fragment, of calls of all sizes whose counts every rank knows, with root 0 if rooted."""
+        """Plans, in one fragment, of calls of all sizes whose counts every rank knows. Where islands are alike all
+        roots need the same teams, else those of one island together need all but a few."""
+        islands = self.topology.islands
+        unlike = len({island.size for island in islands}) > 1
+        some = max(islands, key=lambda island: island.size).ranks if unlike else (0,)
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
-            root = 0 if collective in ("bcast", "reduce") else -1
-            for count in USUAL_COUNTS:
-                call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
-                choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
+            # A barrier has no data on a device, and messages cannot take the place of its teams.
+            tuning = replace(self.tuning, queued=False) if collective == "barrier" else self.tuning
+            counts = [()] if collective == "barrier" else [(count,) for count in USUAL_COUNTS]
+            for root, each in product(some if ROWS[collective].rooted else (-1,), counts):
+                call = Call(collective, self.size, each, root)
+                choice = choose(self.topology, collective, elements(call) * 4, tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
     @cached_property

@@ -8,7 +8,7 @@ are a tree of two levels; deeper trees work the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -133,9 +133,22 @@ def chain(tree: Group, rank: int) -> list[Group]:
     return out[::-1]
 
 
-def leader(group: Group, root: int = -1) -> int:
-    """The leader of a group: the root if it is a member, else the first rank."""
-    return root if root >= 0 and root in group.ranks else group.ranks[0]
+def place(tree: Group, root: int) -> dict[int, int]:
+    """Where a rank is, by height: its index in its group of ranks, and that of a child in each group above; empty for
+    -1."""
+    if root < 0:
+        return {}
+    leaf, *above = found = chain(tree, root)
+    at = {group.height: group.children.index(child) for child, group in zip(found, above, strict=False)}
+    return {0: leaf.ranks.index(root), **at}
+
+
+def leader(group: Group, at: Mapping[int, int]) -> int:
+    """The leader of a group: the rank at this place in it. A root leads its own groups, and groups that are alike have
+    the leaders of a rail, so that other roots need no other teams."""
+    while group.children:
+        group = group.children[at.get(group.height, 0) % len(group.children)]
+    return group.ranks[at.get(0, 0) % group.size]
 
 
 class Team:
@@ -143,10 +156,10 @@ class Team:
 
     __slots__ = ("first", "group", "ranks")
 
-    def __init__(self, group: Group, root: int) -> None:
+    def __init__(self, group: Group, at: Mapping[int, int]) -> None:
         self.group = group
-        self.ranks = tuple([leader(c, root) for c in group.children]) if group.children else group.ranks
-        self.first = self.ranks.index(leader(group, root))
+        self.ranks = tuple([leader(c, at) for c in group.children]) if group.children else group.ranks
+        self.first = self.ranks.index(leader(group, at))
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -170,9 +183,9 @@ def up_and_down(topology: Topology, piece: Piece, make: Callable[[Team], tuple[l
 
 def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
     """The teams of leaders by height: those of two or more ranks that include this plan's rank."""
-    out = []
+    out, at = [], place(topology.tree, root)
     for groups in levels(topology.tree):
-        of = [Team(group, root) for group in groups if group.size > 1]
+        of = [Team(group, at) for group in groups if group.size > 1]
         out.append([team for team in of if piece.wants(team.ranks)])
     return out
 
