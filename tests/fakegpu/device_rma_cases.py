@@ -45,6 +45,8 @@ class Side:
 
     def memory(self, n, on_device=True):
         """``n`` random bytes, and where a test can look at them."""
+        if on_device and self.gpu:
+            self.gpu.use(device.place_of().device)
         array = Array(n, np.uint8) if on_device and self.gpu else np.empty(n, np.uint8)
         seen = getattr(array, "peek", array)
         seen[:] = drawn(n)

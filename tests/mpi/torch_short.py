@@ -34,7 +34,7 @@ def case_few_frames():
         sums = torch.stack(parts).sum(0)
         wanted = {"all_reduce": sums, "mean": sums / N, "broadcast": parts[N - 1], "gather": torch.cat(parts)}
         wanted |= {"reduce_scatter": parts[R] * N, "exchange": wanted["gather"], "as one": sums, "async": sums}
-        wanted["reduce"] = mine if R else sums
+        wanted["reduce"] = mine.cpu() if R else sums
         for name, call in calls.items():
             result, tries = whole if name in ("gather", "exchange") else part, []
             for _ in range(8):

@@ -38,8 +38,8 @@ _PAUSE = 0.002
 #: numbers for one team.
 creating = threading.RLock()
 
-#: With the process id it tells this process from all others, also from its parent.
-_NAME = os.urandom(8)
+#: By process id, as a child has a name of its own: names of processes, which process ids of different hosts are not.
+_names: dict[int, bytes] = {}
 
 
 class Turn:
@@ -252,7 +252,7 @@ class _Meeting:
     def come(self, ready: bool) -> bool:
         """True if all ranks are ready; collective. Raises on all ranks ``ValueError`` if settings of one are wrong, and
         ``AgreementError`` if two are threads of one process, which never have their turns at the same time."""
-        mine = self._mistake or ready, self._ports, (_NAME, os.getpid())
+        mine = self._mistake or ready, self._ports, _names.setdefault(os.getpid(), os.urandom(8))
         come, self._everyones_ports, processes = zip(*self._mpi.allgather(mine), strict=True)
         if mistakes := {rank: each for rank, each in enumerate(come) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)

@@ -25,7 +25,8 @@ def _in_one_step(case: Case) -> int:
     best = best or (case.queued and size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT)
     # Long blocks of an alltoall cross once in any case, and bundling would add a copy on each side.
     long = case.plain and row.step == "alltoall" and case.nbytes >= ranking.BUNDLED_LIMIT * size
-    return ranking.ALONE if (best or long) and not ranking.scattered(case) else ranking.LAST
+    scattered = case.collective == "reduce" and ranking.scattered(case)
+    return ranking.ALONE if (best or long) and not scattered else ranking.LAST
 
 
 def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tuple[Operand, ...]:
@@ -69,7 +70,7 @@ def _alone(call: Call, piece: Piece) -> Stages:
 
 
 def _pieces(case: Case) -> int:
-    cut = ROWS[case.collective].reduces or case.collective == "bcast"
+    cut = case.nbytes >= ranking.CACHED_LIMIT and (ROWS[case.collective].reduces or case.collective == "bcast")
     return ranking.cached(case) if cut else 1
 
 
