@@ -119,7 +119,8 @@ TOGETHER = {"sums": summed, "gather": gathered, "scatter": scattered, "lists": l
 
 
 def case_long_scatters():
-    """On the host in pieces. Some ranks wait at once, others later; some receive into memory with gaps."""
+    """Some ranks wait at once, others later; some receive into memory with gaps; the root's tensors are adjacent or
+    not."""
     seed = int(shared_seed())
     for turn in range(3):
         root, n = seed % N, (17 << 20) // N // 4 + seed % 1000 + turn
@@ -137,7 +138,8 @@ def case_long_scatters():
 def case_exchanges_with_split_sizes():
     """All counts again and again, and others; some ranks wait at once, others later. A repeated one binds nothing."""
     dice = torch.Generator("cpu").manual_seed(int(shared_seed()))
-    tables = [torch.randint(0, 4, (N, N), generator=dice, device="cpu").tolist() for _ in range(2)]
+    some = torch.eye(N, dtype=torch.int64, device="cpu")  # empty tensors have no address, and bind each time
+    tables = [(torch.randint(0, 4, (N, N), generator=dice, device="cpu") + some).tolist() for _ in range(2)]
     rounds = [*torch.randint(2, (10,), generator=dice, device="cpu").tolist(), 0, 0, 0]
     tries, own = [], torch.Generator("cpu")
     own.seed()

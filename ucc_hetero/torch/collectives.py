@@ -44,9 +44,6 @@ _BY_TYPE: dict[type, str] = {
     dist.ReduceOp: "reduceOp", type(_SUM): "reduceOp", int: "rootRank", timedelta: "timeout",
 }  # fmt: skip
 _BY_NAME = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
-#: Bytes of the pieces of a long scatter on host memory: the pages of new memory for all of it would take the root ten
-#: times as long as a copy does in memory that was used before.
-_PIECE = 8 << 20
 #: Types of split sizes that are not given: None, or an empty list. numpy's arrays, e.g., have no truth value.
 _LEFT_OUT = frozenset({list, type(None)})
 
@@ -392,29 +389,16 @@ class Collectives(Dispatch):
         if not tensor.numel():
             return Work(self, [tensor])
         target, finish = to_receive(tensor)
-        inputs: Sequence[Any] = ()
+        send, inputs = None, ()
         if self.rank() == root:
             inputs = _list(input_lists)
             counts = self._per_rank(inputs, "scatter", "input")
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
-        if not target.is_cpu or self.size() * target.nbytes < 2 * _PIECE:
-            return self._scatter_into(target, inputs, root, opts, [tensor], finish)
-        step = max(1, _PIECE // self.size() // target.element_size())
-        flat, rows = target.view(-1), [to_send(each).reshape(-1) for each in inputs]
-        calls = (
-            self._scatter_into(flat[at : at + step], [row[at : at + step] for row in rows], root, opts, [])
-            for at in range(0, flat.numel(), step)
-        )
-        return self._combined(calls, "scatter_", inputs, [tensor], finish)
-
-    def _scatter_into(
-        self, target: Any, inputs: Sequence[Any], root: int, opts: Any, outputs: Sequence[Any], finish: Finish = None
-    ) -> Work:
-        send = to_send_all(inputs) if inputs else None
-        if send is not None and target.data_ptr() != send.data_ptr() + root * target.nbytes:
-            send = without_overlap(send, target)
-        return self._post(CallSpec("scatter", send, target, None, root), opts, outputs, finish, inputs=inputs)
+            send = to_send_all(inputs)
+            if target.data_ptr() != send.data_ptr() + root * target.numel() * target.element_size():
+                send = without_overlap(send, target)
+        return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, and scatter equal parts: rank r gets part r."""

@@ -533,13 +533,10 @@ class Dispatch:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def _combined(
-        self, calls: Iterable[Work], form: str = "", inputs: Any = (), outputs: Any = None, finish: Finish = None
-    ) -> Work:
-        """Return one Work for several calls. A profiler shows them as one call named ``form``. ``outputs`` and
-        ``finish`` are those of :class:`.CombinedWork`."""
+    def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
+        """Return one Work for several calls. A profiler shows them as one call named ``form``."""
         if form and profiler._is_profiler_enabled and not self._batch.profiled:
-            return self._profiled(form, inputs, partial(self._combined, calls, outputs=outputs, finish=finish))
+            return self._profiled(form, inputs, partial(self._combined, calls))
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -547,8 +544,7 @@ class Dispatch:
             ready = [Ready(each.stream, behind=each.behind) for each in batch.joined.values()]
         finally:
             batch.joined, batch.works = joined, collected
-        alone = len(works) == 1 and not ready and outputs is None
-        return self._register(works[0] if alone else CombinedWork(self, works, ready, outputs, finish))
+        return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
 
     def callbacks(self, at: int) -> CallbackThread:
         """The thread that runs the callbacks of a level. After the group's end callbacks run where they are

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -14,6 +15,8 @@ from ..types import DTYPES, OPS, Op
 #: Work that is left once the call's data is there, such as copies out of a flat tensor; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 
+#: Bytes from which numpy asks for huge pages.
+_LONG = 4 << 20
 #: Element types that the engine knows; tensors of other types are moved as bytes.
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
 
@@ -111,8 +114,17 @@ def _joined(tensors: Sequence[Any], form: Callable[[Any], Any]) -> Any:
     together = _adjacent(tensors)
     if together is not None:
         return together
-    parts = [(tensor if is_plain(tensor) else form(tensor)).reshape(-1) for tensor in tensors]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    parts = [(tensor.detach() if is_plain(tensor) else form(tensor)).reshape(-1) for tensor in tensors]
+    return torch.cat(parts, out=_room(sum(map(len, parts)), parts[0])) if len(parts) > 1 else parts[0]
+
+
+def _room(count: int, like: Any) -> Any:
+    """Memory for elements like those of a tensor. On the host it is numpy's if it is long: numpy asks for huge pages,
+    and small ones cost several times as much as the copies."""
+    nbytes = count * like.element_size()
+    if like.is_cpu and nbytes >= _LONG:
+        return torch.from_numpy(np.empty(nbytes, np.uint8)).view(like.dtype)
+    return torch.empty(count, dtype=like.dtype, device=like.device)
 
 
 def to_send_all(tensors: Sequence[Any]) -> Any:
@@ -132,7 +144,7 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
         return together, None
     first, places = tensors[0], [tensor.detach() if is_plain(tensor) else _writable(tensor) for tensor in tensors]
     counts = [tensor.numel() for tensor in tensors]
-    flat = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
+    flat = _room(sum(counts), first)
 
     def finish() -> None:
         for place, part in zip(places, flat.split(counts), strict=True):

@@ -545,27 +545,16 @@ class GraphWork(Work):
 
 @not_compiled
 class CombinedWork(Work):
-    def __init__(
-        self,
-        group: Any,
-        parts: Sequence[Work],
-        entered: Sequence[Ready] = (),
-        outputs: Sequence[Any] | None = None,
-        finish: Finish = None,
-    ) -> None:
-        """``entered``: the points in shared streams at which all parts are complete. ``outputs``: by default the
-        parts'; ``finish`` runs once all parts are complete, which are on host memory."""
-        found = [tensor for part in parts for tensor in part._outputs] if outputs is None else outputs
-        super().__init__(group, found)
-        self._parts, self._entered, self._finish = parts, entered, finish
-        self._done = finish is None and all(part._done for part in parts)
+    def __init__(self, group: Any, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
+        """``entered``: the points in shared streams at which all parts are complete."""
+        super().__init__(group, [tensor for part in parts for tensor in part._outputs])
+        self._parts, self._entered = parts, entered
+        self._done = all(part._done for part in parts)
 
     def _collect(self) -> None:
-        """Record the first error of the parts, which have all been collected, or finish them."""
+        """Record the first error of the parts, which have all been collected."""
         with self._lock:
             self._error = next((part._error for part in self._parts if part._error is not None), None)
-            if self._error is None:
-                self._error = self._try_to_deliver()
             self._done = True
 
     def is_over(self) -> bool:
@@ -601,8 +590,6 @@ class CombinedWork(Work):
             else:
                 part.wait(timeout)
         self._error = None  # if a part had one, it has been raised
-        if self._finish is not None:
-            self._collect()
         behind = [ready.order() for ready in self._entered]
         for part in self._parts if behind and all(behind) else ():
             if part._ready is not None:
