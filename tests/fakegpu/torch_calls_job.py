@@ -11,6 +11,7 @@ import random
 import time
 import weakref
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch_device as gpu
@@ -37,6 +38,14 @@ def memory(n):
     return gpu.empty(n), gpu.empty(N * n)
 
 
+def as_one(tensor, async_op):
+    """Sum the parts of a tensor in calls that torch coalesces."""
+    with dist._coalescing_manager(async_ops=async_op, **dice.choice(({}, {"device": gpu.DEVICE}))) as manager:
+        for part in torch.Tensor.tensor_split(tensor, 3):
+            dist.all_reduce(part.as_subclass(gpu.Tensor))
+    return manager.works[0] if async_op else None
+
+
 def calls(n, small, large):
     """Name -> (the call, its inputs, its outputs, the expected numbers in each rank's part)."""
     return {
@@ -56,6 +65,7 @@ def calls(n, small, large):
             lambda **how: dist.all_to_all_single(large, copies[n], **how), copies[n], large,
             lambda v: [v + r for r in range(N)],
         ),
+        "sums": (partial(as_one, small), small, small, lambda v: [N * v + total]),
     }  # fmt: skip
 
 
@@ -113,22 +123,26 @@ for turn in range(3):
         check(tensor, [N * (k + turn) + total], "coalesced")
 
 
-def captured(stream, into):
-    """Capture a call in a graph, which is replayed."""
-    dist.all_reduce(into)
-    stream.synchronize()
-    with Graph(stream._native) as graph:
-        dist.all_reduce(into, async_op=True).wait()
-    for turn in range(3):
-        into.fill(turn + R)
-        graph.replay(stream._native)
-        check(into, [N * turn + total], "graph")
-    graph.close()
+def captured(stream, n):
+    """Capture calls in a graph, which have been made before and are made again between its replays."""
+    made = calls(n, *memory(n))
+    del made["max"]  # the fakes' compilers have no kernel for it
+    for name, (call, outof, into, numbers) in made.items():
+        [call(async_op=False) for _ in range(2)]
+        stream.synchronize()
+        with Graph(stream._native) as graph:
+            call(async_op=True).wait() if dice.random() < 0.5 else call(async_op=False)
+        for turn in range(3):
+            into.fill(-7.0)
+            outof.fill(turn + R)
+            call(async_op=False) if turn % 2 else graph.replay(stream._native)
+            check(into, numbers(float(turn)), (name, "graph", turn))
+        graph.close()
 
 
 if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
     with torch.cuda.stream(other):
-        captured(other, gpu.empty(500))
+        captured(other, 5000)
 
 
 def released(*, together):

@@ -7,7 +7,8 @@ import pytest
 #: These make torch load its compiler, which takes seconds on every rank.
 COMPILED = [f"case_{name}" for name in ("functional", "results_of_functional_collectives", "compiled", "compiled_ddp")]
 #: A repeated call of one step is made in C.
-SHORT = ["case_few_frames", "case_exchanges_with_split_sizes", "case_alike_but_not_the_same", "case_memory_in_common"]
+SHORT = ["case_few_frames", "case_several_as_one", "case_exchanges_with_split_sizes", "case_alike_but_not_the_same",
+         "case_memory_in_common", "case_long_scatters"]  # fmt: skip
 MODULES = ["torch_calls", "torch_collectives", "torch_profile", "torch_short"]
 RUN = "torch_cases:run"
 

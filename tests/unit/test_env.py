@@ -43,7 +43,8 @@ def test_get(name, text, value):
     *(("TIMEOUT", text, "more than 0") for text in ("0", "nan")),
     *(("WIRES", text, "neither auto nor from 0 to 16") for text in ("17", "-1")),
     *(("WIRE_SLOT", text, "not a multiple of 4K from 16K to 16M") for text in ("15K", "32M")),
-    *(("FLIGHT_SIGNAL", text, "neither a signal that can be handled") for text in ("0", "RTMIN+99", "USR9", "KILL", "19")),
+    *(("FLIGHT_SIGNAL", text, "neither a signal that can be handled")
+      for text in ("0", "RTMIN+99", "USR9", "KILL", "19")),
     ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"), ("CHECK", "data:0", "nor data or data:N"),
     ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),
     ("LOG_SUBSYS", "plan,x", "UCCH_LOG_SUBSYS: 'x' is not one of"),

@@ -51,6 +51,8 @@ DRAWN = {
     "many islands": (plan_cases.many_islands(), 1, 300, 2), "levels": (plan_cases.deep_topologies(), 2, 40, 3),
     "equal islands": (plan_cases.equal_islands(), 4, 40, 4),
 }  # fmt: skip
+#: Kinds whose ranks may lack teams, so that messages take their place.
+HOSTS = ("any", "levels", "equal islands")
 #: Plans are also executed numerically up to this many ranks.
 FEW = 7
 
@@ -60,9 +62,10 @@ def shape_of(operand):
     return (type(operand), operand.stride == operand.count) if isinstance(operand, EqualRegions) else type(operand)
 
 
-def own_part(plan, topology, call, choice, rank):
+def own_part(plan, topology, call, choice, rank, lacks):
     """The plan that a rank makes for itself equals its part of the whole plan."""
     mine = make_plan.__wrapped__(topology, call, choice, rank)
+    mine = algorithms.expand_plan(mine, rank, lacks) if lacks else mine
     assert mine.sizes[rank] == plan.sizes[rank]
     pairs = list(zip(mine.steps_of(rank), plan.steps_of(rank), strict=True))
     assert len(pairs) == sum(len(stage) for fragment in mine.fragments for stage in fragment.stages)
@@ -71,6 +74,11 @@ def own_part(plan, topology, call, choice, rank):
         assert (one.root, one.src[i], one.dst[i]) == (other.root, other.src[j], other.dst[j])
         if ROWS[call.collective].layout not in ("ranks", "matrix"):  # others always use one library call for any counts
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
+
+
+def some_teams(seed):
+    """A function that says that a step's ranks lack a team: those of about half of all teams do."""
+    return lambda step: random.Random(f"{seed} {step.ranks} {step.link}").random() < 0.5
 
 
 def posted_in_order(plan, ranks):
@@ -104,6 +112,8 @@ def test_right(collective, name, kind, monkeypatch):
                 call = call._replace(counts=(call.counts[0],) * topology.size)
         choice = Choice(name, data.draw(st.integers(1, fragments)), queued=queued)
         plan = make_plan.__wrapped__(topology, call, choice)  # without the cache, which would only be filled
+        lacks = data.draw(st.sampled_from((None, some_teams(seed)))) if kind in HOSTS else None
+        plan = algorithms.expand_plan(plan, None, lacks) if lacks else plan
         for in_place in (False, True):
             validate(plan, topology, call, in_place, collective in ORDERED)
             if topology.size <= FEW:
@@ -112,7 +122,8 @@ def test_right(collective, name, kind, monkeypatch):
                 assert simulation.right()
         if topology.size <= 2 * FEW:
             posted_in_order(plan, topology.size)
-        own_part(plan, topology, call, choice, seed % topology.size)
+        own_part(plan, topology, call, choice, seed % topology.size, lacks)
+        assert not lacks or not any(step.kind != "barrier" and step.on_team and lacks(step) for *_, step in steps(plan))
         assert not queued or all(s.kind in ("message", "barrier") or s.link != "bridge" for *_, s in steps(plan))
 
     every()

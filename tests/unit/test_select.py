@@ -66,7 +66,8 @@ def islands(*hosts, **more):
 
 
 PLACES = {
-    "one vendor": ONE, "one island": Topology.group(["host"] * 4, [0] * 4), "two islands": TWO, "one host": SAME_HOST, "mixed host": MIXED,
+    "one island": Topology.group(["host"] * 4, [0] * 4), "one vendor": ONE,
+    "two islands": TWO, "one host": SAME_HOST, "mixed host": MIXED,
     "pair": Topology.group(["nvidia", "amd"], [0] * 2), "full host": Topology.group(["nvidia", "amd"] * 6, [0] * 12),
     "hosts in a rack": Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]]),
     "2, 2 and 1": islands(0, 0, 1, 1, 2), "unlike links": islands(0, 1, 2, weights=[1, 4, 4]),

@@ -14,8 +14,9 @@ from processes import Instead
 
 from ucc_hetero import Store, StoreServer
 from ucc_hetero.__main__ import main
+from ucc_hetero.bootstrap.meeting import meeting_of
 from ucc_hetero.bootstrap.storecomm import StoreComm, let_in
-from ucc_hetero.errors import CollectiveError, CollectiveTimeout, PeerError
+from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
 from ucc_hetero.rma.channel import ChannelError
 
@@ -146,6 +147,12 @@ def comms():
     return [StoreComm.first(store, rank, range(SIZE), SIZE, 30.0) for rank in range(SIZE)]
 
 
+def test_ranks_that_are_threads_of_a_process_are_refused(comms):
+    """They would wait for each other's turns for ever."""
+    for failure in on_ranks(comms, lambda comm: meeting_of(comm).__enter__()):
+        assert isinstance(failure, AgreementError) and "ranks 0, 1, 2, 3 are one process" in str(failure)
+
+
 def test_deaths_are_looked_for_while_others_are_waited_for(comms):
     """A death on one rank's board ends the exchanges of all ranks."""
     looks = itertools.count()
@@ -228,6 +235,20 @@ def test_an_exchange_that_is_interrupted_as_it_ends_goes_on(comms):
     with pytest.raises(KeyboardInterrupt):
         begun.Test()
     assert begun.Test() and every == b"".join(words)
+
+
+def test_an_exchange_to_which_all_have_come_outlives_its_ranks(comms, monkeypatch):
+    """What the last one brings makes another rank give up: this one has to learn why."""
+    words, every, stock = [os.urandom(8) for _ in comms], bytearray(8 * SIZE), comms[0].check_peers
+
+    def check_peers():
+        for each, word in zip(comms[1:], words[1:], strict=True):
+            each.Iallgather(word, bytearray(8 * SIZE))
+        comms[1].Revoke()
+        stock()
+
+    monkeypatch.setattr(comms[0], "check_peers", check_peers)
+    assert comms[0].Iallgather(words[0], every).Test() and every == b"".join(words)
 
 
 def test_whoever_lives_is_waited_for(comms):

@@ -16,12 +16,13 @@ from .. import env, log
 from .._version import __version__
 from ..bindings.ucc import Team
 from ..device import bind
-from ..errors import AgreementError, CollectiveTimeout, PeerError, UCCHError
+from ..errors import AgreementError, CollectiveTimeout, PeerError, UCCHError, ranks_text
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
+from ..planner.topology import ranks_by
 from ..transport import wires
 from . import agreement, faults, process, settings
 from .known import Known
@@ -36,6 +37,9 @@ _PAUSE = 0.002
 #: team's number to the table that creations exchange. If that changed during an exchange, ranks would choose different
 #: numbers for one team.
 creating = threading.RLock()
+
+#: With the process id it tells this process from all others, also from its parent.
+_NAME = os.urandom(8)
 
 
 class Turn:
@@ -246,10 +250,16 @@ class _Meeting:
             self._ports = node, ports, addresses
 
     def come(self, ready: bool) -> bool:
-        """True if all ranks are ready; collective. Raises ``ValueError`` on all ranks if settings of one are wrong."""
-        come, self._everyones_ports = zip(*self._mpi.allgather((self._mistake or ready, self._ports)), strict=True)
+        """True if all ranks are ready; collective. Raises on all ranks ``ValueError`` if settings of one are wrong, and
+        ``AgreementError`` if two are threads of one process, which never have their turns at the same time."""
+        mine = self._mistake or ready, self._ports, (_NAME, os.getpid())
+        come, self._everyones_ports, processes = zip(*self._mpi.allgather(mine), strict=True)
         if mistakes := {rank: each for rank, each in enumerate(come) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
+        for ranks in ranks_by(processes).values():
+            if len(ranks) > 1:
+                text = f"{ranks_text(ranks)} are one process: start a process for each rank, not a thread"
+                raise settings.told(AgreementError(text), self._rank)
         return all(come)
 
     def _describe_self(self) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
-from ..planner.select import choose, make_plan
+from ..planner.select import Tuning, choose, make_plan
 from ..planner.topology import Topology
 from ..trace import flight
 from ..trace.timeline import communicator
@@ -136,6 +136,11 @@ class Membership:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.poll_hook, self.teams.together = None, False
 
+    def retune(self, tuning: Tuning) -> None:
+        """Choose by other rules from now on, which need other teams; collective."""
+        self.tuning = replace(tuning, queued=self.channels is not None)
+        self._make_teams()
+
     def _check(self, began: float) -> None:
         """Raise if the teams, whose making began at ``began``, can no longer be made."""
         if not faults.lacking(self.mpi):
@@ -156,13 +161,12 @@ class Membership:
     def _first_teams(self) -> UCCHError | None:
         """Make and test the teams that usual calls need. Returns the failure, if any.
 
-        A team is made by all its ranks together. If the first call of a kind made its teams, non-blocking calls on
-        several communicators, in another order on each rank, would deadlock.
+        A team is made by all its ranks together. If a first call made its teams, non-blocking calls on several
+        communicators, in another order on each rank, would deadlock: calls in host memory use messages instead.
         """
         try:
             for ranks, link in self.known.main:
-                if not self.teams.by_itself(ranks, link):
-                    self.teams.get(ranks, link)
+                self.teams.get(ranks, link)
             if not self.known.one_team:
                 for plan in self._usual_plans():
                     self.teams.prepare(step for *_, step in plan.steps_of(self.rank))

@@ -65,11 +65,18 @@ class _Exchange:
     def Test(self) -> bool:
         """True once all values have arrived, which are then taken. ``PeerError`` if a rank has died or the exchange was
         revoked."""
+        if not self._taken():
+            try:
+                self._comm.check_peers()
+            except PeerError:  # a rank may have ended after the last value had come
+                if not self._taken():
+                    raise
+        return self._done
+
+    def _taken(self) -> bool:
         if not self._done and self._store.check(self._keys):
             self._take([self._store.get(key) for key in self._keys])
             self._done = True  # now: where this was interrupted the next call takes them
-        if not self._done:
-            self._comm.check_peers()
         return self._done
 
     def missing(self) -> list[int]:

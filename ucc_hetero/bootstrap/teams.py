@@ -22,7 +22,8 @@ from ..errors import (
 from ..machine.vendors import of_memory
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from ..planner.plan import Step
+from ..planner.algorithms import expand_plan
+from ..planner.plan import Plan, Step
 from ..types import DTYPES, OPS
 from . import agreement
 from .faults import EXCHANGE_ERRORS
@@ -58,10 +59,10 @@ _WRONG = (
 class Teams:
     """The teams of a communicator.
 
-    A team is created when a call first needs it. libucc creates it without communication if this package chose the
-    team's number and the same ranks had such a team before: each rank then creates it by itself. The team of an island
-    and that of all ranks have such numbers: the seat's, which none of these ranks has used before. Other teams are
-    created by all their ranks together.
+    libucc creates a team without communication if this package chose the team's number and the same ranks had such a
+    team before: each rank then creates it by itself, when a call first needs it. The team of an island and that of all
+    ranks have such numbers: the seat's, which none of these ranks has used before. Other teams are created by all their
+    ranks together, with the communicator; or, for device memory alone, in the first call that needs them.
 
     A communicator of host memory leaves its teams and its page of the arrival board to the next one of the same ranks.
     Teams for device memory hold memory of the vendor's library, and are destroyed.
@@ -88,6 +89,13 @@ class Teams:
             team = self._teams[ranks, link] = self._create(ranks, link)
         return team
 
+    def fitted(self, plan: Plan) -> Plan:
+        """``plan`` for this rank, by messages where it would have to wait for other ranks to make a team: these may
+        wait for this one in the first call of another communicator. Such teams are the same on all of their ranks."""
+        needed = {(step.ranks, step.link) for *_, step in plan.steps_of(self.rank) if step.on_team}
+        lacking = {each for each in needed if each not in self._teams and not self.by_itself(*each)}
+        return expand_plan(plan, self.rank, lambda step: (step.ranks, step.link) in lacking) if lacking else plan
+
     def prepare(self, steps: Iterable[Step], memory: int | None = None) -> None:
         """Create the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
 
@@ -96,7 +104,7 @@ class Teams:
         one. So this rank waits for them before that call, where messages still progress.
         """
         for step in steps:
-            if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
+            if step.on_team:
                 team = self.get(step.ranks, step.link)
                 if memory and step.link == "native" and step.ranks not in self._met:
                     self._gather_ranks(step.ranks, memory)

@@ -508,6 +508,8 @@ class Preparation:
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
+        if spec.memory is None:
+            plan = members.teams.fitted(plan)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
         members.teams.poll_hook = self._watch_teams(label, sets_up=sets_up)
@@ -671,8 +673,8 @@ class Preparation:
         self.mpi_reductions.clear()
 
     def retune(self, tuning: Tuning) -> None:
-        """Choose by other rules from now on. They must be equal on all ranks."""
-        self.members.tuning = replace(tuning, queued=self.members.channels is not None)
+        """Choose by other rules from now on, equal on all ranks. Collective."""
+        self.members.retune(tuning)
         self._host_tuning, self._inherited = _tuning_on_host(tuning), {}
         self._on_device_cache.clear()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
@@ -46,7 +46,7 @@ from .verification import Verification, sampled
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
 _launch = lib.ucch_program_launch
-_cast = ffi.cast
+_cast, _NULL = ffi.cast, ffi.NULL
 _LAUNCHED = Execution.LAUNCHED
 
 
@@ -60,6 +60,10 @@ class RepeatableCall(NamedTuple):
     pool: ProgramPool
     program: Program | None
     mean: bool
+
+
+#: A call to repeat, and the addresses to send from and to receive at; 0 for none.
+Repetition: TypeAlias = tuple[RepeatableCall, int, int]
 
 
 #: Most seconds to wait for streams to pass a failed call: until then they may write to its buffers.
@@ -384,44 +388,74 @@ class Runner(Closing):
         prepared.give_back()
         return Captured()
 
-    def make_repeatable(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
+    def make_repeatable(self, key: Hashable, call: CallSpec, *, on_host: bool, mean: bool = False) -> None:
         """Let :meth:`repeat` make calls like this one, which has been made, by ``key``."""
-        if self._verification is not None:
+        if self._verification is not None or key in self.repeatable:
             return  # checksums must be compared, which repeated calls do not do
         pool = look_up(self._cache, self._in_place, *call)[1]
-        if pool is None or pool.exchange is not None or key in self.repeatable or (program := pool.take()) is None:
+        if pool is None or pool.exchange is not None:
             return
-        launched = program.execution >= _LAUNCHED
+        program = None if on_host else pool.take()
+        if not on_host and program is None:
+            return  # all are in use
+        launched = program is not None and program.execution >= _LAUNCHED
         self.repeatable.keep(key, RepeatableCall(pool, program if launched else None, mean))
-        if not launched:
+        if program is not None and not launched:
             pool.give_back(program)
 
-    def repeat(
-        self, repeatable: RepeatableCall, send_at: Any, recv_at: Any, stream: int | None, keep: tuple[Any, ...]
-    ) -> bool:
-        """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
+    def repeat(self, calls: Sequence[Repetition], stream: int | None, keep: tuple[Any, ...]) -> int:
+        """Make calls without requests: run them to their ends, or launch them into a stream, which orders them.
 
-        A failure is raised by the next call. Returns False if the general way has to make the call. One call per kind
-        at a time.
+        A failure is raised by the next call. Returns the number of calls made; the general way has to make the others.
+        One call per kind at a time.
         """
-        pool, program, _ = repeatable
-        if self.broken:
-            return False
-        if stream is None:
-            return self._run_from_pool(pool, send_at, recv_at, keep)
-        if program is None:
-            return False
-        if _leave(program.handle, send_at, recv_at, self._timeout, stream):
-            return True
-        self._not_launched(program, pool.label)
-        return False
+        for made, ((pool, program, _), send_at, recv_at) in enumerate(calls):
+            if self.broken:
+                return made
+            if stream is None:
+                if not self._run_from_pool(pool, send_at, recv_at, keep):
+                    return made
+            elif program is None or not _leave(program.handle, send_at, recv_at, self._timeout, stream):
+                if program is not None:
+                    self._not_launched(program, pool.label)
+                return made
+        return len(calls)
 
-    def repeat_in_stream(self, repeatable: RepeatableCall, send_at: int, recv_at: int, stream: int) -> Request | None:
-        """As :meth:`repeat` with a stream, returning a request; None if the general way has to make the call."""
-        pool, program, _ = repeatable
-        if program is None or self.broken:
-            return None
-        return self._launched(program, pool.label, send_at, recv_at, stream)
+    def repeat_for(self, seconds: float, calls: Sequence[Repetition], keep: Any) -> tuple[int, list[Request]]:
+        """As :meth:`repeat` without a stream, waiting at most this long for each call; ``keep`` stays alive until its
+        end. Returns also requests of calls that are under way or have failed."""
+        requests: list[Request] = []
+        for made, ((pool, _, _), send_at, recv_at) in enumerate(calls):
+            program = None if self.broken else pool.take()
+            if program is None:
+                return made, requests
+            try:
+                both = _cast("void *", send_at), _cast("void *", recv_at)
+                state = _run(program.handle, *both, self._timeout, seconds)
+                if state != 1 and state >= 0:
+                    requests.append(self._request(program, pool, keep))
+                else:
+                    pool.give_back(program)
+            except BaseException:
+                self._interrupted((pool, program), keep)
+                raise
+            if state < 0:
+                return made, requests
+        return len(calls), requests
+
+    def repeat_in_stream(self, calls: Sequence[Repetition], stream: int) -> list[Request]:
+        """As :meth:`repeat` with a stream, returning the requests of the calls made."""
+        requests: list[Request] = []
+        for (pool, program, _), send_at, recv_at in calls:
+            if program is None or self.broken:
+                break
+            op = _launch(program.handle, send_at, recv_at, self._timeout, stream)
+            if op == _NULL:
+                if not requests:  # else the next call raises: the caller keeps the memory of those made
+                    self._not_launched(program, pool.label)
+                break
+            requests.append(Launched(op, (program, pool.label, self._timeout), self))
+        return requests
 
     def _launched(self, program: Program, label: str, send_at: Any, recv_at: Any, stream: int) -> Request | None:
         """Launch a program into a stream and return its request; None if that is not possible now."""

@@ -173,7 +173,10 @@ class Placement:
 
     def _cuts(self, name: str, count: int) -> list[tuple[int, int, int]]:
         """(fragment, first element, elements) of the parts of a buffer that one fragment each uses: what is done for
-        each of them alone stays in caches, and overlaps with the others. One part for all, -1, if there are none."""
+        each of them alone stays in caches, and overlaps with the others. One part for all, -1, if there are none, or if
+        the result of one fragment may be where another still reads."""
+        if self.spec.memory is not None or (self.spec.in_place and self.row.layout != "vector"):
+            return [(-1, 0, count)]
         spans: dict[int, tuple[int, int]] = {}
         for fragment, _, member, step in self.plan.steps_of(self.rank):
             for operand in (step.src[member], step.dst[member]):
@@ -183,7 +186,7 @@ class Placement:
                         spans[fragment] = min(low, r.offset), max(high, r.offset + r.count)
         edges = [0, *(high for _, high in spans.values())]
         adjacent = all(low == edge for (low, _), edge in zip(spans.values(), edges, strict=False))
-        if self.spec.memory is not None or len(spans) < 2 or not adjacent or edges[-1] != count:
+        if len(spans) < 2 or not adjacent or edges[-1] != count:
             return [(-1, 0, count)]
         return [(fragment, low, high - low) for fragment, (low, high) in spans.items()]
 

@@ -152,6 +152,11 @@ class Step:
     root: int = -1
     link: str = ""
 
+    @property
+    def on_team(self) -> bool:
+        """True if a team of its ranks runs it."""
+        return self.link != "local" and self.kind != "message" and len(self.ranks) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Fragment:

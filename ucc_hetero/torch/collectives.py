@@ -13,16 +13,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..calls.arguments import CallSpec
-from .dispatch import Dispatch
+from .dispatch import Dispatch, KeyedCall
 from .layout import (
     Finish,
     TorchReduction,
     copy_back,
-    dense,
     elements_of,
-    overlap,
     to_receive,
     to_receive_all,
+    to_reduce_all,
     to_send,
     to_send_all,
     torch_reduction,
@@ -45,6 +44,11 @@ _BY_TYPE: dict[type, str] = {
     dist.ReduceOp: "reduceOp", type(_SUM): "reduceOp", int: "rootRank", timedelta: "timeout",
 }  # fmt: skip
 _BY_NAME = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+#: Bytes of the pieces of a long scatter on host memory: the pages of new memory for all of it would take the root ten
+#: times as long as a copy does in memory that was used before.
+_PIECE = 8 << 20
+#: Types of split sizes that are not given: None, or an empty list. numpy's arrays, e.g., have no truth value.
+_LEFT_OUT = frozenset({list, type(None)})
 
 
 def _one(tensors: Any, method: str) -> Any:
@@ -75,13 +79,14 @@ def _options(kind: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 def _takes(kind: Any, tensors: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """Decorate a method whose first arguments are ``tensors`` and whose last one is torch's options of this type: it
-    takes torch's short form, too."""
+    takes torch's short form, too. A ``key`` is passed on."""
 
     def decorated(method: Callable[..., Work]) -> Callable[..., Work]:
         @wraps(method)
         def made(self: Any, *args: Any, opts: Any = None, **named: Any) -> Work:
             given = args[tensors:] if opts is None else (opts, *args[tensors:])
-            return method(self, *args[:tensors], _options(kind, given, named))
+            more = {"key": named.pop("key")} if "key" in named else {}
+            return method(self, *args[:tensors], _options(kind, given, named), **more)
 
         return made
 
@@ -91,7 +96,7 @@ def _takes(kind: Any, tensors: int) -> Callable[[Callable[..., Work]], Callable[
 def _list(tensors: Any) -> Any:
     """The first of a list of lists: old versions of torch had one list for each device of the process."""
     one = tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
-    return [waited(each) for each in one]
+    return list(one) if PLAIN.issuperset(map(type, one)) else [waited(each) for each in one]
 
 
 def _reduction(opts: Any) -> TorchReduction:
@@ -101,6 +106,15 @@ def _reduction(opts: Any) -> TorchReduction:
 
 def _root(opts: Any) -> int:
     return 0 if opts is None else int(opts.rootRank)
+
+
+def _in_place(kind: str, what: Hashable, tensors: Sequence[Any], *, sends: bool = False) -> list[KeyedCall]:
+    """Calls that work in these tensors, for :meth:`.Dispatch._repeat`. ``sends``: this rank receives nothing."""
+    calls: list[KeyedCall] = []
+    for tensor in tensors:
+        key = kind, what, tensor.dtype, tensor.numel(), tensor.device
+        calls.append((key, tensor, None) if sends else (key, None, tensor))
+    return calls
 
 
 def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
@@ -139,15 +153,12 @@ class Collectives(Dispatch):
 
     def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Reduce over all ranks, in place."""
-        key = None
         if more or named or type(opts) in _BY_TYPE:
             opts = _options(c10d.AllreduceOptions, (opts, *more), named)
-        if type(tensors) is list and len(tensors) == 1:
-            tensor = tensors[0]
-            key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._repeat(key, None, tensor, opts)) is not None:
-                return work
-        return self._allreduce_one(tensors, opts, key=key)
+        if type(tensors) is not list or len(tensors) != 1:
+            return self._allreduce_one(tensors, opts, key=None)
+        calls = _in_place("allreduce", getattr(opts, "reduceOp", opts), tensors)
+        return self._repeat(calls, opts) or self._allreduce_one(tensors, opts, key=calls[0][0])
 
     @_refusing
     @through_operator("allreduce_")
@@ -183,8 +194,12 @@ class Collectives(Dispatch):
         self.allgather([parts], [rows.contiguous()]).wait()
         return torch.cat(parts)
 
-    @through_operator("allreduce_coalesced_")
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        calls = _in_place("allreduce", getattr(opts, "reduceOp", opts), tensors)
+        return self._together(calls, opts, self._allreduce_each, tensors)
+
+    @through_operator("allreduce_coalesced_")
+    def _allreduce_each(self, tensors: Sequence[Any], opts: Any) -> Work:
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
         return self._combined(calls, "allreduce_coalesced_", tensors)
 
@@ -192,13 +207,11 @@ class Collectives(Dispatch):
         """Send the root's tensor to all ranks."""
         if more or named or type(opts) in _BY_TYPE:
             opts = _options(c10d.BroadcastOptions, (opts, *more), named)
-        root, key = _root(opts), None
-        if type(tensors) is list and len(tensors) == 1:
-            tensor = tensors[0]
-            key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._repeat(key, None, tensor, opts)) is not None:
-                return work
-        return self._broadcast_one(tensors, opts, root=root, key=key)
+        root = _root(opts)
+        if type(tensors) is not list or len(tensors) != 1:
+            return self._broadcast_one(tensors, opts, root=root, key=None)
+        calls = _in_place("broadcast", root, tensors)
+        return self._repeat(calls, opts) or self._broadcast_one(tensors, opts, root=root, key=calls[0][0])
 
     @_refusing
     @through_operator("broadcast_")
@@ -210,20 +223,29 @@ class Collectives(Dispatch):
         call = CallSpec("bcast", None, target, None, root)
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
-    @_refusing
-    @_takes(c10d.ReduceOptions, 1)
-    @through_operator("reduce_")
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+    def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
         """Reduce to the root, in place there."""
+        if more or named or type(opts) in _BY_TYPE:
+            opts = _options(c10d.ReduceOptions, (opts, *more), named)
+        root = _root(opts)
+        if type(tensors) is not list or len(tensors) != 1:
+            return self._reduce_one(tensors, opts, root=root, key=None)
+        calls = _in_place("reduce", (root, getattr(opts, "reduceOp", opts)), tensors, sends=root != self._place[0])
+        return self._repeat(calls, opts) or self._reduce_one(tensors, opts, root=root, key=calls[0][0])
+
+    @_refusing
+    @through_operator("reduce_")
+    def _reduce_one(self, tensors: Any, opts: Any, *, root: int, key: Hashable) -> Work:
         tensor = _one(tensors, "reduce")
         if not tensor.numel():
             return Work(self, [tensor])
         how = _reduction(opts)
-        root = _root(opts)
         operand = how.operand(tensor)
+        key = key if operand is tensor else None
         if self.rank() != root:
-            return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
-        return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], copy_back(operand, tensor))
+            return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor], key=key)
+        call, finish = CallSpec("reduce", None, operand, how.op, root), copy_back(operand, tensor)
+        return self._post(call, opts, [tensor], finish, key=key)
 
     @_takes(c10d.BarrierOptions, 0)
     def barrier(self, opts: Any = None) -> Work:
@@ -240,17 +262,28 @@ class Collectives(Dispatch):
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather the ranks' tensors, in rank order, in one tensor."""
-        if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
-            return self._gather_one(output, input, opts, key=None)
-        try:
-            count, inside = input.numel(), self._inside(input, output)
-        except RuntimeError:  # a tensor without memory of its own
-            return self._gather_one(output, input, opts, key=None)
-        key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
-        apart = inside or not overlap(input, output)
-        if apart and (work := self._repeat(key, None if inside else input, output, opts)) is not None:
-            return work
-        return self._gather_one(output, input, opts, key=key)
+        calls = self._pairs("allgather", None, (output,), (input,))
+        return self._repeat(calls, opts) or self._gather_one(output, input, opts, key=calls[0][0])
+
+    def _pairs(self, kind: str, what: Hashable, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[KeyedCall]:
+        """Calls from inputs to outputs for :meth:`_repeat`. In place an allgather's input is its rank's part of the
+        output; calls with other memory in common have no key, nor have those of tensors without memory of their own."""
+        calls: list[KeyedCall] = []
+        hidden = modes()
+        for output, input in zip(outputs, inputs, strict=True):
+            key, send = None, input
+            if not (hidden or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input))):
+                try:
+                    at = input.data_ptr() - output.data_ptr()
+                except RuntimeError:
+                    calls.append((None, input, output))
+                    continue
+                inside = kind == "allgather" and at == self._place[0] * input.nbytes
+                if inside or not -input.nbytes < at < output.nbytes:
+                    key = kind, what, inside, input.dtype, input.numel(), output.dtype, output.numel(), output.device
+                    send = None if inside else input
+            calls.append((key, send, output))
+        return calls
 
     def _inside(self, input: Any, output: Any) -> bool:
         """True if ``input`` is this rank's part of ``output`` (in place)."""
@@ -313,8 +346,12 @@ class Collectives(Dispatch):
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
         return self._combined(calls, "allgather_coalesced_", inputs)
 
-    @through_operator("allgather_into_tensor_coalesced_", "all_gather_single_coalesced")
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        calls = self._pairs("allgather", None, outputs, inputs)
+        return self._together(calls, opts, self._gather_each, outputs, inputs)
+
+    @through_operator("allgather_into_tensor_coalesced_", "all_gather_single_coalesced")
+    def _gather_each(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Work:
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
@@ -355,29 +392,34 @@ class Collectives(Dispatch):
         if not tensor.numel():
             return Work(self, [tensor])
         target, finish = to_receive(tensor)
-        send, inputs = None, ()
+        inputs: Sequence[Any] = ()
         if self.rank() == root:
             inputs = _list(input_lists)
             counts = self._per_rank(inputs, "scatter", "input")
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
-            send = to_send_all(inputs)
-            if target.data_ptr() != send.data_ptr() + root * target.numel() * target.element_size():
-                send = without_overlap(send, target)
-        return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
+        if not target.is_cpu or self.size() * target.nbytes < 2 * _PIECE:
+            return self._scatter_into(target, inputs, root, opts, [tensor], finish)
+        step = max(1, _PIECE // self.size() // target.element_size())
+        flat, rows = target.view(-1), [to_send(each).reshape(-1) for each in inputs]
+        calls = (
+            self._scatter_into(flat[at : at + step], [row[at : at + step] for row in rows], root, opts, [])
+            for at in range(0, flat.numel(), step)
+        )
+        return self._combined(calls, "scatter_", inputs, [tensor], finish)
+
+    def _scatter_into(
+        self, target: Any, inputs: Sequence[Any], root: int, opts: Any, outputs: Sequence[Any], finish: Finish = None
+    ) -> Work:
+        send = to_send_all(inputs) if inputs else None
+        if send is not None and target.data_ptr() != send.data_ptr() + root * target.nbytes:
+            send = without_overlap(send, target)
+        return self._post(CallSpec("scatter", send, target, None, root), opts, outputs, finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, and scatter equal parts: rank r gets part r."""
-        if modes() or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input)):
-            return self._reduce_scatter_one(output, input, opts, key=None)
-        what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
-        try:
-            key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
-        except RuntimeError:  # a tensor without memory of its own
-            return self._reduce_scatter_one(output, input, opts, key=None)
-        if (work := self._repeat(key, input, output, opts)) is not None:
-            return work
-        return self._reduce_scatter_one(output, input, opts, key=key)
+        calls = self._pairs("reduce_scatter", getattr(opts, "reduceOp", opts), (output,), (input,))
+        return self._repeat(calls, opts) or self._reduce_scatter_one(output, input, opts, key=calls[0][0])
 
     @_refusing
     @through_operator("_reduce_scatter_base_", "reduce_scatter_single")
@@ -426,24 +468,46 @@ class Collectives(Dispatch):
         if not sum(counts):
             return Work(self, [output])
         how = _reduction(opts)
-        operand = how.operand(torch.cat([dense(each).reshape(-1) for each in inputs]))
+        operand = how.operand(to_reduce_all(inputs))
         uneven = None if min(counts) == max(counts) else counts
         return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
-    @through_operator("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced")
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        calls = self._pairs("reduce_scatter", getattr(opts, "reduceOp", opts), outputs, inputs)
+        return self._together(calls, opts, self._reduce_scatter_each, outputs, inputs)
+
+    @through_operator("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced")
+    def _reduce_scatter_each(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Work:
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        opts: Any = None,
+        **named: Any,
+    ) -> Work:
+        """Send rows of the first dimension to every rank; split sizes count rows."""
+        key = None
+        equal = {type(output_splits), type(input_splits)} <= _LEFT_OUT and not (output_splits or input_splits)
+        if equal and not named and type(opts) not in _BY_TYPE:
+            calls = self._pairs("alltoall", (output.shape[:1], input.shape[:1]), (output,), (input,))
+            if (work := self._repeat(calls, opts)) is not None:
+                return work
+            key = calls[0][0]
+        return self._exchange_rows(output, input, output_splits, input_splits, opts=opts, key=key, **named)
+
     @_refusing
     @_takes(c10d.AllToAllOptions, 4)
     @through_operator("alltoall_base_", "all_to_all_single")
-    def all_to_all_single(
-        self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
+    def _exchange_rows(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any, *, key: Hashable
     ) -> Work:
-        """Send rows of the first dimension to every rank; split sizes count rows."""
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
         target, finish = to_receive(output)
@@ -451,7 +515,8 @@ class Collectives(Dispatch):
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return Work(self, [output])
-            return self._post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input)
+            own = key if send is input and target is output else None
+            return self._post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input, own)
         given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
@@ -481,6 +546,14 @@ class Collectives(Dispatch):
         return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _together(self, calls: list[KeyedCall], opts: Any, post: Callable[..., Work], *tensors: Sequence[Any]) -> Work:
+        """Repeat several calls as one, and ``post`` in full those that cannot be repeated."""
+        work = None if type(opts) in _BY_TYPE else self._repeat(calls, opts)
+        if work is not None and not calls:
+            return work
+        rest = post(*(each[len(each) - len(calls) :] for each in tensors), opts)
+        return rest if work is None else self._combined([work, rest])
 
     def _per_rank(self, tensors: Sequence[Any], method: str, what: str) -> list[int]:
         if len(tensors) != self.size():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.autograd import profiler
 from ..api.comm import Communicator, adopted, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Captured, Request, run_poll_hooks, wait_op
-from ..calls.runner import RepeatableCall, Runner
+from ..calls.runner import RepeatableCall, Repetition, Runner
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
@@ -83,21 +83,25 @@ class GroupComm:
             agrees = stream is not None and call.name == "alltoallv" and not self.runner.members.topology.flat
             return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
 
-    def repeat(
-        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int | None, keep: Any
-    ) -> bool:
+    def repeat(self, calls: Sequence[Repetition], seconds: float, stream: int | None, keep: tuple[Any, ...]) -> int:
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
-            return self.runner.repeat(repeatable, *both, stream, keep)
+            return self.runner.repeat(calls, stream, keep)
 
-    def repeat_in_stream(
-        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int
-    ) -> Request | None:
+    def repeat_for(
+        self, moment: float, calls: Sequence[Repetition], seconds: float, keep: Any
+    ) -> tuple[int, list[Request]]:
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
-            return self.runner.repeat_in_stream(repeatable, *both, stream)
+            return self.runner.repeat_for(moment, calls, keep)
+
+    def repeat_in_stream(self, calls: Sequence[Repetition], seconds: float, stream: int) -> list[Request]:
+        with self._lock:
+            if seconds != self._seconds:
+                self._limited(seconds)
+            return self.runner.repeat_in_stream(calls, stream)
 
     def refuse(self, mistake: Exception) -> None:
         with self._lock:
@@ -150,6 +154,11 @@ _HOSTS = -1
 
 #: (outgoing, from any source) -> the dispatcher's name of a message.
 _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
+
+
+#: A call that may repeat an earlier one: all of it but addresses, None if it cannot; the tensor to send, and the one to
+#: receive into, or None.
+KeyedCall: TypeAlias = tuple[Hashable, Any, Any]
 
 
 class _Batch(threading.local):
@@ -234,12 +243,17 @@ class Dispatch:
     ) -> Work:
         """Start a collective. A call with ``async_op=False`` on host memory runs to its end here.
 
-        Such calls with a ``key`` can be repeated (:meth:`_repeat`). A profiler shows the call as ``form``, the name in
-        torch's dispatcher, by default the call's own; and the shapes of ``inputs``, by default of ``outputs``.
+        A profiler shows the call as ``form``, the name in torch's dispatcher, by default the call's own; and the shapes
+        of ``inputs``, by default of ``outputs``. ``key``: that of the same call in :meth:`_repeat`, which has not made
+        it; without one it may be a repeated call, if it has no counts.
         """
         if profiler._is_profiler_enabled and not self._batch.profiled:
             again = partial(self._post, call, opts, outputs, finish)  # a profiler sees no calls of the fast path
             return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
+        if key is None and (key := _key_of(call)) is not None:
+            repeated = self._repeat([(key, call.send, call.recv)], opts, finish)
+            if repeated is not None:
+                return repeated
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
         seconds = self._timeout(opts)
@@ -275,80 +289,91 @@ class Dispatch:
             work = Work(self, outputs, (comm.start(call, seconds),), finish, call)
             work.collective = True
             work.poll(_MOMENT)
-            return work
         else:
             comm.call(call, seconds)
             if finish is not None:
                 finish()
             work = Work(self, outputs)
         if key is not None and not this_thread.level:
-            comm.runner.make_repeatable(key, call, mean=mean)
+            comm.runner.make_repeatable(key, call, on_host=device is None, mean=mean)
         return work
 
-    def _repeat(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
-        """Make a call again that differs from an earlier one only in its addresses. None if it has to be posted in
-        full.
+    def _repeat(self, calls: list[KeyedCall], opts: Any, finish: Finish = None) -> Work | None:
+        """Make calls again that differ from earlier ones only in their addresses. Returns one Work for them, or None if
+        the first one has to be posted in full; those that are left to be posted stay in the list.
 
-        ``key`` is the call without its addresses. A call on a device is queued in a stream: the caller's own if the
-        caller would wait for it at once. torch itself keeps memory that its streams use. Few Python functions are
-        called here, as each costs a hundredth of a short call's time.
+        Calls on a device are queued in a stream: the caller's own if the caller would wait for them at once. torch
+        itself keeps memory that its streams use. ``finish`` runs once the data of a single call is there. Few Python
+        functions are called here, as each costs a hundredth of a short call's time.
         """
-        comm = self._hosts if recv.is_cpu else self._comms[0]
-        repeatable = comm.runner.repeatable.get(key)
-        if repeatable is None or not _plain_at(send, recv) or modes():
+        if profiler._is_profiler_enabled or this_thread.level or not calls or modes():
             return None
-        if type(recv) not in PLAIN and seen(recv):
+        where: Any = calls[0][1] if calls[0][2] is None else calls[0][2]
+        comm, device = (self._hosts, None) if where.is_cpu else (self._comms[0], where.device)
+        again = _repetitions(comm.runner.repeatable, calls, where.get_device())
+        if not again:
             return None
-        if profiler._is_profiler_enabled or self._batch.works is not None or this_thread.level:
-            return None
-        device = None if recv.is_cpu else recv.device
         own = 0.0 if opts is None else opts.timeout.total_seconds()
         seconds = own if own > 0 else self.seconds
-        both = 0 if send is None else send.data_ptr(), recv.data_ptr()
-        if not both[1] or (send is not None and not both[0]):
-            return None
         try:
-            if getattr(opts, "asyncOp", True):
-                return (
-                    None
-                    if repeatable.mean or device is None
-                    else self._repeat_async(comm, repeatable, both, seconds, (send, recv))
-                )
             if self._aborted or self._closed or self.in_flight:
                 self._check_usable()
-            stream = None if device is None else current_handle(device)
-            made = comm.repeat(repeatable, both, seconds, stream, (send, recv))
+            if not getattr(opts, "asyncOp", True):
+                stream = None if device is None else current_handle(device)
+                work, made = self.done_work, comm.repeat(again, seconds, stream, (calls,))
+            elif finish is not None:
+                return None
+            elif device is None:
+                work, made = self._repeat_for_a_moment(comm, calls, again, seconds)
+            else:
+                work, made = self._repeat_beside(comm, calls, again, seconds, device)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        self._posted += made
-        if made and repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
-            divide()
-        return self.done_work if made else None
+        if not made:
+            return None
+        self._posted += 1
+        for (repeatable, _, _), (_, _, recv) in zip(again[:made], calls, strict=False):
+            if repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
+                divide()
+        if finish is not None:
+            finish()
+        del calls[:made]
+        if self._batch.works is not None:
+            self._batch.works.append(work)
+        return work
 
-    def _repeat_async(
-        self,
-        comm: GroupComm,
-        repeatable: RepeatableCall,
-        both: tuple[int, int],
-        seconds: float,
-        memory: tuple[Any, Any],
-    ) -> Work | None:
-        """As :meth:`_repeat`, for an asynchronous call on a device."""
-        if self._aborted or self._closed or self.in_flight:
-            self._check_usable()
-        device, joined = memory[1].device, self._batch.joined
+    def _repeat_for_a_moment(
+        self, comm: GroupComm, calls: list[KeyedCall], again: list[Repetition], seconds: float
+    ) -> tuple[Work, int]:
+        """As :meth:`_repeat`, for asynchronous calls on host memory; returns also the number of calls made."""
+        memory = _results(calls)
+        made, requests = comm.repeat_for(_MOMENT, again, seconds, tuple(calls))
+        work = Work(self, memory[:made], requests)
+        if requests:
+            work.collective = True
+            lib.ucch_progress_thread(1)
+        return work, made
+
+    def _repeat_beside(
+        self, comm: GroupComm, calls: list[KeyedCall], again: list[Repetition], seconds: float, device: Any
+    ) -> tuple[Work, int]:
+        """As :meth:`_repeat`, for asynchronous calls in a side stream; returns also the number of calls made."""
+        joined = self._batch.joined
+        for repeatable, _, _ in again:
+            if repeatable.mean or repeatable.program is None:
+                return self.done_work, 0
         if module(device).is_current_stream_capturing():
-            return None  # a side stream that was entered but gets no call would never rejoin the capture
+            return self.done_work, 0  # a side stream that was entered but gets no call would never rejoin the capture
         side = self._sides.get(device) or self._side(device)
         if joined is None:
             entered = side.enter()
         else:
             entered = joined.get(side) or joined.setdefault(side, side.enter())
-        request = comm.repeat_in_stream(repeatable, both, seconds, entered.handle)
-        if request is None:
-            return None
-        self._posted += 1
-        return Work(self, memory[1:], (request,), None, memory, ready=side.ready(entered, marked=joined is None))
+        requests = comm.repeat_in_stream(again, seconds, entered.handle)
+        if not requests:
+            return self.done_work, 0
+        made, ready = calls[: len(requests)], side.ready(entered, marked=joined is None)
+        return Work(self, _results(made), requests, None, made, ready=ready), len(requests)
 
     def _side(self, device: Any) -> SideStream:
         return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
@@ -508,10 +533,13 @@ class Dispatch:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
-        """Return one Work for several calls. A profiler shows them as one call named ``form``."""
+    def _combined(
+        self, calls: Iterable[Work], form: str = "", inputs: Any = (), outputs: Any = None, finish: Finish = None
+    ) -> Work:
+        """Return one Work for several calls. A profiler shows them as one call named ``form``. ``outputs`` and
+        ``finish`` are those of :class:`.CombinedWork`."""
         if form and profiler._is_profiler_enabled and not self._batch.profiled:
-            return self._profiled(form, inputs, partial(self._combined, calls))
+            return self._profiled(form, inputs, partial(self._combined, calls, outputs=outputs, finish=finish))
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -519,7 +547,8 @@ class Dispatch:
             ready = [Ready(each.stream, behind=each.behind) for each in batch.joined.values()]
         finally:
             batch.joined, batch.works = joined, collected
-        return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
+        alone = len(works) == 1 and not ready and outputs is None
+        return self._register(works[0] if alone else CombinedWork(self, works, ready, outputs, finish))
 
     def callbacks(self, at: int) -> CallbackThread:
         """The thread that runs the callbacks of a level. After the group's end callbacks run where they are
@@ -578,15 +607,45 @@ class Dispatch:
                 work.is_over()
 
 
-def _plain_at(tensor: Any, beside: Any) -> bool:
-    """True if the engine can use the memory of both tensors, of a known type and on one device. ``tensor`` may be
-    None."""
-    if tensor is not None:
-        if tensor.get_device() != beside.get_device() or tensor.layout is not torch.strided:
-            return False
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-            return False
-    return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
+def _results(calls: Sequence[KeyedCall]) -> list[Any]:
+    """The tensors that hold the results of calls; of one without a result on this rank, what it sends."""
+    found = []
+    for _, send, recv in calls:  # a comprehension is a function call up to Python 3.11
+        found.append(send if recv is None else recv)
+    return found
+
+
+def _key_of(call: CallSpec) -> Hashable:
+    """All of a call but addresses; None if it has counts of its own, or no tensors."""
+    name, send, recv, op, root, counts = call
+    if counts is not None or (send is recv) or type(send) is list or type(recv) is list:
+        return None
+    sides = [each if each is None else (each.dtype, each.numel(), each.device) for each in (send, recv)]
+    return name, *sides, op, root
+
+
+def _repetitions(known: Mapping[Hashable, RepeatableCall], calls: Sequence[KeyedCall], device: int) -> list[Repetition]:
+    """What the runner repeats, with addresses; empty unless all calls are known, with memory on ``device`` that the
+    engine can use."""
+    found: list[Repetition] = []  # list[Repetition]() would take half a microsecond
+    for key, send, recv in calls:
+        repeatable = known.get(key)
+        if repeatable is None:
+            return []
+        for tensor in (send, recv):
+            if tensor is not None and (
+                tensor.get_device() != device
+                or tensor.layout is not torch.strided
+                or not tensor.is_contiguous()
+                or tensor.is_neg()
+                or tensor.is_conj()
+                or (type(tensor) not in PLAIN and seen(tensor))
+            ):
+                return []
+        send_at, recv_at = 0 if send is None else send.data_ptr(), 0 if recv is None else recv.data_ptr()
+        if (send_at or send is None) and (recv_at or recv is None):
+            found.append((repeatable, send_at, recv_at))
+    return found if len(found) == len(calls) else []
 
 
 def _oldest(works: dict[Any, None]) -> tuple[Any, ...]:

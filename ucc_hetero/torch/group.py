@@ -81,7 +81,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def _end_coalescing(self, device: Any = None) -> Work:
         """Return one Work for this thread's calls since :meth:`_start_coalescing`."""
         works, self._batch.works = self._batch.works, None
-        return self._combined(works or [])
+        return works[0] if works and len(works) == 1 else self._combined(works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

@@ -26,11 +26,14 @@ def waited(tensor: Any) -> Any:
     return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
-def is_plain(tensor: Any) -> bool:
-    """True if the engine can use the tensor's own memory."""
-    if tensor.layout is not torch.strided or tensor.dtype not in _KNOWN:
-        return False
-    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+def is_plain(*tensors: Any) -> bool:
+    """True if the engine can use the tensors' own memory."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.dtype not in _KNOWN or not tensor.is_contiguous():
+            return False
+        if tensor.is_neg() or tensor.is_conj():
+            return False
+    return True
 
 
 def dense(tensor: Any) -> Any:
@@ -88,29 +91,38 @@ def to_receive(tensor: Any) -> tuple[Any, Finish]:
 
 def _adjacent(tensors: Sequence[Any]) -> Any:
     """One flat tensor over several that are adjacent in memory; None if they are not."""
-    first = tensors[0]
-    storage = first.untyped_storage()
-    start = storage.data_ptr()
-    expected = first.data_ptr()
-    total = 0
+    if not is_plain(*tensors):
+        return None
+    first, total = tensors[0], 0
+    end = first.data_ptr()
     for tensor in tensors:
-        if not is_plain(tensor) or tensor.dtype is not first.dtype or tensor.data_ptr() != expected:
+        if tensor.dtype is not first.dtype or tensor.data_ptr() != end or not tensor.numel():
             return None
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() != start or not tensor.numel():
-            return None
-        expected += tensor.numel() * tensor.element_size()
+        end += tensor.nbytes
         total += tensor.numel()
+    storage = first.untyped_storage()
+    if end > storage.data_ptr() + storage.nbytes():  # neighbours by chance
+        return None
     return torch.as_strided(first.detach(), (total,), (1,), first.storage_offset())
+
+
+def _joined(tensors: Sequence[Any], form: Callable[[Any], Any]) -> Any:
+    """One flat tensor with the elements of all ``tensors``; ``form`` makes one dense."""
+    together = _adjacent(tensors)
+    if together is not None:
+        return together
+    parts = [(tensor if is_plain(tensor) else form(tensor)).reshape(-1) for tensor in tensors]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def to_send_all(tensors: Sequence[Any]) -> Any:
     """One flat tensor with the elements of all ``tensors``, to send."""
-    together = _adjacent(tensors)
-    if together is not None:
-        return together
-    parts = [to_send(tensor).reshape(-1) for tensor in tensors]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return _joined(tensors, to_send)
+
+
+def to_reduce_all(tensors: Sequence[Any]) -> Any:
+    """One flat tensor with the elements of all ``tensors``, to reduce."""
+    return _joined(tensors, dense)
 
 
 def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
@@ -118,7 +130,7 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
     together = _adjacent(tensors)
     if together is not None:
         return together, None
-    first, places = tensors[0], [_writable(tensor) for tensor in tensors]
+    first, places = tensors[0], [tensor.detach() if is_plain(tensor) else _writable(tensor) for tensor in tensors]
     counts = [tensor.numel() for tensor in tensors]
     flat = torch.empty(sum(counts), dtype=first.dtype, device=first.device)
 
@@ -131,7 +143,7 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
 
 def overlap(one: Any, other: Any) -> bool:
     a, b = one.data_ptr(), other.data_ptr()
-    its, others = one.numel() * one.element_size(), other.numel() * other.element_size()
+    its, others = one.nbytes, other.nbytes
     return bool(its and others and a < b + others and b < a + its)
 
 

@@ -55,13 +55,19 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def seen(*tensors: Any) -> bool:
     """True if Python code would see an operator with these tensors: a mode of torch's dispatcher, or their class."""
-    return bool(modes()) or any(type(tensor) not in PLAIN and _has_code(tensor) for tensor in tensors)
+    return bool(modes()) or _have_code(tensors)
 
 
-def _has_code(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return bool(torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python))
-    return isinstance(value, (list, tuple)) and seen(*value)
+def _have_code(values: Sequence[Any]) -> bool:
+    for value in values:
+        if type(value) in PLAIN:
+            continue
+        if isinstance(value, torch.Tensor):
+            if torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python):
+                return True
+        elif isinstance(value, (list, tuple)) and _have_code(value):
+            return True
+    return False
 
 
 @dataclass

@@ -212,8 +212,8 @@ class Work(dist.Work):
 
     def poll(self, seconds: float) -> None:
         """Make progress for ``seconds``, which suffices for short calls; the progress thread finishes the others."""
-        for each in self.pending():
-            if not lib.ucch_wait(each.op, seconds):
+        for request in self._requests:
+            if not PendingOperation(request, native_of(request), kept_by(request)).wait(seconds):
                 lib.ucch_progress_thread(1)
                 return
         self._collect()
@@ -371,8 +371,9 @@ class WaitedWork:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        if not all(_peek(native_of(each)) for each in self._requests):
-            return False
+        for each in self._requests:
+            if not _peek(native_of(each)):
+                return False
         work = self._work()
         if work is not None:
             work.is_over()
@@ -544,16 +545,27 @@ class GraphWork(Work):
 
 @not_compiled
 class CombinedWork(Work):
-    def __init__(self, group: Any, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
-        """``entered``: the points in shared streams at which all parts are complete."""
-        super().__init__(group, [tensor for part in parts for tensor in part._outputs])
-        self._parts, self._entered = parts, entered
-        self._done = all(part._done for part in parts)
+    def __init__(
+        self,
+        group: Any,
+        parts: Sequence[Work],
+        entered: Sequence[Ready] = (),
+        outputs: Sequence[Any] | None = None,
+        finish: Finish = None,
+    ) -> None:
+        """``entered``: the points in shared streams at which all parts are complete. ``outputs``: by default the
+        parts'; ``finish`` runs once all parts are complete, which are on host memory."""
+        found = [tensor for part in parts for tensor in part._outputs] if outputs is None else outputs
+        super().__init__(group, found)
+        self._parts, self._entered, self._finish = parts, entered, finish
+        self._done = finish is None and all(part._done for part in parts)
 
     def _collect(self) -> None:
-        """Record the first error of the parts, which have all been collected."""
+        """Record the first error of the parts, which have all been collected, or finish them."""
         with self._lock:
             self._error = next((part._error for part in self._parts if part._error is not None), None)
+            if self._error is None:
+                self._error = self._try_to_deliver()
             self._done = True
 
     def is_over(self) -> bool:
@@ -589,6 +601,8 @@ class CombinedWork(Work):
             else:
                 part.wait(timeout)
         self._error = None  # if a part had one, it has been raised
+        if self._finish is not None:
+            self._collect()
         behind = [ready.order() for ready in self._entered]
         for part in self._parts if behind and all(behind) else ():
             if part._ready is not None:

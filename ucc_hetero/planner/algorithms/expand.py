@@ -172,10 +172,11 @@ def _reductions(step: Step) -> list[Step]:
     return out
 
 
-def expand_plan(plan: Plan, only: int | None = None) -> Plan:
-    """``plan`` with messages in place of collectives over bridges. ``only``: the rank that it is a plan of.
+def expand_plan(plan: Plan, only: int | None = None, apart: Callable[[Step], bool] | None = None) -> Plan:
+    """``plan`` with messages in place of the collectives for which ``apart(step)`` is true on all of their ranks; None:
+    for streams, of those over bridges. ``only``: the rank that it is a plan of.
 
-    A stage becomes several of the same depth, so that steps on teams keep their order.
+    A stage becomes several of the same depth, so that steps on teams keep their order. A barrier stays.
     """
     sizes = [list(size) for size in plan.sizes]
 
@@ -189,21 +190,24 @@ def expand_plan(plan: Plan, only: int | None = None) -> Plan:
         stages: list[tuple[Step, ...]] = []
         depths: list[int] = []
         for stage, depth in zip(fragment.stages, fragment.depths, strict=True):
-            for steps in _spelled(stage, take, only):
+            for steps in _spelled(stage, take, only, apart):
                 stages.append(tuple(steps))
                 depths.append(depth)
         fragments.append(Fragment(tuple(stages), tuple(depths)))
     return Plan(plan.collective, plan.algorithm, tuple([(a, b, c) for a, b, c in sizes]), tuple(fragments))
 
 
-def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[list[Step]]:
+def _spelled(
+    stage: tuple[Step, ...], take: _Take, only: int | None, apart: Callable[[Step], bool] | None
+) -> list[list[Step]]:
     out: list[list[Step]] = [[]]
     for step in stage:
-        write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
+        expands = len(step.ranks) > 1 and (step.link == "bridge" if apart is None else apart(step))
+        write = _KINDS.get(step.kind) if expands else None
         if write is None:
             # Shares that differ in length or are not adjacent.
             equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
-            uneven = step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
+            uneven = apart is None and step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
             out[0] += _reductions(step) if uneven else [step]
             continue
         if only is not None and only not in step.ranks:
