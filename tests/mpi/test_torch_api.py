@@ -26,6 +26,10 @@ def test_experts(crew, n, emulate):
     crew(RUN, n, args=[["torch_experts"]], layout=emulate, timeout=100)
 
 
+def test_experts_of_one_rank(crew):
+    crew(RUN, 1, args=[["torch_experts"], ["case_gradients_of_a_layer", "case_rows_of_fixed_size"]])
+
+
 def test_torchcomms(crew):
     n, emulate = random.choice([(1, ""), (2, ""), (3, "nvidia:2,amd:1")])
     crew("torchcomms_cases:calls", n, layout=emulate)

@@ -102,6 +102,25 @@ def case_drift_is_seen_and_undone():
     assert len(set(sums)) == 1
 
 
+def case_drift_of_numbers_without_dimensions_and_of_nan():
+    model = torch.nn.Module()
+    model.scale = torch.nn.Parameter(torch.ones(()))
+    model.register_buffer("phase", torch.zeros(3, dtype=torch.complex64))
+    optimizer = torch.optim.Adam(model.parameters())
+    (model.scale * (1 + R)).backward()  # the ranks' means of the gradient differ
+    optimizer.step()
+    model.phase[1] = 4j * (R == N - 1)
+    watch = Replicas(model, optimizer, every=1)
+    assert watch.step().distance == pytest.approx(4, rel=1e-2)
+    assert watch.step().equal
+    moments = [None] * N
+    dist.all_gather_object(moments, optimizer.state[model.scale]["exp_avg"].item())
+    assert len(set(moments)) == 1
+    with torch.no_grad():
+        model.scale.fill_(math.nan if R == N - 1 else 1)
+    assert math.isnan(watch.step().distance) and watch.step().equal
+
+
 def case_drift_may_be_an_error():
     model = fresh()
     watch = Replicas(model, every=1, policy="raise")

@@ -99,7 +99,7 @@ class _AllRanks:
 
     def combine(self, x: Any) -> Any:
         """Send rows ``[T + 1, ...]`` back; returns their sums ``[M, ...]`` over the ranks."""
-        out = x.new_empty((len(x) // dist.get_world_size(self.group), *x.shape[1:]))
+        out = x.new_empty(((len(x) - 1) // dist.get_world_size(self.group), *x.shape[1:]))
         _reduce_scatter(out, x.contiguous()[:-1], group=self.group)
         return out
 
@@ -293,8 +293,8 @@ class Experts:
         Raises:
             ValueError, DistBackendError: As the class says.
         """
-        received, device = sum(handle.received), handle.rows.device
         with self._refusing():
+            received, device = sum(handle.received), handle.rows.device
             self._check("combine", "x", x, (received, None), _ELEMENTS, device)
             if topk_weights is not None:
                 self._check("combine", "topk_weights", topk_weights, (received, None), (torch.float32,), device)
@@ -402,8 +402,9 @@ class Experts:
         Raises:
             ValueError, DistBackendError: As the class says.
         """
-        method, (count, total), k, device = "low_latency_combine", handle.shape, handle.rows.size(1), handle.rows.device
+        method = "low_latency_combine"
         with self._refusing():
+            (count, total), k, device = handle.shape, handle.rows.size(1), handle.rows.device
             self._check(method, "x", x, (count, total, None), _ELEMENTS, device)
             self._check(method, "topk_idx", topk_idx, (handle.tokens, k), _INDICES, device)
             self._check(method, "topk_weights", topk_weights, (handle.tokens, k), (torch.float32,), device)

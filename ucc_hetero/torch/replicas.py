@@ -33,8 +33,8 @@ class Drift:
     Args:
         step: Number of the optimizer step before the comparison.
         checksums: Checksums of all ranks, in rank order.
-        distance: Largest difference from the root's parameters, relative to the largest parameter; 0 if all
-            checksums are equal.
+        distance: Largest difference from the root's parameters, relative to the largest parameter; NaN if a
+            parameter is; 0 if all checksums are equal.
     """
 
     step: int
@@ -48,8 +48,15 @@ class Drift:
 
 
 def _local(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The local parts, of complex tensors as pairs of real numbers."""
     for tensor in tensors:
-        yield (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+        part = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+        yield torch.view_as_real(part) if part.is_complex() else part
+
+
+def _largest(values: list[float]) -> float:
+    """The largest value, NaN if one of them is."""
+    return float(torch.tensor([0.0, *values], dtype=torch.float64, device="cpu").max())
 
 
 def checksum(tensors: Iterable[Any]) -> int:
@@ -68,7 +75,7 @@ def checksum(tensors: Iterable[Any]) -> int:
     for tensor in _local(tensors):
         if not tensor.numel():
             continue
-        flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous().reshape(-1)
+        flat = tensor.contiguous().reshape(-1)
         bits = flat.view(_BITS[flat.element_size()])
         sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
         for start in range(0, len(bits), _PIECE):
@@ -89,18 +96,18 @@ def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
         group: Process group; torch's default group if None.
 
     Returns:
-        The difference, relative to the absolute value of the root's largest element.
+        The difference, relative to the absolute value of the root's largest element; NaN if an element is.
     """
-    worst = largest = 0.0
+    apart, sizes = [], []
     for tensor in _local(tensors):
         if tensor.numel():
             reference = tensor.clone()
             dist.broadcast(reference, group=group, group_src=root)
-            worst = max(worst, float((tensor.double() - reference.double()).abs().max()))
-            largest = max(largest, float(reference.double().abs().max()))
+            apart.append(float((tensor.double() - reference.double()).abs().max()))
+            sizes.append(float(reference.double().abs().max()))
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, worst, group=group)
-    return float(max(everyone)) / (largest or 1.0)
+    dist.all_gather_object(everyone, _largest(apart), group=group)
+    return _largest(everyone) / (_largest(sizes) or 1.0)
 
 
 def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> None:
@@ -205,7 +212,7 @@ class Replicas:
             return
         for parameter in (p for each in self._optimizer.param_groups for p in each["params"]):
             state = self._optimizer.state.get(parameter, {})
-            for _, value in sorted(state.items()):
-                # Step counts are host tensors, and equal on all ranks.
-                if isinstance(value, torch.Tensor) and value.device == parameter.device and value.dim():
+            for value in (state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor)):
+                # Step counts are equal on all ranks: host tensors, or without dimensions.
+                if value.device == parameter.device and (value.dim() or not parameter.dim()):
                     yield value
