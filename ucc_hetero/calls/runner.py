@@ -126,10 +126,7 @@ class Runner(Closing):
             if calls and self.ended_by_refusal(self.board.next):
                 raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
-                "free it and make a new one from the MPI communicator"
-            )
+            raise CollectiveError(f"rank {self.rank}: after an earlier failure ({self.broken}) {ANEW}")
         if dropped_calls:
             reap()
 

@@ -40,7 +40,7 @@ from .request import run_poll_hooks
 _E = TypeVar("_E", bound=UCCHError)
 
 
-#: End of error texts after a call that other ranks make was refused.
+#: In error texts after a call that ended the communicator.
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .. import env
 from ..bootstrap import settings
 from ..calls.request import Request, arm, kept_by, native_of, run_poll_hooks
+from ..calls.state import ANEW
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from ..native.waiting import wait_in_slices
@@ -68,7 +69,7 @@ def limit_of(timeout: timedelta | None) -> float:
 
 def torch_error(failure: BaseException) -> Exception:
     """The exception type that users of torch expect, with our message."""
-    text = str(failure)
+    text = str(failure).replace(ANEW, "the group can no longer be used: make a new one")
     if isinstance(failure, CollectiveTimeout):
         text = f"Timeout expired, Timed out in {text}"  # scripts look for these words, spaces included
     error: Exception = dist.DistBackendError(text)
