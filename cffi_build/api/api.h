@@ -60,6 +60,7 @@ int ucch_wait_matched(ucch_op *op, double slice);
 int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
+double ucch_rest(double now, double quiet);
 
 /* ---- step.c: teams ---- */
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
@@ -191,6 +192,7 @@ int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, 
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
 int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
+int ucch_message_again(ucch_message *message);
 void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
 int ucch_message_held(ucch_message *message);

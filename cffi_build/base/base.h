@@ -205,7 +205,6 @@ void ucch_progress_inside(int (*enter)(void), void (*leave)(int before), void (*
 void ucch_wake_locked(void);
 void ucch_progress_streams(void);
 void ucch_wait_briefly_locked(ucch_op *op);
-double ucch_rest(double now, double quiet);
 
 /* The flight recorder (flight.c): what the last operations of this process were, and how far they have come. */
 

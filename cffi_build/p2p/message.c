@@ -174,6 +174,15 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
     return begin(m, worker, &start, timeout);
 }
 
+/* Start a message again as it was started last, without a time limit. Negative: the general way has to do it. */
+int ucch_message_again(ucch_message *m) {
+    ucch_start start = m->start;
+    if (!m->worker || !m->board || ucch_board_broken(m->board)) return UCCH_FAIL_BROKEN;
+    int status = begin(m, m->worker, &start, 0);
+    if (m->op.state == UCCH_ACTIVE) ucch_progress_thread(1);
+    return status;
+}
+
 /* Send device memory by lanes to rank `dest` of their communicator; ucch_message_lanes has set the memory. */
 int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
                     int dest, double timeout) {

@@ -394,6 +394,62 @@ def case_alike_but_for(comm):
                 assert (every == np.repeat(np.arange(p), n)).all(), own
 
 
+def case_counts_change(comm):
+    """Uneven calls made again and again: the counts of all ranks change, or those that only some ranks know; they are
+    lists or arrays, the same object with other numbers among them."""
+    p, r = comm.size, comm.rank
+    mine, same = np.random.default_rng(), np.random.default_rng(comm.bcast(random.getrandbits(30)))
+    matrices, reused = same.integers(0, 4, (3, p, p)), np.zeros(p, np.int64)
+    matrices[1, 0], matrices[1, 1:] = 3 - matrices[0, 0], matrices[0, 1:]
+
+    def spec(counts, value):
+        """Blocks of these values at displacements, the positions of their elements, and what follows the array."""
+        gap, kind = int(mine.integers(2)), mine.integers(4)
+        starts = (np.cumsum(counts) - counts + gap * np.arange(p)).tolist()
+        at = [i for start, n in zip(starts, counts, strict=True) for i in range(start, start + n)]
+        array = np.full(4 * p + p, -1.0)
+        array[at] = np.repeat(value, counts)
+        reused[:] = counts
+        listed = [list(map(int, counts)), np.array(counts, np.int32), np.array(counts, np.int64), reused][kind]
+        return array, at, [listed, starts, MPI.DOUBLE] if gap or mine.integers(2) else [listed]
+
+    for turn in range(80):
+        matrix, root, form = matrices[same.integers(3)], int(same.integers(p)), same.integers(5)
+        value = 100.0 * turn + np.add.outer(10 * np.arange(p), np.arange(p))
+        if form == 0:
+            send, _, how = spec(matrix[r], value[r])
+            into, at, into_how = spec(matrix[:, r], np.full(p, -1.0))
+            if how[0] is reused:
+                how[0] = reused.copy()
+                how[0][:] = matrix[r]
+            comm.Alltoallv([send, *how], [into, *into_how])
+            want = np.repeat(value[:, r], matrix[:, r])
+        elif form in (1, 2):
+            counts = matrix[:, root]
+            into, at, how = spec(counts, np.full(p, -1.0))
+            send = np.full(counts[r], value[r, root])
+            if form == 1:
+                comm.Allgatherv(send, [into, *how])
+            else:
+                comm.Gatherv(send, [into, *how] if r == root else None, root)
+            want = np.repeat(value[:, root], counts)
+            if form == 2 and r != root:
+                want = np.full(len(at), -1.0)
+        elif form == 3:
+            send, _, how = spec(matrix[root], value[root])
+            at, into = range(matrix[root, r]), np.full(matrix[root, r] + 1, -1.0)
+            comm.Scatterv([send, *how] if r == root else None, into[: len(at)], root)
+            want = np.full(len(at), value[root, r])
+        else:
+            counts, n = matrix[root], matrix[root, r]
+            at, into = range(n), np.full(n + 1, -1.0)
+            known = counts.tolist() if same.integers(2) else None
+            comm.Reduce_scatter(np.repeat(value[r], counts), into[:n], known)
+            want = np.full(n, value[:, r].sum())
+        assert (into[list(at)] == want).all(), (turn, form, into, want)
+        assert (np.delete(into, list(at)) == -1).all(), (turn, form, into)
+
+
 def case_again_and_again(comm):
     """Calls that look like earlier ones take the fast path: several under way, in place, other arrays, and misfits."""
     p, r = comm.size, comm.rank

@@ -12,7 +12,7 @@ from frames import files_of, frames_of
 from mpi4py import MPI
 from processes import in_threads
 
-from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
+from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError, Request
 
 world = MPI.COMM_WORLD
 
@@ -42,8 +42,13 @@ def count_frames(comm, n):
     every = dice.random(n * comm.size)
     request, total = comm.Allreduce_init(mine, part), np.sum(world.allgather(mine), axis=0)
 
+    me, ns, starts = comm.rank, [n] * comm.size, np.arange(comm.size) * n
+
     def at(root, array):
         return array if comm.rank == root else None
+
+    def done(request, *_):
+        request.Wait()
 
     calls = {
         "Barrier": comm.Barrier, "Allreduce": lambda: comm.Allreduce(mine, part),
@@ -54,6 +59,14 @@ def count_frames(comm, n):
         "Gather": lambda: comm.Gather(mine, at(0, whole)), "Alltoall": lambda: comm.Alltoall(every, whole),
         "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(every, part),
         "Start, Wait": lambda: (request.Start(), request.Wait()),
+        "Gatherv": lambda: comm.Gatherv(mine, at(0, [whole, ns])),
+        "Alltoallv": lambda: comm.Alltoallv([every, ns, starts, MPI.DOUBLE], [whole, (ns, starts)]),
+        "Reduce_scatter": lambda: comm.Reduce_scatter(every, part, ns),
+        "Sendrecv": lambda: comm.Sendrecv(mine, me, 1, part, me, 1),
+        "Send, Recv": lambda: done(comm.Isend(mine, me), comm.Recv(part)),
+        "Isend, Probe, Recv, Wait": lambda: done(comm.Isend(mine, me), comm.Probe(me), comm.Recv(part, me)),
+        "Irecv, Send, Wait": lambda: done(comm.Irecv(part, me, 2), comm.Send(mine, me, 2)),
+        "Irecv, Isend, Waitall": lambda: Request.Waitall([comm.Irecv(part), comm.Isend(mine, me)]),
     }  # fmt: skip
     for name, call in calls.items():
         for _ in range(4):
@@ -65,6 +78,8 @@ def count_frames(comm, n):
             np.testing.assert_allclose(part, total)
         elif name.startswith("Reduce to"):
             assert np.isnan(part).all()
+        elif "Recv" in name or "Isend" in name:
+            assert (part == mine).all(), name
     request.Free()
 
 

@@ -277,7 +277,7 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
         if self not in _late:
             exit.living.pop(self, None)
         self._runner, self._messages, self._mpi = cast(Runner, instead), cast(Messages, instead), instead
-        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
+        for name in ("_own_messages", "_quick", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
 
     def __bool__(self) -> bool:

@@ -45,7 +45,8 @@ class Objects:
         from mpi4py import MPI
 
         self._runner, self._pickle = runner, MPI.pickle
-        self._slots: dict[tuple[str, int], _Slots] = {}
+        #: By method, root and number of objects: the call's name in errors and records, the call, and its buffers.
+        self._known: dict[tuple[str, int, int], tuple[str, CallSpec, _Slots]] = {}
         self._room = {
             "bcast": _BYTES,
             "allgather": _BYTES if runner.size <= lib.UCCH_PARCEL_RANKS else _FEW,
@@ -66,13 +67,9 @@ class Objects:
             given = [self._pickle.dumps(thing) for thing in things] if gives else []
             if gives and name in ("alltoall", "scatter") and len(given) != runner.size:
                 raise ValueError(f"{what} on rank {runner.rank}: {len(given)} objects for {runner.size} ranks")
-        slots = self._slots.get((name, len(given)))
-        if slots is None:
-            came = runner.size if name in ("allgather", "alltoall") else 1
-            slots = self._slots[name, len(given)] = _Slots.of(room, len(given) if name != "bcast" else 0, came)
+        key = what, root, len(given)
+        label, call, slots = self._known.get(key) or self._known.setdefault(key, self._call(name, *key))
         self._fill(slots.send if name != "bcast" else slots.recv, given, room)
-        label = what + " of objects" * what.islower() + f" root={root}" * (root >= 0)  # not of Dup and the like
-        call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
         runner.run_labelled(label, call, slots.send_at, slots.recv_at)
         found = self._taken(slots.recv.tobytes(), room)
         pickles = self._long(name, given, found, root) if isinstance(found, tuple) else found
@@ -80,13 +77,18 @@ class Objects:
             [self._pickle.loads(each) for each in pickles] if name != "allgather" or root in (-1, runner.rank) else []
         )
 
+    def _call(self, name: str, what: str, root: int, gives: int) -> tuple[str, CallSpec, _Slots]:
+        came = self._runner.size if name in ("allgather", "alltoall") else 1
+        slots = _Slots.of(self._room[name], gives if name != "bcast" else 0, came)
+        label = what + " of objects" * what.islower() + f" root={root}" * (root >= 0)  # not of Dup and the like
+        return label, CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root), slots
+
     def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
         longer = max(map(len, given), default=0) > room - _HEAD
         for i, pickled in enumerate(given):
-            at, length = i * room, len(pickled)
-            memory[at : at + _HEAD].view(np.int64)[0] = length << 1 | longer
-            if not longer:
-                memory.data[at + _HEAD : at + _HEAD + length] = pickled
+            head = (len(pickled) << 1 | longer).to_bytes(_HEAD, "little")
+            packed = head if longer else head + pickled
+            memory.data[i * room : i * room + len(packed)] = packed
 
     def _taken(self, data: bytes, room: int) -> list[bytes] | tuple[int, ...]:
         """The received pickles; or, on all ranks, their lengths if any rank has a pickle longer than a slot."""

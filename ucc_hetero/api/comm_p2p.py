@@ -12,7 +12,8 @@ from ..docstrings import forms
 from ..p2p.composite import MessageGroup, start_all
 from ..p2p.messages import Messages
 from ..p2p.partitioned import PartitionedRequest, Partitions
-from ..p2p.probe import Message, mprobe, object_message, probe, wait_for_any, waits
+from ..p2p.probe import Message, mprobe, object_message, probe
+from ..p2p.quick import Quick
 
 
 @forms
@@ -45,6 +46,10 @@ class MessageMethods:
     def _partitions(self) -> Partitions:
         return Partitions(self._own_messages)
 
+    @cached_property
+    def _quick(self) -> Quick:
+        return Quick(self._messages)
+
     def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
         messages = self._messages
         return messages.any_source if source is None else source, messages.any_tag if tag is None else tag
@@ -63,7 +68,7 @@ class MessageMethods:
         Raises:
             ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
-        self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
+        self._quick.send(buf, dest, tag, stream)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
         """:meth:`Send`, with its arguments, but return only when the receive has started."""
@@ -95,7 +100,7 @@ class MessageMethods:
         Raises:
             TruncationError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
-        self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
+        self._quick.recv(buf, source, tag, status, stream)
 
     def recv(self, buf: Any = None, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
         """Receive a Python object of ``send`` and its variants; by default from any source and with any tag.
@@ -139,9 +144,7 @@ class MessageMethods:
         Raises:
             ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
-        messages = self._messages
-        into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
-        messages.run_all([into, messages.outgoing(sendbuf, dest, sendtag, stream=stream)], status)
+        self._quick.sendrecv(recvbuf, source, recvtag, sendbuf, dest, sendtag, status, stream)
 
     def Sendrecv_replace(
         self,
@@ -163,7 +166,7 @@ class MessageMethods:
             ValueError, CollectiveTimeout, PeerError: And others; see :class:`Communicator`.
         """
         messages = self._messages
-        into = messages.incoming(buf, *self._wild(source, recvtag))
+        into = messages.incoming(buf, source, recvtag)
         messages.run_all([into, messages.outgoing(buf, dest, sendtag, copy=True)], status)
 
     # --- non-blocking -------------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class MessageMethods:
         Returns:
             A request; once it is complete the buffer may be reused.
         """
-        return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
+        return self._quick.isend(buf, dest, tag, stream)
 
     def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
         return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
@@ -192,7 +195,7 @@ class MessageMethods:
         Returns:
             A request; once it is complete the message is in the buffer.
         """
-        return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag), stream=stream))
+        return self._quick.irecv(buf, source, tag, stream)
 
     def Isendrecv(
         self,
@@ -211,7 +214,7 @@ class MessageMethods:
             A request that completes when both messages have; its status is the receive's.
         """
         messages = self._messages
-        into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
+        into = messages.incoming(recvbuf, source, recvtag, stream=stream)
         outof = messages.outgoing(sendbuf, dest, sendtag, stream=stream)
         return MessageGroup(start_all(messages, [into, outof]), has_status=True)
 
@@ -224,7 +227,7 @@ class MessageMethods:
             A request that completes when both messages have; its status is the receive's.
         """
         messages = self._messages
-        into = messages.incoming(buf, *self._wild(source, recvtag))
+        into = messages.incoming(buf, source, recvtag)
         outof = messages.outgoing(buf, dest, sendtag, copy=True)
         return MessageGroup(start_all(messages, [into, outof]), has_status=True)
 
@@ -247,7 +250,7 @@ class MessageMethods:
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
-        return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
+        return self._messages.persistent(self._messages.incoming(buf, source, tag))
 
     # --- partitioned --------------------------------------------------------------------------------------------------
 
@@ -332,8 +335,7 @@ class MessageMethods:
         Raises:
             CollectiveTimeout, PeerError: No message came within ``UCCH_TIMEOUT`` seconds, or its sender died.
         """
-        wait_for_any(self._messages, self._mpi, *self._wild(source, tag), status)
-        return True
+        return self._quick.probe(source, tag, status)
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
         """Do as :meth:`Probe`, with its arguments, without waiting.
@@ -341,7 +343,7 @@ class MessageMethods:
         Returns:
             True if a message has arrived.
         """
-        return waits(self._messages, self._mpi, *self._wild(source, tag), status)
+        return self._quick.iprobe(source, tag, status)
 
     probe, iprobe = Probe, Iprobe
 
@@ -351,7 +353,7 @@ class MessageMethods:
         Returns:
             The :class:`Message`, which alone can receive it.
         """
-        return mprobe(self._messages, *self._wild(source, tag), status)
+        return mprobe(self._messages, source, tag, status)
 
     def Improbe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message | None:
         """Do as :meth:`Mprobe`, with its arguments, without waiting.
@@ -359,7 +361,7 @@ class MessageMethods:
         Returns:
             The :class:`Message`, which alone can receive it, or None.
         """
-        return probe(self._messages, *self._wild(source, tag), status, remove=True)
+        return probe(self._messages, source, tag, status, remove=True)
 
     def mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
         """Do as :meth:`Mprobe`, with its arguments, for a Python object.

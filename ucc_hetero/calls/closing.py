@@ -46,7 +46,8 @@ class Closing(State, ABC):
 
     @property
     def busy(self) -> int:
-        return sum(call.owner is self for call in list(under_way))
+        posted: int = sum(each.active for each in self.messengers)
+        return posted + sum(call.owner is self for call in list(under_way))
 
     def close(self, seconds: float | None = None) -> bool | None:
         """Free teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.

@@ -11,7 +11,6 @@ from ..native.waiting import SLICE, refuse_finalized
 from .request import Request, fill_empty, forget, under_way, wait_op
 
 _wait = lib.ucch_wait
-_again = lib.ucch_program_again
 
 #: Persistent requests that have not been freed.
 _startable: Present[PersistentRequest] = Present()
@@ -42,7 +41,7 @@ class PersistentRequest(Request):
         finish: Callable[[int, Any], None] | None = None,
         *,
         free: Callable[[], None] = nothing,
-        direct: Any = None,
+        direct: Callable[[], int] | None = None,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
         fill_status: Callable[[int, Any], None] | None = None,
@@ -50,9 +49,8 @@ class PersistentRequest(Request):
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, fill_status=fill_status, owner=owner)
-        #: ``start`` starts the native operation, or raises; None: the class has a method ``_begin``. ``direct``: the
-        #: native program of a call that needs no work before or after; it is started first, and ``start`` is called for
-        #: the error if that fails.
+        #: ``start`` starts the native operation, or raises; None: the class has a method ``_begin``. ``direct`` starts
+        #: that of a call that needs no work before or after; ``start`` is called if it returns a negative number.
         self._free, self._direct = free, direct
         if start is not None:
             self._begin = start
@@ -101,7 +99,7 @@ class PersistentRequest(Request):
         self._done = self._untold = False  # first: Ctrl-C may interrupt here, and the call be active
         if self._call is not None:
             under_way.add(self._call)
-        if self._direct is None or _again(self._direct) < 0:
+        if self._direct is None or self._direct() < 0:
             try:
                 self._begin()
             except Exception as error:
@@ -131,7 +129,7 @@ class PersistentRequest(Request):
             if self._call is not None:
                 under_way.discard(self._call)
             if status is not None:
-                fill_empty(status)
+                self._describe(1, status)
         else:
             self._complete(state or wait_op(self._op), status)
         return True

@@ -26,7 +26,7 @@ from ..planner.select import Choice, Tuning, choose, cut_to_length, make_plan, r
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, Op, Reduction, op_of
-from .arguments import Bound, CallSpec, Copy, bind, label_of, look_up, reduced_by_mpi, reduction_of
+from .arguments import Bound, CallSpec, Copy, bind, label_of, look_up, number_of, reduced_by_mpi, reduction_of
 from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -77,6 +77,15 @@ class ProgramPool:
     exchange: CountExchange | None = None
     counts: bytes = b""
     local: bool = False
+
+    def in_c(self) -> tuple[Any, ...] | None:
+        """The exchange of counts as C takes it (cffi_build/python/repeat.c); None if there is none."""
+        if self.exchange is None:
+            return None
+        prepared = self.exchange.prepared
+        sends, receives = number_of(prepared.send), number_of(prepared.recv)
+        held = prepared.pool, prepared.program
+        return prepared.program.address, sends, receives, self.counts, held, prepared
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""

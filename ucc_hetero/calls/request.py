@@ -12,7 +12,7 @@ from .. import log
 from ..bindings.handle import Kept
 from ..docstrings import forms
 from ..errors import NotSupported, UCCHError
-from ..native.libraries import ffi, lib, refuse_children
+from ..native.libraries import ffi, lib, refuse_children, wait_all
 from ..native.waiting import progress_mpi, refuse_finalized, wait_in_slices
 
 _peek = lib.ucch_peek
@@ -90,11 +90,9 @@ def withdraw(owner: object) -> None:
 def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
     if status is None:
         return
-    from mpi4py import MPI
-
     refuse_finalized()
     status.source, status.tag, status.error = source, tag, error
-    status.Set_elements(MPI.BYTE, nbytes)
+    status.Set_elements(sys.modules["mpi4py.MPI"].BYTE, nbytes)
     status.Set_cancelled(False)
 
 
@@ -362,6 +360,8 @@ class Request:
             TypeError: A request is not of this package.
             CollectiveError: The error of the first failed call, once all have ended.
         """
+        if statuses is None and wait_all(requests):
+            return True
         requests = _as_requests(requests)
         _wait_many(requests, every=True)
         return _complete_all(requests, statuses)
@@ -555,6 +555,10 @@ class Request:
         """
         ready = cls.Testsome(requests, statuses)
         return ready, None if ready is None else [None] * len(ready)
+
+
+#: Methods that some requests have in C, too (p2p/quick.py).
+WAYS = Request.Wait, Request.Test, Request._ended, Request._arm
 
 
 def native_of(request: Request) -> Any:

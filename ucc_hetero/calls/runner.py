@@ -81,7 +81,7 @@ class Runner(Closing):
         self._repeater: Any = None
         every = sampled()
         if repeater and not every:
-            self._repeater = repeater(self.run, self._await, self._interrupted, MPI.IN_PLACE)
+            self._repeater = repeater(self.run, self._await, self._interrupted, self._go_on_counted, MPI.IN_PLACE)
         super().__init__(mpi, seat, queues)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation. A caller that has more to poll replaces it.
@@ -152,32 +152,46 @@ class Runner(Closing):
     def run(
         self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
     ) -> None:
-        """Run a collective to its end; with ``stream`` it starts when the stream reaches this point.
-
-        The arguments are those of ``CallSpec``: making the tuple would take a tenth of a short call.
-        """
+        """Run a collective, which has the arguments of ``CallSpec``, to its end; with ``stream`` it starts when the
+        stream reaches this point."""
+        call = CallSpec(name, send, recv, op, root, counts)
         if stream is not None:
-            self.start(CallSpec(name, send, recv, op, root, counts), stream, Completion.HOST).Wait()
+            self.start(call, stream, Completion.HOST).Wait()
             return
         try:
-            # The fast path, for arrays as in an earlier call: look up, take addresses, run.
-            key, pool, send_at, recv_at = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
-            pool, rows = pool or self._prepared.inherited(key), None
-            if pool is not None and not self.broken:
-                if pool.exchange is None:
-                    # C tells roots apart by their addresses, and an object that is no int may change.
-                    same = (name, send, recv, op, root) if counts is None and type(root) is int else ()
-                    if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
-                        return
-                elif self.exchanges or pool.local:
-                    same_counts, rows = self._same_counts(pool)
-                    if same_counts and self._run_from_pool(pool, send_at, recv_at, (send, recv)):
-                        return
-            call = CallSpec(name, send, recv, op, root, counts)
-            self._run_unknown(call, (key, send_at, recv_at), rows)
+            self._run_call(call)
         except Exception as error:
             self.refuse(error)
             raise
+
+    def _go_on_counted(self, held: tuple[ProgramPool, Program], state: int, *call: Any) -> None:
+        """Go on with a call of :meth:`run` after the exchange of its counts, which began in C and is in this state."""
+        pool, program = held
+        exchange = pool.exchange
+        assert exchange is not None
+        pool.give_back(program)
+        try:
+            self._run_prepared(exchange.prepared, state)
+            self._run_call(CallSpec(*call[:6]), exchange.rows)
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+    def _run_call(self, call: CallSpec, rows: Any = None) -> None:
+        """``rows``: the counts of all ranks, if they have been exchanged."""
+        # The fast path, for arrays as in an earlier call: look up, take addresses, run.
+        key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
+        pool = pool or self._prepared.inherited(key)
+        if pool is not None and pool.exchange is not None and not self.broken:
+            if rows is not None:
+                pool = pool if rows.tobytes() == pool.counts else None
+            elif self.exchanges or pool.local:
+                pool, rows = self._same_counts(pool)
+            else:
+                pool = None
+        if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call[1:3], call):
+            return
+        self._run_unknown(call, (key, send_at, recv_at), rows)
 
     def _run_unknown(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         self.check_ready()
@@ -193,11 +207,14 @@ class Runner(Closing):
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
         """Run a call on host memory that is part of a larger one: ranks compare ``label``, which is also the key for
-        repeating it."""
+        repeating it. Without Python if it is the same string again."""
+        named = call._replace(name=label)
         try:
             with self.refusing:
+                if self._repeater is not None and self._repeater.attempt(*named):
+                    return
                 pool = self._cache.get(label) or self._prepared.inherited(label)
-                if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call):
+                if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call, named):
                     return
                 self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
@@ -209,7 +226,7 @@ class Runner(Closing):
             raise
 
     def _run_from_pool(
-        self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
+        self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: CallSpec | None = None
     ) -> bool:
         """Run a program of a pool to its end. False if it could not be started. With ``call`` the next one needs no
         Python."""
@@ -231,8 +248,9 @@ class Runner(Closing):
             pool.give_back(program)
         elif state == 1:
             room = (pool, program)
-            if call and self._repeater is not None:
-                room = self._repeater.keep(room, program.address, *call)
+            # C tells roots apart by their addresses, and an object that is no int may change.
+            if call is not None and self._repeater is not None and type(call.root) is int and not pool.local:
+                room = self._repeater.keep(room, program.address, pool.in_c(), *call)
             if room is not None:
                 room[0].give_back(room[1])
         return bool(state >= 0)
@@ -529,17 +547,20 @@ class Runner(Closing):
                 self._persistent.pop(id(prepared), None)
 
         ways: tuple[Callable[[], int], Callable[[int, Any], None]] = start, finish
-        direct = program.handle if prepared.in_place else None
+        direct = partial(lib.ucch_program_again, program.handle) if prepared.in_place else None
         if self._verification is not None:
             ways, direct = self._verification.around(call, start, finish), None
         return PersistentRequest(
             program.op, prepared, *ways, free=free, direct=direct, owner=self, refuse=self.refuse,
         )  # fmt: skip
 
-    def _run_prepared(self, prepared: Prepared) -> None:
+    def _run_prepared(self, prepared: Prepared, state: int | None = None) -> None:
+        """Run a call to its end. ``state``: that of its program, if it has begun."""
         program = prepared.program
         try:
-            state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or self.wait(program.op)
+            if state is None:
+                state = _run(program.handle, prepared.send, prepared.recv, self._timeout, SLICE)
+            state = state or self.wait(program.op)
         except BaseException:
             self._interrupted((prepared.pool, program), prepared)
             raise

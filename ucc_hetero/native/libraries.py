@@ -30,8 +30,8 @@ from ..machine.ucx_transports import memory_hooks
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
-    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "mapped", "owned", "piece",
-    "preload_ucx", "repeater",
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "mapped", "messenger", "owned",
+    "piece", "posted", "preload_ucx", "repeater", "wait_all",
 ]  # fmt: skip
 
 #: In loading order: each file needs those before it. Absolute paths keep files of another UCX out.
@@ -62,7 +62,8 @@ def _repeats() -> Any:
     loader.exec_module(module)
     sample = np.zeros(3, np.int16)
     sample.flags.writeable = False
-    return module if module.arrays(np.ndarray, sample, sample.ctypes.data, sample.dtype) else None
+    integers = np.dtype(np.int32), np.dtype(np.int64)
+    return module if module.arrays(np.ndarray, sample, sample.ctypes.data, sample.dtype, *integers) else None
 
 
 _repeat = _repeats()
@@ -70,6 +71,10 @@ _repeat = _repeats()
 repeater: Any = getattr(_repeat, "Repeater", None)
 #: Begins a one-sided transfer of one piece; returns 0 if the general way has to do it.
 piece: Any = getattr(_repeat, "piece", lambda *_: 0)
+#: Sends and receives plain arrays without Python; the base class of its requests; and waits for several of them.
+messenger: Any = getattr(_repeat, "Messenger", None)
+posted: Any = getattr(_repeat, "Posted", type("Posted", (), {}))
+wait_all: Any = getattr(_repeat, "wait_all", lambda _: False)
 _untrack: Any = getattr(_repeat, "untrack", None)
 
 

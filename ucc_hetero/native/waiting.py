@@ -8,7 +8,6 @@ called.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -98,7 +97,7 @@ def progress_until(
     while not done():
         now = time.monotonic()
         if now < began + spin:
-            os.sched_yield()
+            lib.ucch_rest(now, began)
             continue
         if now > until or (now >= look_at and hopeless()):
             return False

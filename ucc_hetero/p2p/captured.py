@@ -79,7 +79,8 @@ class CapturedMessages:
     def check(self) -> None:
         """Raise if messages of an ended capture were not waited for: they are in no graph."""
         if self.waiting and not self._captures(self.waiting[0].stream):
-            left, self.waiting = self.waiting, []
+            left = self.waiting[:]
+            self.waiting.clear()  # the same list: C looks at it, too
             raise CollectiveError(
                 f"rank {self._state.rank}: {len(left)} messages posted in a graph capture were not waited for in it, "
                 "and are in no graph: call Wait before the capture ends"
@@ -94,7 +95,8 @@ class CapturedMessages:
         if message.given is not None:
             self._follow(message.given, stream)
         elif self._captures(message.stream):
-            some, self.waiting = self.waiting, []
+            some = self.waiting[:]
+            self.waiting.clear()
             for other in {each.stream for each in some}:
                 self._follow(other, stream)
             self._put(some, stream)

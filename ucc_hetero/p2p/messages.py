@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..bindings.handle import Kept
-from ..bindings.ucc import MemType
 from ..bindings.ucx import status_name
-from ..bootstrap.membership import Membership
 from ..bootstrap.settings import limit_text
-from ..buffers import Buffer, as_buffer, copy, empty_like, pack
-from ..buffers.exporters import describe_fast
+from ..buffers import Buffer, copy, empty_like, pack
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
-from ..calls.preparation import BoundedDict
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
 from ..calls.state import LOST, broken_text, gone_text, unheard_text, with_record_path
-from ..device import no_runtime, pointer_vendor, stream_handle
+from ..device import no_runtime, stream_handle
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -34,12 +30,10 @@ from ..errors import (
     TruncationError,
     UCCHError,
 )
-from ..native.libraries import c_text, ffi, lib
+from ..native.libraries import c_text, ffi, lib, messenger
 from ..native.waiting import SLICE, progress_mpi, progress_until
 from ..transport import wires
-from ..transport.bounce import Bounce
-from ..transport.paths import MessagePaths
-from ..types import DTYPES
+from .arrays import Arrays
 from .captured import CapturedMessage, CapturedMessages
 from .taken import Taken, again
 from .transfer import (
@@ -57,7 +51,7 @@ from .transfer import (
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Messages that have ended for the caller (timeout, Ctrl-C) while libucp or a stream still uses their memory.
-_held: Kept[AnyTransfer] = Kept()
+held: Kept[AnyTransfer] = Kept()
 
 #: Seconds that a process may take to exit after its memory has gone.
 _DYING_S = 1.0
@@ -71,82 +65,11 @@ _BY_LANE_FROM, _BY_LANE_FROM_FAR = 64 << 10, 512 << 10
 _ANY_TAG, _RECV = lib.UCCH_ANY_TAG, lib.UCCH_LANE_MESSAGE_RECV
 _post = lib.ucch_lane_message_post
 
-#: The buffer of messages to and from MPI.PROC_NULL.
-_NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
-
-
-class Arrays:
-    """The arrays of one communicator's messages; ``null`` is MPI's ``PROC_NULL``.
-
-    Only the first of several arrays that differ in nothing but the address goes through :func:`as_buffer`, which takes
-    ten times as long as the rest. Whether the memory belongs to this rank's device is checked each time: a freed array
-    is an error, not a crash.
-    """
-
-    def __init__(self, members: Membership, null: int) -> None:
-        self._rank, self._device, self._null = members.rank, members.device, null
-        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
-        self._bounce: Bounce | None = None
-        #: (fast description of an array, writable) -> buffer without owner.
-        self._known: BoundedDict[tuple[Hashable, bool], Buffer] = BoundedDict()
-
-    def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
-        """Return the buffer of an array; internal calls may pass a buffer. Errors as in :func:`as_buffer`.
-
-        For peer ``PROC_NULL`` the array is not used at all.
-        """
-        if peer == self._null:
-            return _NOTHING
-        if type(array) is Buffer:
-            return array
-        seen = describe_fast(array)
-        if seen is None:
-            return self._as_buffer(array, writable)
-        like = self._known.get((seen[0], writable))
-        if like is not None:
-            return Buffer(seen[1], like.count, like.dtype, like.vendor, like.device, array, like.readonly)
-        found = self._as_buffer(array, writable)
-        if found.layout is None and found.count:
-            # Without the array as owner: the cache would keep its memory alive.
-            plain = found.ptr, found.count, found.dtype, found.vendor, found.device, None, found.readonly
-            self._known.keep((seen[0], writable), Buffer(*plain))
-        return found
-
-    def _as_buffer(self, array: Any, writable: bool) -> Buffer:
-        return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
-
-    def on_device(self, buffer: Buffer) -> bool:
-        """True if the buffer is on this rank's device. Raises if it is on another device."""
-        if buffer.vendor == "host":
-            return False
-        self._device.check((("buf", buffer),))
-        return True
-
-    def bounce_for(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
-        """The bounce buffers of a message through host memory; None if UCX moves the caller's memory itself.
-
-        ``copied``: the data is copied now, as for a buffered send. ``in_stream``: see :meth:`.MessagePaths.wanted`.
-        Raises if the buffer is on another device.
-        """
-        device = self._device
-        if peer == self._null or not self.on_device(buffer):
-            return None
-        if not (copied or self.paths.wanted(peer, in_stream=in_stream)):
-            return None
-        if self._bounce is None:
-            assert device.runtime is not None
-            self._bounce = Bounce(device.runtime)
-        return self._bounce
-
-    def memory(self, buffer: Buffer) -> int:
-        """libucp's memory type of a buffer that :meth:`bounce_for` has checked."""
-        return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
-
 
 def _hold(transfer: AnyTransfer) -> None:
     """Keep the memory of a transfer that has ended for its caller while libucp or a stream uses it."""
     if transfer.held():
-        _held.add(transfer)
+        held.add(transfer)
 
 
 class Messages:
@@ -157,6 +80,8 @@ class Messages:
 
         self.state, members = state, state.members
         self.rank, self.size = state.rank, state.size
+        #: Does the same for plain arrays (p2p/quick.py); None if there is none.
+        self.messenger: Any = None
         self.timeout = state.timeout
         self.process = members.job.process
         self.worker = self.process.worker.handle
@@ -187,6 +112,27 @@ class Messages:
             self._slots[self.any_source] = lib.UCCH_ALL_PEERS
         self._slots.pop(self.rank, None)
 
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a wait for a message fails; 0: never."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        if self.messenger is not None:
+            self.messenger.timeout = seconds
+
+    def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...], request: type) -> Any:
+        """Make a `messenger`; ``queues``: containers that are empty while nothing unusual is to be looked at."""
+        tags = int(ffi.cast("uintptr_t", self.worker)), int(ffi.cast("uintptr_t", self.state.board.native)), self._base
+        ranks = self.rank, self.size, self.any_source, self.any_tag
+        slots = [self._slots.get(rank, self.size) for rank in (*range(self.size), self.any_source)]
+        self.messenger = messenger(functions, queues, request, (*tags, _COMM_MASK), ranks, slots)
+        self.messenger.timeout = self.timeout
+        self.state.messengers.append(self.messenger)
+        return self.messenger
+
     # --- arguments ----------------------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
@@ -194,13 +140,15 @@ class Messages:
         self.state.check_usable(calls=False)
         if self.captured.waiting:
             self.captured.check()
-        if _held:
-            _held.sweep(lambda transfer: transfer.held())
+        if held:
+            held.sweep(lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """Check peer and tag, and return them as integers. ``what``: ``dest``, or ``source``, for which both may be
-        any."""
+        any, or None for that."""
         wild = what == "source"
+        if wild:
+            peer, tag = self.any_source if peer is None else peer, self.any_tag if tag is None else tag
         try:
             peer, tag = whole(peer), whole(tag)
         except TypeError:
@@ -230,7 +178,8 @@ class Messages:
         slot = self._slots.get(source)
         return lib.UCCH_THERE if slot is None else int(lib.ucch_board_fate(self.state.members.board.native, slot))
 
-    def _endpoint(self, dest: int) -> Any:
+    def endpoint(self, dest: int) -> Any:
+        """The connection with a rank, which is made here if there is none."""
         endpoint = self._endpoints[dest]
         if endpoint is None:
             facts = self.state.members.facts[dest]
@@ -250,7 +199,7 @@ class Messages:
             if rank not in (self.rank, self.null):
                 with suppress(PeerError):  # the peer has died and offers no message
                     slot = self._slots.get(rank, self.size)
-                    lib.ucch_lanes_reach(self.lanes, rank, slot, self._endpoint(rank))
+                    lib.ucch_lanes_reach(self.lanes, rank, slot, self.endpoint(rank))
 
     def pattern(self, source: int, tag: int) -> tuple[int, int]:
         """(tag, mask) for the match of a receive."""
@@ -350,7 +299,7 @@ class Messages:
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= needs contiguous memory")
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Any:
+    def incoming(self, buf: Any, source: int | None, tag: int | None, *, stream: Any = None) -> Any:
         """Make a receive without starting it. With ``stream`` it writes to the buffer once the stream gets to it."""
         self.check_usable()
         source, tag = self.check("source", source, tag)
@@ -395,7 +344,7 @@ class Messages:
 
         Few functions are called here, as each costs a hundredth of a short message's time.
         """
-        if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
+        if self.state.broken or held or lib.ucch_board_broken(self.state.board.native):
             self.check_usable()
         how = _RECV if incoming else 0
         message = LaneMessage(how, address, nbytes, peer, tag, stream, keep)
@@ -455,7 +404,7 @@ class Messages:
             matched = self.pattern(peer, transfer.tag)
             return partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
-        what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
+        what = transfer.handle, self.worker, self.endpoint(peer), pointer, buffer.nbytes, code
         if transfer.offered:
             return partial(lib.ucch_send_offer, *what, peer)
         return partial(lib.ucch_send, *what, memory, transfer.sync)
@@ -546,6 +495,15 @@ class Messages:
             lib.ucch_progress_thread(1)
         return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer))
 
+    def adopt(
+        self, owner: object, address: int, array: Any, peer: int, tag: int, receives: bool
+    ) -> tuple[Transfer, dict[str, Any]]:
+        """The transfer of a message that was begun in C and lives as long as ``owner``, and arguments for its
+        request."""
+        what, buffer = "receive" if receives else "send", self.arrays.bind(array, peer, writable=receives)
+        transfer = Transfer(what, buffer, peer, tag, native=(ffi.cast("ucch_message *", address), owner))
+        return transfer, self._request_hooks(transfer) | {"timeout": self.timeout, "owner": self.state}
+
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
         """A transfer that can be started repeatedly, each time with the current content of the buffer."""
 
@@ -560,9 +518,13 @@ class Messages:
             lib.ucch_progress_thread(1)
             return 0
 
-        return PersistentRequest(
-            transfer.op, transfer, start, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer)
-        )
+        def again() -> int:
+            return -1 if self.state.given_back else lib.ucch_message_again(transfer.handle)
+
+        plain = transfer.buffer.vendor == "host" and not (copy or transfer.moved) and self.lanes == ffi.NULL
+        about = self._request_hooks(transfer) | {"timeout": self.timeout, "owner": self.state}
+        direct = again if plain and transfer.peer != self.null else None
+        return PersistentRequest(transfer.op, transfer, start, direct=direct, **about)
 
     def _request_hooks(self, transfer: AnyTransfer) -> dict[str, Any]:
         """Arguments of a request: functions for its end, for its cancellation, and to fill a status before its end."""

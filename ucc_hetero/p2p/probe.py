@@ -21,6 +21,8 @@ from .transfer import Transfer, source_and_tag
 
 _T = TypeVar("_T")
 
+#: How often to look for an object before anything else is checked.
+_LOOKS = 50
 #: Seconds between two checks that the source is alive.
 _CHECK_S = 0.01
 
@@ -144,7 +146,7 @@ class Message:
         return self._take(buf, 0, self._messages.request)
 
 
-def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
+def probe(messages: Messages, source: int | None, tag: int | None, status: Any, *, remove: bool) -> Message | None:
     """Look once for an arrived message. ``remove``: take it out of the queue."""
     messages.check_usable()
     source, tag = messages.check("source", source, tag)
@@ -170,31 +172,26 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     return Message(messages, taken, where, what)
 
 
-def mprobe(messages: Messages, source: int, tag: int, status: Any) -> Message:
+def mprobe(messages: Messages, source: int | None, tag: int | None, status: Any) -> Message:
     """Wait for a message and take it out. ``CollectiveTimeout`` after the communicator's time limit."""
-    return _awaited(messages, source, tag, lambda: probe(messages, source, tag, status, remove=True))
+    return awaited(messages, source, tag, lambda: probe(messages, source, tag, status, remove=True))
 
 
-def waits(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> bool:
-    """Look once for an arrived message of either kind: a buffer, or a Python object over ``mpi``."""
-    if probe(messages, source, tag, status, remove=False) is not None:
-        return True
-    module, iprobe = callable_mpi(), getattr(mpi, "iprobe", None)  # ranks that met in a store cannot send objects
+def object_arrived(messages: Messages, source: int | None, tag: int | None, status: Any) -> bool:
+    """True if a Python object has arrived."""
+    module = callable_mpi()
+    iprobe = getattr(messages.state.mpi, "iprobe", None)  # ranks that met in a store cannot send objects
     if module is None or iprobe is None:
         return False
     try:
-        return bool(iprobe(source, tag, status))
+        return bool(iprobe(*messages.check("source", source, tag), status))
     except module.Exception:  # a rank has died: the caller's own check tells which
         return False
 
 
-def wait_for_any(messages: Messages, mpi: Any, source: int, tag: int, status: Any) -> None:
-    """Wait for a message of either kind. ``CollectiveTimeout`` after the communicator's time limit."""
-    _awaited(messages, source, tag, lambda: waits(messages, mpi, source, tag, status) or None)
-
-
-def _awaited(messages: Messages, source: int, tag: int, attempt: Callable[[], _T | None]) -> _T:
+def awaited(messages: Messages, source: int | None, tag: int | None, attempt: Callable[[], _T | None]) -> _T:
     """Poll ``attempt`` until it returns a message. ``CollectiveTimeout`` if none arrives in time."""
+    source, tag = messages.check("source", source, tag)
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
     found = poll(messages, source, where, attempt)
     if found is None:
@@ -210,10 +207,13 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
 
     ``CollectiveTimeout`` if no object came within the communicator's time limit, ``PeerError`` if the source has
     exited."""
+    for _ in range(_LOOKS):
+        if (found := mpi.improbe(source, tag, status)) is not None:
+            return found
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
-    found = poll(messages, source, where, lambda: mpi.improbe(source, tag, status), longest=1e-4, spin=2e-4)
+    found = poll(messages, source, where, lambda: mpi.improbe(source, tag, status))
     if found is None:
         buffers = None
         with suppress(CollectiveError):  # a communicator that failed still delivers objects
@@ -225,7 +225,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
     return found
 
 
-def poll(messages: Messages, source: int, where: str, attempt: Callable[[], _T | None], **pace: float) -> _T | None:
+def poll(messages: Messages, source: int, where: str, attempt: Callable[[], _T | None]) -> _T | None:
     """Call ``attempt`` until it returns something. None after the communicator's time limit."""
     found: list[_T] = []
     left, began, board = 0.0, time.monotonic(), messages.state.board
@@ -245,5 +245,5 @@ def poll(messages: Messages, source: int, where: str, attempt: Callable[[], _T |
         if board.cuts_off(-1 if source == messages.any_source else source, time.monotonic() - began):
             raise CollectiveError(f"{where}: nothing can come{unheard_text(board)}")
 
-    progress_until(come, messages.timeout, raise_if_gone, step=1e-6, apart=_CHECK_S, **pace)
+    progress_until(come, messages.timeout, raise_if_gone, step=1e-6, longest=1e-4, spin=2e-4, apart=_CHECK_S)
     return found[0] if found else None

@@ -37,8 +37,8 @@ class Transfer:
     """A message by libucp: its native object, its memory, peer and tag."""
 
     __slots__ = (
-        "begin", "begins", "bounce", "buffer", "handle", "lanes", "offered", "op", "original", "peer",
-        "pinned", "stream", "sync", "tag", "what",
+        "begin", "begins", "bounce", "buffer", "handle", "lanes", "offered", "op", "original", "owner",
+        "peer", "pinned", "stream", "sync", "tag", "what",
     )  # fmt: skip
 
     def __init__(
@@ -51,9 +51,12 @@ class Transfer:
         stream: int | None = None,
         *,
         pinned: bool = True,
+        native: tuple[Any, object] | None = None,
     ) -> None:
-        """``pinned``: with ``bounce``, receive into pinned memory."""
-        self.handle = owned(lib.ucch_message_new(), lib.ucch_message_free)
+        """``pinned``: with ``bounce``, receive into pinned memory. ``native``: a message that has begun, and its
+        owner."""
+        made = native or (owned(lib.ucch_message_new(), lib.ucch_message_free), None)
+        self.handle, self.owner = made
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
         #: The caller's memory.
