@@ -29,7 +29,7 @@ def at(memory):
 
 def until_released(comm):
     """Wait until no message has memory whose call was given up."""
-    while p2p._held:
+    while p2p.held:
         comm.Iprobe(MPI.ANY_SOURCE, 11)
         time.sleep(1e-4)
 
@@ -76,7 +76,7 @@ def given_up(comm):
             with pytest.raises(CollectiveTimeout):
                 comm.Recv(y, 1, k)
             comm._messages.timeout = 200.0
-            assert [kept.what for kept in p2p._held.all()] == ["synchronous send"]
+            assert [kept.what for kept in p2p.held.all()] == ["synchronous send"]
         gone = comm.mpi.Ibarrier()
         while not gone.Test():  # in MPI's Barrier the other would take a core meanwhile
             time.sleep(0.01)
@@ -131,7 +131,7 @@ def in_streams(comm):
     with pytest.raises(CollectiveTimeout):
         comm.Send(short, right, 9, stream=stuck)
     comm._messages.timeout = before
-    assert "send" in [kept.what for kept in p2p._held.all()]
+    assert "send" in [kept.what for kept in p2p.held.all()]
     behind = comm.Isend(short, right, 10, stream=stuck)
     with comm.Dup() as other:
         other.Sendrecv(short, right, 1, y, left, 1)
