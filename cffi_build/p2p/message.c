@@ -179,7 +179,7 @@ int ucch_message_again(ucch_message *m) {
     ucch_start start = m->start;
     if (!m->worker || !m->board || ucch_board_broken(m->board)) return UCCH_FAIL_BROKEN;
     int status = begin(m, m->worker, &start, 0);
-    if (m->op.state == UCCH_ACTIVE) ucch_progress_thread(1);
+    if (UCCH_LOAD(&m->op.state) == UCCH_ACTIVE) ucch_progress_thread(1);
     return status;
 }
 
