@@ -158,7 +158,8 @@ int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int independent, voi
     w->counts = g->counts;
     w->hash = p->about.signature;
     void *arguments[] = {w};
-    return ucch_device_fail(ucch_bound_ops()->launch(p->fused, halves * w->width, THREADS, arguments, stream), "launch");
+    return ucch_device_fail(ucch_bound_ops()->launch(p->fused, halves * w->width, THREADS, arguments, stream),
+                            "launch");
 }
 
 /* ---- slices ---- */

@@ -212,8 +212,8 @@ class Placement:
         return [at(self.rank, peer) for peer in range(self.spec.call.ranks)]
 
     def offset(self, region: Region) -> int | None:
-        """Offset of a dense region where the caller or scratch has it, in elements; None if it spans blocks that are not
-        adjacent."""
+        """Offset of a dense region in the caller's memory or in scratch, in elements; None if it spans blocks that are
+        not adjacent."""
         if region.buffer in self.turns:
             turns = self.turns[region.buffer]
             first, at = turns[bisect_right(turns, region.offset, key=itemgetter(0)) - 1]

@@ -42,8 +42,8 @@ __device__ void leave(const ucch_moves &all, const counted &now, unsigned number
     PUT(&all.counts->ended, number);
     PUT(&all.replays->ended.word, number);
 }
-/* Wait for what a move needs; only the first block does. A sender in a graph reads the receiver's word only once per round of the ring, as a read
- * of host memory takes as long as everything else. */
+/* Wait for what a move needs; only the first block does. A sender in a graph reads the receiver's word only once per
+ * round of the ring, as a read of host memory takes as long as everything else. */
 __device__ void await_move(const ucch_moves &all, const ucch_move &m, unsigned step, unsigned taken) {
     if (!all.replays)
         AWAIT(m.wait, m.least);

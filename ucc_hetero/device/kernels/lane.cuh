@@ -93,8 +93,8 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         const unsigned long long from = edge(bytes, blockIdx.x, gridDim.x);
         const unsigned long long to = edge(bytes, blockIdx.x + 1, gridDim.x);
         if (threadIdx.x == 0)
-            goes = receives ? reach(c, c.published, k + 1, PASSED)
-                            : reach(c, c.consumed, k + 1 - UCCH_RING_SLOTS, PASSED);
+            goes =
+                receives ? reach(c, c.published, k + 1, PASSED) : reach(c, c.consumed, k + 1 - UCCH_RING_SLOTS, PASSED);
         __syncthreads();
         if (!goes) break;
         char *here = c.data + p * piece;
