@@ -6,7 +6,7 @@
 
 #define UCCH_AM_ID 77
 /* Version of the control messages; a peer with another one is ignored. */
-#define UCCH_RMA_VERSION 8
+#define UCCH_RMA_VERSION 9
 /* Pinned memory through which device data travels, in each direction: number of slots, bytes of one, and from one to
  * the next. */
 #define UCCH_RMA_SLOTS 8
@@ -216,7 +216,7 @@ struct ucch_rma {
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
     double heard;
-    int events, calls[2], has_thread;
+    int events, called, has_thread; /* descriptors: libucp has an event; the thread is called */
     pthread_t thread;
     pthread_cond_t calm;
 };
