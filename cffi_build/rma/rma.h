@@ -211,7 +211,7 @@ struct ucch_rma {
     ucch_opened *leaving;                      /* memory that the thread is to give back */
     ucch_early *early;                         /* messages of peers with which this process has not connected yet */
     ucch_notification *notifications, **last;
-    int lost; /* notifications for which there was no memory */
+    int lost, losses; /* notifications for which there was no memory; messages that libucp had lost before */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;

@@ -287,6 +287,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     if (!at) return NULL;
     at->worker = worker;
     at->uid = uid;
+    at->losses = ucch_losses();
     at->by_hardware = by_hardware;
     at->by_kernel = by_kernel;
     at->last = &at->notifications;
@@ -347,10 +348,11 @@ void ucch_rma_free(ucch_rma *at) {
  * memory for some. */
 int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
-    int lost = at->lost;
+    int losses = ucch_losses(), lost = at->lost || losses != at->losses;
     ucch_notification *n = lost ? NULL : at->notifications;
     if (n && !(at->notifications = n->next)) at->last = &at->notifications;
     at->lost = 0;
+    at->losses = losses;
     ucch_unlock();
     if (!n) return lost ? UCCH_FAIL_MEMORY : -1;
     int64_t bytes = (int64_t)n->bytes;
