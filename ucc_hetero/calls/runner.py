@@ -339,7 +339,7 @@ class Runner(Closing):
             else:
                 prepared.give_back()
 
-        return Request(program.op, keep, finish, owner=self)
+        return Request(program.op, (program, keep), finish, owner=self)  # the program outlives a return to a full pool
 
     def _streamed(self, call: CallSpec, stream: int, completion: Completion) -> Request:
         """The request of a call that starts when ``stream`` reaches this point.
