@@ -55,17 +55,15 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def seen(*tensors: Any) -> bool:
     """True if Python code would see an operator with these tensors: a mode of torch's dispatcher, or their class."""
-    return bool(modes()) or _have_code(tensors)
-
-
-def _have_code(values: Sequence[Any]) -> bool:
-    for value in values:
+    if modes():
+        return True
+    for value in tensors:
         if type(value) in PLAIN:
             continue
         if isinstance(value, torch.Tensor):
             if torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python):
                 return True
-        elif isinstance(value, (list, tuple)) and _have_code(value):
+        elif isinstance(value, (list, tuple)) and not PLAIN.issuperset(map(type, value)) and seen(*value):
             return True
     return False
 

@@ -16,14 +16,6 @@ from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 from ..native.threaded import ThreadedCall
 from .work import Work
 
-#: The engine's names of collectives -> the dispatcher's. Calls with several forms pass their dispatcher name.
-_OPERATIONS = {
-    "allreduce": "allreduce_", "bcast": "broadcast_", "reduce": "reduce_", "barrier": "barrier",
-    "allgather": "allgather_", "allgatherv": "allgather_", "gather": "gather_", "scatter": "scatter_",
-    "reduce_scatter": "reduce_scatter_", "reduce_scatter_block": "reduce_scatter_",
-    "alltoall": "alltoall_", "alltoallv": "alltoall_",
-}  # fmt: skip
-
 #: The dispatcher's names -> the names that Gloo and NCCL show in traces after their own.
 _TITLES = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "reduce_": "reduce",
@@ -68,13 +60,11 @@ class _Span:
             _given_up.append(self)
 
 
-def profiled(name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-    """Start a call within its ranges. ``name`` is the engine's or the dispatcher's; ``inputs`` are one or more tensors.
+def profiled(operation: str, tensors: list[Any], start: Callable[[], Work]) -> Work:
+    """Start a call within its ranges. ``operation`` is the dispatcher's name.
 
     The ranges end once the call has started, as NCCL's do: it may complete after the profiler has stopped.
     """
-    operation = _OPERATIONS.get(name, name)
-    tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     host = _RecordFunctionFast(f"c10d::{operation}", tensors)
     if torch._C._autograd._profiler_type() not in _SPANNING:
         with host:
