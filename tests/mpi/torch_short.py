@@ -190,6 +190,10 @@ def case_alike_but_not_the_same():
         tensor = torch.empty(N, 12, device=DEVICE)[:, ::2].copy_(parts[R])  # with gaps
         dist.all_reduce(tensor)
         same(tensor.clone(), added)
+        half = torch.ones(6, dtype=torch.complex32, device=DEVICE)  # of a type that is moved as bytes
+        work = dist.group.WORLD.broadcast([half], 0)
+        work.wait()
+        assert work.result()[0] is half
         negative = torch.complex(parts[R], parts[R]).conj().imag  # a view that negates the stored numbers
         dist.all_reduce(negative)
         same(negative.resolve_neg().clone(), -added)
