@@ -82,20 +82,27 @@ def case_operations_outlive_their_calls():
     """Another thread may still wait for one whose program goes back to a pool that is full."""
     if DEVICE != "cpu":
         return  # in streams programs stay with their calls
-    group, held = dist.new_group(), []
-    if R == 0:
-        [dist.recv(torch.ones(1), other) for other in range(1, N)]  # by then those of the other ranks are under way
-    works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for _ in range(2 * _SPARE)]
-    if R:
-        held += [each for work in works for each in work.pending()]
-        ops = {int(ffi.cast("uintptr_t", each.op)) for each in held}
+    group = dist.new_group()
+    for _ in range(2):  # at first the pool is empty
+        held, ops = [], set()
+        if R == 0:
+            [dist.recv(torch.ones(1), other) for other in range(1, N)]  # then those of the other ranks are under way
+        works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for _ in range(2 * _SPARE)]
+        if R:
+            held += [each for work in works for each in work.pending()]
+            ops.update(address_of(each.op) for each in held)
         programs = [each for each in gc.get_objects() if type(each) is Program]
-        refs = [weakref.ref(each) for each in programs if int(ffi.cast("uintptr_t", each.op)) in ops]
+        refs = [weakref.ref(each) for each in programs if address_of(each.op) in ops]
         del programs
-        dist.send(torch.ones(1), 0)
-    [work.wait() for work in works]
-    works.clear()
-    assert R == 0 or (refs and all(ref() is not None for ref in refs))
+        if R:
+            dist.send(torch.ones(1), 0)
+        [work.wait() for work in reversed(works)]
+        works.clear()
+        assert len(refs) == len(held) and all(ref() is not None for ref in refs)
+
+
+def address_of(op):
+    return int(ffi.cast("uintptr_t", op))
 
 
 def case_split_groups():

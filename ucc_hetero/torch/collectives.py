@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import profiler
 from torch.distributed import distributed_c10d as c10d
 
 from ..calls.arguments import CallSpec
@@ -33,7 +32,7 @@ from .layout import (
 )
 from .not_compiled import not_compiled
 from .operators import PLAIN, modes, seen, through_operator
-from .streams import started, tensors_in
+from .streams import started
 from .work import Work
 
 _SUM = dist.ReduceOp.RedOpType.SUM
@@ -72,19 +71,12 @@ def _collective(
     """Decorate a collective of ``count`` arguments and then torch's options of this type.
 
     The decorated method takes torch's short form, too. Calls that repeat earlier ones take the short path: ``calls_of``
-    finds their keys; ``several`` if there may be other than one. Profilers and modes of torch's dispatcher see the
-    others as ``operator`` (``method``: as in :func:`.through_operator`; None: only profilers do). If arguments are
-    wrong, the other ranks get a ``RefusedError`` instead of a hang.
+    finds their keys; ``several`` if there may be other than one. Others are shown as in :func:`.through_operator`. If
+    arguments are wrong, the other ranks get a ``RefusedError`` instead of a hang.
     """
-    shown = slice(count - 1, count) if count < 2 else slice(1, 2)  # the tensors that profilers show
 
     def decorated(body: Callable[..., Work]) -> Callable[..., Work]:
-        def recorded(self: Any, *args: Any) -> Any:
-            return self._profiled(operator, tensors_in(args[:count][shown]), partial(body, self, *args))
-
-        plain, profiled = body, recorded
-        if method is not None:
-            plain, profiled = map(through_operator(operator, method), (body, recorded))
+        general = through_operator(operator, method)(body)
 
         @wraps(body)
         def made(self: Any, *args: Any, opts: Any = None, **named: Any) -> Any:
@@ -101,8 +93,7 @@ def _collective(
                     if work is not None:  # the rest of several
                         rest = (each[len(each) - len(calls) :] for each in args)
                         return self._combined([work, made(self, *rest, opts)])
-                run = profiled if profiler._is_profiler_enabled and not self._batch.profiled else plain
-                return run(self, *args, *[None] * (count - len(args)), opts)
+                return general(self, *args, *[None] * (count - len(args)), opts)
             except (TypeError, ValueError, RuntimeError) as mistake:
                 if self._posted == before and not isinstance(mistake, dist.DistBackendError):
                     self.refuse(mistake, args)
@@ -469,9 +460,7 @@ class PointToPoint(Dispatch):
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self._repeat_message(tensor, dest, tag, outgoing=True)) is not None:
-            return work
-        return self._send_one([tensor], dest, tag)
+        return self._repeat_message(tensor, dest, tag, outgoing=True) or self._send_one([tensor], dest, tag)
 
     @through_operator("send")
     def _send_one(self, tensors: Any, dest: int, tag: int) -> Work:
@@ -480,9 +469,7 @@ class PointToPoint(Dispatch):
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self._repeat_message(tensor, origin, tag, outgoing=False)) is not None:
-            return work
-        return self._receive_one([tensor], origin, tag)
+        return self._repeat_message(tensor, origin, tag, outgoing=False) or self._receive_one([tensor], origin, tag)
 
     @through_operator("recv_")
     def _receive_one(self, tensors: Any, origin: int, tag: int) -> Work:

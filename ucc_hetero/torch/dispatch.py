@@ -28,7 +28,6 @@ from .futures import CallbackThread, this_thread
 from .layout import NUMPY_TYPES, Finish, is_plain
 from .not_compiled import not_compiled
 from .operators import PLAIN, modes, seen
-from .profiling import profiled
 from .streams import (
     EnteredStream,
     Ready,
@@ -136,10 +135,6 @@ _MANY = 64
 #: Key of the communicator for collectives on host tensors; those for callbacks have keys from 1.
 _HOSTS = -1
 
-#: (outgoing, from any source) -> the dispatcher's name of a message.
-_MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
-
-
 #: A call that may repeat an earlier one: all of it but addresses (:func:`_key_of`), the tensor to send, and the one to
 #: receive into, or None.
 KeyedCall: TypeAlias = tuple[Hashable, Any, Any]
@@ -150,8 +145,6 @@ class _Batch(threading.local):
     works: list[Work] | None = None
     #: Side streams that the calls of one combined Work share: each is entered once. None otherwise.
     joined: dict[SideStream, EnteredStream] | None = None
-    #: True inside a call that a profiler records: inner calls are not recorded.
-    profiled = False
 
 
 @not_compiled
@@ -185,12 +178,10 @@ class Dispatch:
         self._hosts = self._comms[0] if hosts is None else self._comms[_HOSTS]
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}
-        #: Ranks with which messages have gone by lanes; the device of their tensors; functions that return the device's
-        #: current stream, and whether it is being captured.
+        #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
+        #: current stream, and whether that is being captured.
         self._lane_peers: set[int] = set()
-        self._lane_device: Any = None
-        self._lane_stream: Callable[[], int] = _no_device
-        self._lane_captured: Callable[[], bool] = _no_device
+        self._lane: tuple[Any, Callable[[], int], Callable[[], bool]] | None = None
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         #: Time limit of a call in seconds; 0: none.
@@ -354,13 +345,6 @@ class Dispatch:
     def _side(self, device: Any) -> SideStream:
         return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
 
-    def _profiled(self, operation: str, tensors: list[Any], start: Callable[[], Work]) -> Work:
-        self._batch.profiled = True
-        try:
-            return profiled(operation, tensors, start)
-        finally:
-            self._batch.profiled = False
-
     def _register(self, work: Work) -> Work:
         """Add a Work to this thread's batch, if calls are being coalesced."""
         if self._batch.works is not None:
@@ -428,9 +412,6 @@ class Dispatch:
         self, tensor: Any, peer: int, tag: int, *, outgoing: bool, outputs: Sequence[Any], finish: Finish = None
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
-        if profiler._is_profiler_enabled and not self._batch.profiled:
-            again = partial(self._post_message, tensor, peer, tag, outgoing=outgoing, outputs=outputs, finish=finish)
-            return self._profiled(_MESSAGES[outgoing, peer < 0], [*outputs] or [tensor], again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()
         self._posted += 1
@@ -446,7 +427,8 @@ class Dispatch:
                 if fabric is not None and fabric.carries(peer, tag):
                     return self._register(fabric.post(self, tensor, peer, outgoing, outputs, finish))
                 if comm.goes_by_lane(tensor, peer, tag, outgoing):
-                    self._lane_of(device)
+                    if self._lane is None or device != self._lane[0]:
+                        self._lane = device, stream_query(device), capture_query(device)
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
                         self._lane_peers.add(peer)
                     return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
@@ -469,11 +451,12 @@ class Dispatch:
     def _repeat_message(self, tensor: Any, peer: int, tag: int, *, outgoing: bool) -> Work | None:
         """Start a message by a lane if one with this peer was sent that way before. None if it has to be posted in
         full."""
-        if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
+        lane = self._lane
+        if lane is None or peer not in self._lane_peers or tensor.is_cpu or tensor.device != lane[0]:
             return None
         if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.data_ptr()):
             return None
-        if profiler._is_profiler_enabled or self._lane_captured():
+        if profiler._is_profiler_enabled or lane[2]():
             return None
         if modes() or (type(tensor) not in PLAIN and seen(tensor)):
             return None
@@ -485,17 +468,12 @@ class Dispatch:
         except UCCHError as failure:
             raise torch_error(failure) from failure
 
-    def _lane_of(self, device: Any) -> None:
-        """Keep the stream queries for the device of tensors that go by lanes."""
-        if device != self._lane_device:
-            self._lane_stream, self._lane_captured = stream_query(device), capture_query(device)
-            self._lane_device = device
-
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a message by a lane, after what is queued in the current stream."""
-        messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
+        assert self._lane is not None
+        messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane[1]
         messages.timeout = seconds
         message = messages.start_in_lane(
             tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, incoming=not outgoing
@@ -623,8 +601,3 @@ def _repetitions(known: Mapping[Hashable, RepeatableCall], calls: Sequence[Keyed
         if (send_at or send is None) and (recv_at or recv is None):
             found.append((repeatable, send_at, recv_at))
     return found if len(found) == len(calls) else []
-
-
-def _no_device() -> Any:
-    """Placeholder of the stream queries before the first message by a lane."""
-    raise AssertionError("no message has gone by a lane")

@@ -35,6 +35,14 @@ _PATIENCE = 10.0
 _given_up: list[Any] = []
 
 
+class _Thread(threading.local):
+    #: True inside a call that is recorded.
+    inside = False
+
+
+_thread = _Thread()
+
+
 class _Span:
     """The range of a call. It ends in another thread: torch then shows it as asynchronous, like those of NCCL."""
 
@@ -61,17 +69,20 @@ class _Span:
 
 
 def profiled(operation: str, tensors: list[Any], start: Callable[[], Work]) -> Work:
-    """Start a call within its ranges. ``operation`` is the dispatcher's name.
+    """Start a call within its ranges; ``operation`` is the dispatcher's name. Calls that this one makes have none.
 
     The ranges end once the call has started, as NCCL's do: it may complete after the profiler has stopped.
     """
-    host = _RecordFunctionFast(f"c10d::{operation}", tensors)
-    if torch._C._autograd._profiler_type() not in _SPANNING:
-        with host:
-            return start()
-    span = _Span(f"ucch:{_TITLES[operation]}", tensors)
+    if _thread.inside:
+        return start()
+    host, spans = _RecordFunctionFast(f"c10d::{operation}", tensors), None
+    if torch._C._autograd._profiler_type() in _SPANNING:
+        spans = _Span(f"ucch:{_TITLES[operation]}", tensors)
+    _thread.inside = True
     try:
         with host:
             return start()
     finally:
-        span.close()
+        _thread.inside = False
+        if spans is not None:
+            spans.close()

@@ -110,7 +110,7 @@ class Work(dist.Work):
     """
 
     # Class attributes: most calls use the defaults, and setting them costs time.
-    _requests: Sequence[Request] = ()
+    _requests: Sequence[Any] = ()
     _finish: Finish = None
     _keep: object = None
     _source: ReceiveStatus | None = None
@@ -199,9 +199,11 @@ class Work(dist.Work):
     def is_over(self) -> bool:
         """True if the call has ended; collects its results. Makes no progress."""
         requests = self._requests
-        if len(requests) == 1 and requests[0].lasting:
-            if _peek(native_of(requests[0])):
-                self._collect()
+        if requests and requests[0].lasting:  # so are the others, all of them calls in a stream
+            for request in requests:
+                if not _peek(request.op):
+                    return False
+            self._collect()
         elif not self._done and all(_peek(each.op) for each in self.pending()):
             self._collect()
         return self._done
@@ -324,8 +326,7 @@ class Work(dist.Work):
         """The group rank of a received message's sender."""
         return self._source.source if self._source is not None else self._peer
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
     # --- futures ------------------------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Work(dist.Work):
 
 
 class WaitedWork:
-    """What a group keeps of a call that a stream waits for: its requests, without its tensors."""
+    """What a group keeps of a call that a stream waits for: its requests (:class:`.Launched`), without its tensors."""
 
     leaves_work = False
 
@@ -376,10 +377,10 @@ class WaitedWork:
     def is_over(self) -> bool:
         well = True
         for request in self._requests:
-            state = _peek(native_of(request))
+            state = _peek(request.op)
             if not state:
                 return False
-            well = well and state == 1 and request.lasting
+            well = well and state == 1
         work = self._work()
         if work is not None:
             work.is_over()
