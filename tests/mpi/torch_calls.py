@@ -17,6 +17,8 @@ from torch_cases import DEVICE, N, R, data, same
 from torch_model import fresh, sgd, train
 
 import ucc_hetero.torch.backend
+from ucc_hetero.engine.lowering import _SPARE, Program
+from ucc_hetero.native.libraries import ffi
 
 OPS = dist.ReduceOp
 
@@ -74,6 +76,33 @@ def case_dropped_and_many():
     last.wait()
     for k, each in enumerate(tensors):
         same(each, torch.full((50,), float(sum(r + k for r in range(N)))))
+
+
+def case_operations_outlive_their_calls():
+    """Another thread may still wait for one whose program goes back to a pool that is full."""
+    if DEVICE != "cpu":
+        return  # in streams programs stay with their calls
+    group = dist.new_group()
+    for _ in range(2):  # at first the pool is empty
+        held, ops = [], set()
+        if R == 0:
+            [dist.recv(torch.ones(1), other) for other in range(1, N)]  # then those of the other ranks are under way
+        works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for _ in range(2 * _SPARE)]
+        if R:
+            held += [each for work in works for each in work.pending()]
+            ops.update(address_of(each.op) for each in held)
+        programs = [each for each in gc.get_objects() if type(each) is Program]
+        refs = [weakref.ref(each) for each in programs if address_of(each.op) in ops]
+        del programs
+        if R:
+            dist.send(torch.ones(1), 0)
+        [work.wait() for work in reversed(works)]
+        works.clear()
+        assert len(refs) == len(held) and all(ref() is not None for ref in refs)
+
+
+def address_of(op):
+    return int(ffi.cast("uintptr_t", op))
 
 
 def case_split_groups():

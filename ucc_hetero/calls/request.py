@@ -627,7 +627,8 @@ class Launched(Request):
     def __init__(self, op: Any, about: tuple[Any, str, float], owner: Any) -> None:
         """``about``: program, label and time limit of the call; ``owner`` raises its error."""
         # The base class's constructor is not called: each line here adds to the time of a launch.
-        self._op, self._about, self._owner, self._done = op, about, owner, False
+        self.op = self._op = op
+        self._about, self._owner, self._done = about, owner, False
 
     def __del__(self, release: Any = _release) -> None:
         """Release the engine's object; the launched call goes on."""

@@ -331,11 +331,12 @@ class Runner(Closing):
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that is about to start; made before, so that Ctrl-C cannot lose the call."""
-        return Request(program.op, keep, self._end_of(program, pool, keep, prepared), owner=self)
+        held = program, keep  # the program outlives a return to a full pool
+        return Request(program.op, held, self._end_of(program, pool, keep, prepared), owner=self)
 
     def _adopt(self, request: PostedRequest, pool: ProgramPool, program: Program, *buffers: Any) -> None:
         """Take over the request of a call that was begun in C."""
-        request.become_ordinary(program.op, buffers, finish=self._end_of(program, pool, buffers), owner=self)
+        request.become_ordinary(program.op, (program, buffers), finish=self._end_of(program, pool, buffers), owner=self)
 
     def _end_of(
         self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None
