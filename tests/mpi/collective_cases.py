@@ -224,7 +224,7 @@ def tunes():
     texts = [
         (k, "#".join(f"{name}:@{found[k % len(found)]}:fragments={pieces}" for name, found in every.items()))
         for k in range(max(map(len, every.values())))
-        for pieces in (1, 3)
+        for pieces in (1, 6)
     ]
     return [(0, ""), *texts]
 

@@ -498,7 +498,7 @@ class Preparation:
         return self._bounces[0]
 
     def _choice(self, spec: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
-        nbytes = elements(spec.call) * spec.dtype.itemsize
+        nbytes = elements(spec.call) * spec.compute.itemsize
         inputs = self.members.topology, spec.call.collective, nbytes, tuning
         return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
 
