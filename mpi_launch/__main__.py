@@ -105,6 +105,8 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
+        if not name:
+            raise ClusterError(f"-x {word}: the variable has no name; -x NAME=VALUE or -x NAME is needed")
         if not equals and name not in os.environ:
             raise ClusterError(f"-x {name}: the variable is not set here; give a value: -x {name}=…")
         found[name] = value if equals else os.environ[name]
@@ -152,6 +154,8 @@ def _program(words: Sequence[str], python: str) -> tuple[str, ...]:
 def run(arguments: Sequence[str]) -> int:
     """Start a job. Returns its exit status."""
     options = _parser().parse_args(arguments)
+    if not 0 <= (options.master_port or 0) < 1 << 16:
+        raise ClusterError(f"--master-port {options.master_port}: must be from 1 to 65535; 0 finds a free one")
     found = _cluster(options)
     python = found.python or sys.executable
     program = _program(options.program[1:] if options.program[:1] == ["--"] else options.program, python)

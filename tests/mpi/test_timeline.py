@@ -54,3 +54,4 @@ def test_where_nothing_can_be_written_the_job_goes_on(mpirun, tmp_path):
     )
     assert "recording in memory only" in done.stderr
     assert "t.json could not be written" in done.stderr
+    assert "own files" not in done.stderr, "there are none"

@@ -201,9 +201,9 @@ def finish() -> None:
             try:
                 write(path, document([parse_part(*part) for part in parts]))
             except OSError as error:
-                failure = (
-                    f"UCCH_TRACE: {path} could not be written ({error}); the ranks' own files are in the same folder"
-                )
+                kept = parts_of(recorder.trace, recorder.world)[1].exists()
+                where = "the ranks' own files are in the same folder" if kept else "the timeline is lost"
+                failure = f"UCCH_TRACE: {path} could not be written ({error}); {where}"
                 print(failure, file=sys.stderr, flush=True)
         written &= not any(comm.allgather(failure))
     if written:
