@@ -518,7 +518,7 @@ class Preparation:
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
-        if spec.memory is None and not members.known.one_team:
+        if spec.memory is None and not (members.known.one_team and choice.algorithm == "flat"):
             plan = members.teams.fitted(plan)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
