@@ -1,8 +1,10 @@
 """Communicators. Cases for three or more ranks, each collective over all of them."""
 
+import copy
 import itertools
 import math
 import os
+import pickle
 import random
 import threading
 import time
@@ -460,6 +462,13 @@ def case_identity(comm):
 def _merged(a, b):
     a.update(b)
     return a
+
+
+def case_no_copies(comm):
+    """A copy would be another name of the communicator in its own process, and useless in others."""
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="its processes make another one together"):
+            copied(comm)
 
 
 def case_objects(comm):
