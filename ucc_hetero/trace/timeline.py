@@ -8,6 +8,7 @@ MPI, and they are removed. Otherwise they stay, and ``python -m ucc_hetero trace
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -59,6 +60,8 @@ class TimelineRecorder:
         self._fresh = count(1)
         ring, meta = parts_of(trace, world)
         try:
+            if trace.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(trace))
             trace.parent.mkdir(parents=True, exist_ok=True)
             self._meta: Any = meta.open("w", encoding="utf-8")
             failed = int(lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS")))
@@ -215,8 +218,12 @@ def write(path: Path, trace: dict[str, Any]) -> None:
     """Write a Chrome trace; compressed if the name ends in ``.gz``."""
     text = json.dumps(trace, separators=(",", ":"))
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
-    part.replace(path)
+    try:
+        part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def merge(trace: Path) -> dict[str, Any]:
