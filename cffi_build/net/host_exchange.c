@@ -370,7 +370,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     if (!c && key > newest) { /* others are for exchanges that were freed */
         ucch_packet m = {
             .header = &(origin){link, kind}, .header_bytes = sizeof(origin), .data = (void *)data, .bytes = bytes};
-        ucch_early_keep(&early, key, &m, MOST_EARLY, SIZE_MAX);
+        ucch_early_keep(&early, key, &m, MOST_EARLY);
     }
     if (!c) return 0;
     memcpy(&message, data, bytes);
