@@ -499,7 +499,12 @@ def _word(word: Any) -> Any:
     raise TypeError("not a simple description")
 
 
+_INTEGERS = frozenset({int})
+
+
 def _numbers(values: Any) -> tuple[Any, ...]:
     if type(values) is _ndarray:
         return tuple(values.tolist())
+    if _INTEGERS.issuperset(map(type, values)):
+        return tuple(values)
     return tuple(_numbers(v) if type(v) in (list, tuple, _ndarray) else v for v in values)

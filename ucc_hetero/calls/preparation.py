@@ -78,14 +78,15 @@ class ProgramPool:
     counts: bytes = b""
     local: bool = False
 
-    def in_c(self) -> tuple[Any, ...] | None:
-        """The exchange of counts as C takes it (cffi_build/python/repeat.c); None if there is none."""
+    def in_c(self, spare: int) -> tuple[Any, ...]:
+        """The pool as C takes it (cffi_build/python/repeat.c); ``spare``: the most idle programs."""
         if self.exchange is None:
-            return None
+            return self, self.idle, spare, None
         prepared = self.exchange.prepared
         sends, receives = number_of(prepared.send), number_of(prepared.recv)
         held = prepared.pool, prepared.program
-        return prepared.program.address, sends, receives, self.counts, held, prepared
+        exchange = prepared.program.address, sends, receives, self.counts, held, prepared
+        return self, self.idle, spare, exchange
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""
