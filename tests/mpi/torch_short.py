@@ -19,7 +19,7 @@ REPEATED = [
 
 
 def case_few_frames():
-    """At most twelve of the package's Python functions run; more in asynchronous calls on devices, and those of lists."""
+    """At most twelve of our Python functions run; more in calls of lists, and in asynchronous ones on devices."""
     for count, (name, op, how) in product((3, 70_000), REPEATED):
         tries = []
         for turn in range(8):

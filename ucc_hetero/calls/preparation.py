@@ -4,8 +4,7 @@ packs."""
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -27,6 +26,7 @@ from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, Op, Reduction, op_of
 from .arguments import Bound, CallSpec, Copy, bind, label_of, look_up, number_of, reduced_by_mpi, reduction_of
+from .count_checks import all_counts, told_counts, unequal_root
 from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -518,7 +518,7 @@ class Preparation:
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
-        if spec.memory is None and not members.known.one_team:
+        if spec.memory is None and not (members.known.one_team and choice.algorithm == "flat"):
             plan = members.teams.fitted(plan)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
@@ -572,57 +572,16 @@ class Preparation:
 
     def _exchange_counts(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Bind the counts of all ranks. Returns also the exchange that was made, None if ``rows`` are given."""
-        call, me, p = bound.call, self.rank, self.size
-        if call.collective == "alltoallv":
-            mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
-        elif name == "reduce_scatter":
-            assert bound.send is not None
-            mine = call.counts[me], bound.send.count
-        else:  # only the root knows what it expects; every rank compares a hash of that with the counts
-            mine = call.counts[me], _fingerprint(call.counts) if me == call.root else 0
+        call = bound.call
         label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
-        made = self._gather_rows(label, np.array(mine, np.int64)) if rows is None else None
-        rows = rows if made is None else made.rows
-        if call.collective == "alltoallv":
-            counts = self._count_matrix(name, rows)
-        else:
-            counts = tuple(rows[:, 0].tolist())
-            if name == "reduce_scatter":
-                self._check_total(name, counts, rows[:, 1])
-            elif rows[call.root, 1] != _fingerprint(counts):
-                self._raise_unequal_counts(name, label, call)
+        mine = np.array(told_counts(name, bound, self.rank), np.int64)
+        made = self._gather_rows(label, mine) if rows is None else None
+        counts = all_counts(name, call, self.rank, rows if made is None else made.rows)
+        if counts is None:
+            told = self._gather_rows(label, np.array(call.counts, np.int64))
+            told.prepared.give_back()
+            raise unequal_root(name, call.root, self.rank, told.rows)
         return bound._replace(call=call._replace(counts=counts), local=False), made
-
-    def _count_matrix(self, name: str, rows: Any) -> tuple[int, ...]:
-        """Number of elements from each rank to each. ``MismatchError`` if a receiver expects another number."""
-        sent, expected = np.split(rows, 2, axis=1)
-        for sender, receiver in np.argwhere(sent != expected.T):
-            raise MismatchError(
-                f"{name} on rank {self.rank}: rank {sender} sends {sent[sender, receiver]} elements to rank "
-                f"{receiver}, which expects {expected[receiver, sender]}"
-            )
-        return tuple(sent.ravel().tolist())
-
-    def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
-        """``MismatchError`` if a rank does not send as many elements as all ranks receive."""
-        for rank, count in enumerate(sent):
-            if count != sum(counts):
-                raise MismatchError(
-                    f"{name} on rank {self.rank}: rank {rank} sends {count} elements, and the ranks' recvbufs "
-                    f"together hold {sum(counts)}"
-                )
-
-    def _raise_unequal_counts(self, name: str, label: str, call: Call) -> None:
-        """Raise ``MismatchError`` on every rank, naming the rank whose count is not what the root expects."""
-        made = self._gather_rows(label, np.array(call.counts, np.int64))
-        made.prepared.give_back()
-        due = made.rows[call.root]
-        for rank, row in enumerate(made.rows):
-            if row[rank] != due[rank]:
-                raise MismatchError(
-                    f"{name} on rank {self.rank}: root {call.root} counts {due[rank]} elements of rank {rank}, "
-                    f"which has {row[rank]}"
-                )
 
     def _attach_counts(self, name: str, call: Call) -> Callable[[], None]:
         """Send the counts along with a non-blocking call. Returns a function that compares them at its end, as libucc
@@ -701,8 +660,3 @@ class Preparation:
 
 def _tuning_on_host(tuning: Tuning) -> Tuning:
     return replace(tuning, queued=False) if tuning.queued else tuning
-
-
-def _fingerprint(counts: Sequence[int]) -> int:
-    data = np.array(counts, np.int64).tobytes()
-    return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32

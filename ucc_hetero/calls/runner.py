@@ -467,7 +467,8 @@ class Runner(Closing):
                 both = _cast("void *", send_at), _cast("void *", recv_at)
                 state = _run(program.handle, *both, self._timeout, seconds)
                 if state != 1 and state >= 0:
-                    requests.append(self._request(program, pool, keep))
+                    finish = self._end_of(program, pool, keep)
+                    requests.append(Request(program.op, (program, keep), finish, owner=self))
                 else:
                     pool.give_back(program)
             except BaseException:

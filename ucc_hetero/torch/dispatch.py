@@ -217,47 +217,33 @@ class Dispatch:
                 return repeated
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
-        try:
-            work = self._start(self._timeout(opts), call, outputs, finish, getattr(opts, "asyncOp", True), key)
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
-        return self._register(work)
-
-    def _start(
-        self,
-        seconds: float,
-        call: CallSpec,
-        outputs: Sequence[Any],
-        finish: Finish,
-        asynchronous: bool,
-        key: Hashable,
-    ) -> Work:
-        """Queue a collective in a stream, start it, or run it to its end."""
-        device = device_of(call.recv, call.send)
-        if device is not None:
-            self._known(device)
-        has_memory = call.send is not None or call.recv is not None
-        comm = self._comm(on_host=has_memory and device is None)
-        self._posted += 1  # from here on the communicator itself reports wrong arguments to the other ranks
+        device, asynchronous = device_of(call.recv, call.send), getattr(opts, "asyncOp", True)
         mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
-            if mean:
-                call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self.place[1], finish)
-            side, start = self._side(device), partial(comm.start, call, seconds)
-            work = self._in_stream(side, start, call[1:3], outputs, finish, asynchronous)
-            assert work is not None, "an error is raised where a call cannot be started"
-        elif asynchronous:
-            work = Work(self, outputs, comm.start(call, seconds), finish, call)
-            work.collective = True
-            work.poll(_MOMENT)
-        else:
-            comm.call(call, seconds)
-            if finish is not None:
-                finish()
-            work = Work(self, outputs)
+            self._known(device)
+        try:
+            comm = self._comm(on_host=device is None and not (call.send is None and call.recv is None))
+            self._posted += 1  # from here on the communicator itself reports wrong arguments to the other ranks
+            if device is not None:
+                if mean:
+                    call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self.place[1], finish)
+                start = partial(comm.start, call, self._timeout(opts))
+                work = self._in_stream(self._side(device), start, call[1:3], outputs, finish, asynchronous)
+                assert work is not None, "an error is raised where a call cannot be started"
+            elif asynchronous:
+                work = Work(self, outputs, comm.start(call, self._timeout(opts)), finish, call)
+                work.collective = True
+                work.poll(_MOMENT)
+            else:
+                comm.call(call, self._timeout(opts))
+                if finish is not None:
+                    finish()
+                work = Work(self, outputs)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
         if key is not None and not this_thread.level:
             comm.runner.make_repeatable(key, call, on_host=device is None, mean=mean)
-        return work
+        return self._register(work)
 
     def _repeat(
         self, calls: list[KeyedCall], opts: Any, outputs: Sequence[Any] | None = None, finish: Finish = None
