@@ -48,8 +48,3 @@ void ucch_early_drop(ucch_early **first, uint64_t below) {
             at = &l->next;
         }
 }
-
-void ucch_early_free(ucch_early **first) {
-    for (ucch_early *l; (l = *first); free(l))
-        *first = l->next;
-}

@@ -10,16 +10,16 @@
 /* Entries of the table, and entries in which one call may be kept. */
 #define ENTRIES 256
 #define PLACES 4
-/* Words that describe a call's counts, such as those of an alltoallv with displacements of 24 ranks. */
-#define WORDS 128
+/* Words that describe a call's counts, such as those of an alltoallw of 80 ranks. */
+#define WORDS 512
 /* Seconds to wait before Python checks for signals. */
 #define SLICE 0.05
 enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM };
 enum { OUTOF, INTO, SIDES };
-/* Objects that distinguish calls; the dtypes of both buffers come first. BY_TYPE: the datatypes beside them. */
-enum { BY_NAME = SIDES, BY_OP, BY_ROOT, BY_TYPE, OBJECTS = BY_TYPE + SIDES };
-/* Kinds of words in the description of counts. */
-enum { IS_NONE, IS_NUMBER, IS_LIST, IS_TUPLE, IS_TYPE };
+/* Objects that distinguish calls; the dtypes of both buffers come first. */
+enum { BY_NAME = SIDES, BY_OP, BY_ROOT, OBJECTS };
+/* Kinds of words in the description of counts and datatypes; IS_TYPE is followed by the address of a datatype. */
+enum { IS_NONE, IS_NUMBER, IS_LIST, IS_LIST_OF_TYPES, IS_TUPLE, IS_TYPE };
 enum { PEER, WHAT, LOCAL, TARGET, HERE, THERE, BYTES, NUMBERS };
 /* Results of ucch_wait; 0: still active. */
 enum { DONE = 1, FAILED };
@@ -33,6 +33,7 @@ typedef struct signature {
 typedef struct entry {
     signature of;
     int64_t *words;
+    PyObject *types;       /* a list of the datatypes whose addresses are among the words */
     PyObject *pool, *idle; /* pool of programs, and its list of idle ones; NULL: the entry is free */
     Py_ssize_t spare;      /* most programs in that list */
     /* If the ranks exchange counts first: (pool, program) of the exchange, what it needs, its program, where it sends
@@ -77,33 +78,46 @@ static int add_array(signature *of, int64_t *words, const array *a) {
     return fits;
 }
 
-/* Describe counts, displacements, or what else may follow an array in its list: an object at `type`. Python keeps only
- * calls with objects that do not change, such as predefined datatypes. */
-static int describe_word(PyObject *word, signature *of, int64_t *words, PyObject **type) {
-    int is_list = Py_TYPE(word) == &PyList_Type, overflow = 0;
+/* Add an object. Python keeps only calls with objects that do not change, such as predefined datatypes. */
+static int add_type(signature *of, int64_t *words, PyObject *type, PyObject *types) {
+    return add(of, words, (intptr_t)type) && (!types || !PyList_Append(types, type));
+}
+
+static int describe_list(PyObject *list, signature *of, int64_t *words, PyObject *types) {
+    Py_ssize_t n = PyList_Size(list);
+    int overflow = 0, numbers = !n || Py_TYPE(PyList_GetItem(list, 0)) == &PyLong_Type;
+    int fits = add(of, words, numbers ? IS_LIST : IS_LIST_OF_TYPES) && add(of, words, n);
+    for (Py_ssize_t i = 0; fits && i < n; i++) {
+        PyObject *each = PyList_GetItem(list, i);
+        fits = numbers == (Py_TYPE(each) == &PyLong_Type) && Py_TYPE(each) != &PyList_Type &&
+               Py_TYPE(each) != ucch_ndarray &&
+               (numbers ? add(of, words, PyLong_AsLongLongAndOverflow(each, &overflow))
+                        : add_type(of, words, each, types));
+    }
+    return fits && !overflow;
+}
+
+/* Describe counts, displacements, or what else may follow an array in its list. Datatypes are added to `types`, unless
+ * that is NULL. */
+static int describe_word(PyObject *word, signature *of, int64_t *words, PyObject *types) {
+    int overflow = 0;
     if (word == Py_None) return add(of, words, IS_NONE);
     if (Py_TYPE(word) == ucch_ndarray) return add(of, words, IS_LIST) && add_array(of, words, (array *)word);
     if (Py_TYPE(word) == &PyLong_Type)
         return add(of, words, IS_NUMBER) && add(of, words, PyLong_AsLongLongAndOverflow(word, &overflow)) && !overflow;
-    if (is_list || Py_TYPE(word) == &PyTuple_Type) {
-        Py_ssize_t n = is_list ? PyList_Size(word) : PyTuple_Size(word);
-        int fits = add(of, words, is_list ? IS_LIST : IS_TUPLE) && add(of, words, n);
-        for (Py_ssize_t i = 0; fits && i < n; i++) {
-            PyObject *each = is_list ? PyList_GetItem(word, i) : PyTuple_GetItem(word, i);
-            fits = Py_TYPE(each) == &PyLong_Type && is_list
-                       ? add(of, words, PyLong_AsLongLongAndOverflow(each, &overflow))
-                       : !is_list && describe_word(each, of, words, type);
-        }
-        return fits && !overflow;
-    }
-    if (!type || *type) return 0;
-    *type = word;
-    return add(of, words, IS_TYPE);
+    if (Py_TYPE(word) == &PyList_Type) return describe_list(word, of, words, types);
+    if (Py_TYPE(word) != &PyTuple_Type) return add(of, words, IS_TYPE) && add_type(of, words, word, types);
+    Py_ssize_t n = PyTuple_Size(word);
+    int fits = add(of, words, IS_TUPLE) && add(of, words, n);
+    for (Py_ssize_t i = 0; fits && i < n; i++)
+        fits = describe_word(PyTuple_GetItem(word, i), of, words, types);
+    return fits;
 }
 
 /* Describe one buffer of a call. Returns 0 if Python has to do it. */
-static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, int64_t *words, void **address) {
-    of->objects[side] = of->objects[BY_TYPE + side] = NULL;
+static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, int64_t *words, void **address,
+                         PyObject *types) {
+    of->objects[side] = NULL;
     of->sizes[side] = 0;
     *address = NULL;
     if (given == Py_None || given == r->in_place) return 1;
@@ -112,8 +126,7 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
         Py_ssize_t n = is_list ? PyList_Size(given) : PyTuple_Size(given);
         int fits = n > 1 && add(of, words, is_list);
         for (Py_ssize_t i = 1; fits && i < n; i++)
-            fits = describe_word(is_list ? PyList_GetItem(given, i) : PyTuple_GetItem(given, i), of, words,
-                                 &of->objects[BY_TYPE + side]);
+            fits = describe_word(is_list ? PyList_GetItem(given, i) : PyTuple_GetItem(given, i), of, words, types);
         if (!fits) return 0;
         given = is_list ? PyList_GetItem(given, 0) : PyTuple_GetItem(given, 0);
     }
@@ -128,15 +141,15 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
 
 /* Find a call's signature. Returns 0 if it has none. */
 static int read_call(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, int64_t *words,
-                     void **addresses) {
+                     void **addresses, PyObject *types) {
     if (!ucch_ndarray || n < ROOT + 1 || (n > STREAM && args[STREAM] != Py_None)) return 0;
     of->objects[BY_NAME] = args[NAME];
     of->objects[BY_OP] = args[OP];
     of->objects[BY_ROOT] = args[ROOT];
     of->n = 0;
-    return describe_fast(r, args[SEND], OUTOF, of, words, &addresses[OUTOF]) &&
-           describe_fast(r, args[RECV], INTO, of, words, &addresses[INTO]) &&
-           (n <= COUNTS || args[COUNTS] == Py_None || describe_word(args[COUNTS], of, words, NULL));
+    return describe_fast(r, args[SEND], OUTOF, of, words, &addresses[OUTOF], types) &&
+           describe_fast(r, args[RECV], INTO, of, words, &addresses[INTO], types) &&
+           (n <= COUNTS || args[COUNTS] == Py_None || describe_word(args[COUNTS], of, words, types));
 }
 
 /* The first of the PLACES entries in which this call may be kept. */
@@ -162,7 +175,7 @@ static entry *find(repeater *r, const signature *of, const int64_t *words) {
 static void empty(entry *e) {
     entry gone = *e;
     memset(e, 0, sizeof(*e)); /* first: destructors may use the table */
-    PyObject *all[] = {gone.pool, gone.idle, gone.exchange, gone.needs, gone.counts};
+    PyObject *all[] = {gone.types, gone.pool, gone.idle, gone.exchange, gone.needs, gone.counts};
     for (int i = 0; i < OBJECTS; i++)
         Py_XDECREF(gone.of.objects[i]);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
@@ -254,7 +267,7 @@ static PyObject *run_call(repeater *r, PyObject *const *args, Py_ssize_t n) {
     int64_t words[WORDS];
     void *addresses[SIDES];
     ucch_program *native;
-    entry *e = read_call(r, args, n, &of, words, addresses) ? find(r, &of, words) : NULL;
+    entry *e = read_call(r, args, n, &of, words, addresses, NULL) ? find(r, &of, words) : NULL;
     PyObject *program = e ? take(e->idle, &native) : NULL, *result = NULL;
     if (!program) return NULL;
     entry mine = *e; /* another thread may clear the table */
@@ -331,7 +344,7 @@ static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     signature of;
     int64_t words[WORDS];
     void *addresses[SIDES];
-    entry *e = read_call(r, args, n, &of, words, addresses) ? find(r, &of, words) : NULL;
+    entry *e = read_call(r, args, n, &of, words, addresses, NULL) ? find(r, &of, words) : NULL;
     posted *q = e && !e->first && !PyObject_Size(r->dropped) ? request_of(r, e, args) : NULL;
     if (!q) return PyErr_Occurred() ? NULL : in_general(r, START, NULL, 0, args, n);
     ucch_program *native = (ucch_program *)q->op;
@@ -371,28 +384,33 @@ static int note_exchange(entry *e, PyObject *given) {
  * calls. */
 static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     repeater *r = (repeater *)self;
-    signature of;
     int64_t words[WORDS];
-    entry made = {0};
+    entry made = {.types = PyList_New(0)}, *e = NULL;
+    signature *of = &made.of;
     void *addresses[SIDES];
-    if (n != 4 + COUNTS + 1 || !PyList_Check(args[1]) || !read_call(r, args + 4, n - 4, &of, words, addresses))
-        Py_RETURN_NONE;
-    entry *known = find(r, &of, words), *at = places(r, &of, words), *e = known ? known : at;
-    if (known && known->pool == args[0]) Py_RETURN_NONE;
-    for (int i = 0; i < PLACES && !known && e->pool; i++)
-        if (!at[i].pool) e = &at[i];
-    made.spare = PyLong_AsSsize_t(args[2]);
-    if (PyErr_Occurred() || !note_exchange(&made, args[3])) return NULL;
-    if (!(made.words = PyMem_Calloc((size_t)of.n + 1, sizeof(*words)))) return PyErr_NoMemory();
-    memcpy(made.words, words, (size_t)of.n * sizeof(*words));
+    if (made.types && n == 4 + COUNTS + 1 && PyList_Check(args[1]) &&
+        read_call(r, args + 4, n - 4, of, words, addresses, made.types))
+        e = find(r, of, words);
+    else
+        memset(of, 0, sizeof(*of)); /* its objects are borrowed */
+    int known = e != NULL, same = known && e->pool == args[0];
+    entry *at = of->objects[BY_NAME] ? places(r, of, words) : NULL;
+    for (int i = 0; at && !known && i < PLACES && (!e || e->pool); i++)
+        if (!e || !at[i].pool) e = &at[i];
     for (int i = 0; i < OBJECTS; i++)
-        Py_XINCREF(of.objects[i]);
-    made.of = of;
-    made.pool = Py_NewRef(args[0]);
-    made.idle = Py_NewRef(args[1]);
-    empty(e);
-    *e = made;
-    Py_RETURN_NONE;
+        Py_XINCREF(of->objects[i]);
+    if (e && !same) made.words = PyMem_Calloc((size_t)of->n + 1, sizeof(*words));
+    if (made.words && note_exchange(&made, args[3])) {
+        memcpy(made.words, words, (size_t)of->n * sizeof(*words));
+        made.spare = PyLong_AsSsize_t(args[2]);
+        made.pool = Py_NewRef(args[0]);
+        made.idle = Py_NewRef(args[1]);
+        entry out = *e;
+        *e = made;
+        made = out;
+    }
+    empty(&made);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* clear(): empty the table. */
@@ -422,6 +440,7 @@ static int traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(r->functions);
     for (int i = 0; i < ENTRIES; i++) {
+        Py_VISIT(r->entries[i].types);
         Py_VISIT(r->entries[i].pool);
         Py_VISIT(r->entries[i].idle);
         Py_VISIT(r->entries[i].exchange);

@@ -336,7 +336,7 @@ void ucch_rma_free(ucch_rma *at) {
         at->notifications = n->next;
         free(n);
     }
-    ucch_early_free(&at->early);
+    ucch_early_drop(&at->early, UINT64_MAX);
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);

@@ -362,6 +362,12 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a communicator can be neither pickled nor copied: its processes make another one together, by Dup() or "
+            "Communicator(comm)"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name in ("_runner", "_fault_watch") and "_seat" in vars(self):
             self._begin_late()

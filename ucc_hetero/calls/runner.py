@@ -209,21 +209,22 @@ class Runner(Closing):
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
         """Run a call on host memory that is part of a larger one: ranks compare ``label``, which is also the key for
         repeating it. Without Python if it is the same string again."""
-        named = call._replace(name=label)
         try:
-            with self.refusing:
-                if self._repeater is not None and self._repeater.attempt(*named):
-                    return
-                pool = self._cache.get(label) or self._prepared.inherited(label)
-                if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call, named):
-                    return
-                self.check_ready()
-                prepared = self._prepared.prepare(call, label=label)
-                self._run_prepared(prepared)
-                self._prepared.keep(prepared, label, send_at, recv_at)
-                prepared.give_back()
-        except CollectiveTimeout:
-            note_abandoned()
+            if self._repeater is not None and self._repeater.attempt(label, *call[1:]):
+                return
+            pool = self._cache.get(label) or self._prepared.inherited(label)
+            named = call._replace(name=label)
+            if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call, named):
+                return
+            self.check_ready()
+            prepared = self._prepared.prepare(call, label=label)
+            self._run_prepared(prepared)
+            self._prepared.keep(prepared, label, send_at, recv_at)
+            prepared.give_back()
+        except Exception as error:
+            self.refuse(error)
+            if isinstance(error, CollectiveTimeout):
+                note_abandoned()
             raise
 
     def _run_from_pool(
@@ -315,9 +316,10 @@ class Runner(Closing):
             forget(request)
             pool.give_back(program)  # for example the same buffer for both sides: the general way handles or refuses it
         self.check_ready()
-        prepared = self._prepared.prepare(call)
-        if not prepared.bound.local:
-            self._prepared.keep(prepared, key, send_at, recv_at)
+        if (prepared := self._prepared.reused(key, call, send_at, recv_at)) is None:
+            prepared = self._prepared.prepare(call)
+            keep = self._prepared.keep_reusable if prepared.bound.local else self._prepared.keep
+            keep(prepared, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -645,7 +647,7 @@ class Runner(Closing):
             self.members.await_quiet(self.ended_by_refusal)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.
-            quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
+            quarantine.keep((self.members, self._cache, self._prepared.reusable, self._persistent))
             self._persistent = {}  # else a dropped call that ends later would release its own
             self.members.abandon()
             return
