@@ -586,9 +586,15 @@ class PostedRequest(posted, Request):  # type: ignore[misc]
         super()._describe(state, status)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_call", "_keep", "_op", "_owner", "_timeout") or self._become_ordinary() is False:
+        if name not in _ENDED:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if self._become_ordinary() is False:  # another thread may have completed it meanwhile
+            return _ENDED[name]
         return object.__getattribute__(self, name)
+
+
+#: Attributes of an ordinary request, and what they are once it has been completed in C.
+_ENDED: dict[str, Any] = {"_call": None, "_keep": None, "_op": ffi.NULL, "_owner": None, "_timeout": 0.0}
 
 
 requests(PostedRequest, _make_progress, Request.Wait, Request.Test, Request._ended, Request._arm)
