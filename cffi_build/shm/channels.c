@@ -492,8 +492,8 @@ void ucch_channels_end(ucch_channels *c, uint64_t call) {
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     if (bytes <= c->scratch_bytes[bank]) return 0;
     if (bytes < 2 * c->scratch_bytes[bank]) bytes = 2 * c->scratch_bytes[bank];
-    void *memory = ucch_pool_take(0, bytes, NULL, 1);
-    if (!memory || c->noutgrown == MOST_OUTGROWN) return UCCH_FAIL_MEMORY;
+    void *memory = c->noutgrown < MOST_OUTGROWN ? ucch_pool_take(0, bytes, NULL, 1) : NULL;
+    if (!memory) return UCCH_FAIL_MEMORY;
     c->outgrown[c->noutgrown++] = c->scratch[bank];
     c->scratch[bank] = memory;
     c->scratch_bytes[bank] = bytes;

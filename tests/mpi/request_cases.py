@@ -340,6 +340,72 @@ def case_free_is_refused(comm):
     other.Free()
 
 
+def completed(requests, how, dice):
+    """Complete all requests by one of the methods for several; counts those of each index."""
+    found = np.zeros(len(requests), int)
+    if how in ("Waitall", "Testall"):
+        while not getattr(Request, how)(requests):
+            pass
+        return found + 1
+    while not found.all():
+        ready = getattr(Request, how)(requests)
+        if how == "Testany":
+            ready = ready[0] if ready[1] else MPI.UNDEFINED
+        many = ready if isinstance(ready, list) else [] if ready in (None, MPI.UNDEFINED) else [ready]
+        found[many] += 1
+        if dice.integers(2):
+            requests[dice.integers(len(requests))].Get_status()
+    return found
+
+
+def case_mixed(comm):
+    """Messages, collectives and persistent calls under way together, again and again, completed by any method; some are
+    dropped, and Free is refused meanwhile."""
+    right, left = neighbours(comm)
+    other = comm.Dup()
+    p, r, dice = other.size, other.rank, np.random.default_rng()
+    same = np.random.default_rng(comm.bcast(random.getrandbits(30)))
+    lasting = other.Allreduce_init(np.full(3, float(r)), total := np.empty(3))
+    ways = ["Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome"]
+    for turn in range(60):
+        n, kinds, root = int(same.choice([1, 2, 5000])), same.integers(0, 6, 9), int(same.integers(p))
+        requests, wanted = [], []
+        for tag, kind in enumerate(kinds.tolist()):
+            mine, into, every = np.full(n, turn + r + 0.5), np.full(n, np.nan), np.full((p, n), np.nan)
+            if kind == 0:
+                requests += [other.Irecv(into, left, tag), other.Isend(mine, right, tag)]
+                wanted.append((into, turn + left + 0.5))
+            elif kind == 1:
+                requests.append(other.Iallreduce(mine, into))
+                wanted.append((into, p * (turn + 0.5) + p * (p - 1) / 2))
+            elif kind == 2:
+                requests.append(other.Ibcast(into if r != root else mine, root))
+                wanted.append((into if r != root else mine, turn + root + 0.5))
+            elif kind == 3:
+                requests.append(other.Iallgather(mine, every))
+                wanted.append((every, np.arange(p)[:, None] + turn + 0.5))
+            elif kind == 4:
+                requests.append(other.Igather(mine, every if r == root else None, root))
+                wanted.append((every, np.arange(p)[:, None] + turn + 0.5 if r == root else np.nan))
+            else:
+                other.Iallreduce(mine, into)  # dropped
+                requests.append(other.Ibarrier())
+        total[:] = np.nan
+        lasting.Start()
+        requests.append(lasting)
+        if turn % 20 == 0:
+            with pytest.raises(ValueError, match="still active"):
+                other.Free()
+        order = dice.permutation(len(requests)).tolist()
+        how = dice.choice(ways)
+        assert (completed([requests[i] for i in order], how, dice) == 1).all(), how
+        assert all(each.finished for each in requests)
+        for found, want in [*wanted, (total, p * (p - 1) / 2)]:
+            np.testing.assert_array_equal(found, np.broadcast_to(want, found.shape), f"{how} {turn}")
+    lasting.Free()
+    other.Free()
+
+
 def case_alike_but_for(comm):
     """Calls that differ from an earlier one in the kind of a list, in an object's value or in the addresses alone; long
     and short ones that are dropped under way."""
@@ -394,8 +460,8 @@ def case_alike_but_for(comm):
 
 
 def case_counts_change(comm):
-    """Uneven calls made again and again with other counts, of all ranks, or that only some ranks know; arrays of counts
-    are the same objects with other numbers."""
+    """Uneven calls made again and again, in both forms, with other counts, of all ranks, or that only some know; arrays
+    of counts are the same objects with other numbers."""
     dice, kept = random.Random(comm.bcast(random.random())), {}
     for name in UNEVEN:
         op, root = "SUM" if name == "reduce_scatter" else None, dice.randrange(comm.size) if name[0] in "gs" else -1
@@ -403,8 +469,8 @@ def case_counts_change(comm):
         tables, seed, form = (first, [first[1], first[0], *first[2:]]), dice.randrange(1 << 30), dice.choice(SPECS)
         for turn in range(16):
             counts = tuple(dice.choice(tables))
-            case = Case(name, "float64", op, "blocking", False, root, counts, False, form, seed + GAPS * turn)
-            call = Call(case, comm)
+            way = dice.choice(("blocking", "request"))
+            call = Call(Case(name, "float64", op, way, False, root, counts, False, form, seed + GAPS * turn), comm)
             call.refill()
             args = call.args()
             for side, spec in enumerate(args[:2]):
@@ -413,5 +479,45 @@ def case_counts_change(comm):
                     numbers[:] = spec[1]
                     spec[1] = numbers
             call.args = lambda args=args: args
-            start(comm, call)
-            assert not (wrong := call.verify()), (turn, wrong, case)
+            if (request := start(comm, call)) is not None:
+                request.Wait()
+            assert not (wrong := call.verify()), (turn, wrong, call.case)
+
+
+def case_datatypes_change(comm):
+    """Alltoallw made again and again, in both forms, with other counts, places and datatypes; with both buffers in one
+    memory, or blocks with gaps."""
+    p, r = comm.size, comm.rank
+    dice = np.random.default_rng(comm.bcast(random.getrandbits(30)))
+    matrices, apart = dice.integers(0, 3, (2, p, p)), MPI.DOUBLE.Create_resized(0, 16).Commit()
+    for turn in range(48):
+        if turn % 4 == 0:
+            step, first = dice.choice([2, 3], 2)
+        matrix, form = matrices[turn // 8 % 2], turn // 4 % 4
+        kind = apart if form == 3 else MPI.DOUBLE if form == 2 else MPI.INT64_T
+        kinds, wide = (
+            [kind if rank % 2 else MPI.DOUBLE for rank in range(p)],
+            [1 + (form == 3 and q % 2) for q in range(p)],
+        )
+        memory = np.full((2, first + 4 * step * p), -1.0)
+        takes, sends = memory
+        if form == 1:  # blocks of both in turns
+            takes, sends = memory.ravel(), memory.ravel()[2:]
+        specs, want = [], takes.copy()
+        for array, counts, values in ((sends, matrix[r], r + 0.01 * turn), (takes, matrix[:, r], None)):
+            places = first * (form > 1) + np.arange(p) * (4 if form == 1 else step * max(wide))
+            for rank, (count, place) in enumerate(zip(counts, places, strict=True)):
+                at = place + wide[rank] * np.arange(count)
+                if values is None:
+                    want[at] = rank + 0.01 * turn + 10 * r
+                else:
+                    array[at] = values + 10 * rank
+            specs.append([array, (counts.tolist(), (8 * places).tolist()), kinds])
+        if form == 1:
+            want[2 : 2 + sends.size] = np.where(sends != -1, sends, want[2 : 2 + sends.size])
+        if dice.integers(2):
+            comm.Alltoallw(*specs)
+        else:
+            comm.Ialltoallw(*specs).Wait()
+        np.testing.assert_array_equal(takes, want, f"{turn}")
+    apart.Free()

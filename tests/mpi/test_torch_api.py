@@ -8,7 +8,8 @@ import pytest
 COMPILED = [f"case_{name}" for name in ("functional", "results_of_functional_collectives", "compiled", "compiled_ddp")]
 #: A repeated call of one step is made in C.
 SHORT = ["case_few_frames", "case_few_frames_of_several_as_one", "case_split_sizes_bind_nothing", "case_random",
-         "case_coalesced", "case_long_scatters", "case_inputs_inside_outputs"]  # fmt: skip
+         "case_results_are_the_callers", "case_coalesced", "case_long_scatters",
+         "case_inputs_inside_outputs"]  # fmt: skip
 MODULES = ["torch_calls", "torch_collectives", "torch_profile", "torch_short"]
 RUN = "torch_cases:run"
 

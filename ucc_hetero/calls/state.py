@@ -75,8 +75,8 @@ class State:
         self.refusing = Refusing(self.refuse)
         #: Messages that were taken out of libucp's queue and not received (p2p/taken.py), in that order.
         self.given_back: list[Any] = []
-        #: They have requests that are not in ``under_way`` (p2p/quick.py).
-        self.messengers: list[Any] = []
+        #: Objects of C: they have begun calls whose requests are not in ``under_way``.
+        self.posters: list[Any] = []
 
     # --- its end ------------------------------------------------------------------------------------------------------
 

@@ -123,14 +123,14 @@ class Messages:
         if self.messenger is not None:
             self.messenger.timeout = seconds
 
-    def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...], request: type) -> Any:
+    def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...]) -> Any:
         """Make a `messenger`; ``queues``: containers that are empty while nothing unusual is to be looked at."""
         tags = int(ffi.cast("uintptr_t", self.worker)), int(ffi.cast("uintptr_t", self.state.board.native)), self._base
         ranks = self.rank, self.size, self.any_source, self.any_tag
         slots = [self._slots.get(rank, self.size) for rank in (*range(self.size), self.any_source)]
-        self.messenger = messenger(functions, queues, request, (*tags, _COMM_MASK), ranks, slots)
+        self.messenger = messenger(functions, queues, (*tags, _COMM_MASK), ranks, slots)
         self.messenger.timeout = self.timeout
-        self.state.messengers.append(self.messenger)
+        self.state.posters.append(self.messenger)
         return self.messenger
 
     # --- arguments ----------------------------------------------------------------------------------------------------
