@@ -336,48 +336,33 @@ static PyObject *irecv(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     return post((messenger *)self, args, n, 1);
 }
 
-static int look_locked(const messenger *r, const part *p, int rounds, ucch_offer *found) {
+static int look_locked(const messenger *r, const part *p, int rounds, ucp_tag_recv_info_t *found) {
+    ucch_message probe = {0};
     uint64_t tag, mask = pattern(r, p, &tag);
     int seen = 0;
-    for (int i = 0; i < rounds && !seen && (i == 0 || !(ucch_crowded || ucch_lock_wanted())); i++) {
-        ucch_progress_locked(); /* for everything: the sender may wait for another message of this rank */
-        seen = ucch_probe(r->worker, tag, mask, found, NULL);
-    }
+    for (int i = 0; i < rounds && !seen && (i == 0 || !(ucch_crowded || ucch_lock_wanted())); i++)
+        seen = ucch_probe(&probe, r->worker, tag, mask, 0);
+    *found = probe.info;
     return seen;
 }
 
-/* Look for a message, several times. Returns 1 if there is one, 0 if not. */
-static int look(const messenger *r, const part *p, int rounds, ucp_tag_recv_info_t *found) {
-    ucch_offer offer;
-    int seen;
-    if (ucch_trylock()) {
-        seen = look_locked(r, p, rounds, &offer);
-        ucch_unlock();
-    } else {
-        Py_BEGIN_ALLOW_THREADS;
-        ucch_lock();
-        seen = look_locked(r, p, rounds, &offer);
-        ucch_unlock();
-        Py_END_ALLOW_THREADS;
-    }
-    if (seen) *found = (ucp_tag_recv_info_t){offer.code, offer.bytes};
-    return seen;
-}
-
-/* As look, for a while and without the GIL. */
-static int look_longer(const messenger *r, const part *p, ucp_tag_recv_info_t *found) {
+/* Look for a message, several times; or for `seconds`, without the GIL. Returns 1 if there is one, 0 if not. */
+static int look(const messenger *r, const part *p, int rounds, double seconds, ucp_tag_recv_info_t *found) {
     double began = ucch_now(), now = began;
-    ucch_offer offer;
     int seen = 0;
-    Py_BEGIN_ALLOW_THREADS;
-    while (!seen && now < began + POLL_S) {
-        ucch_lock();
-        seen = look_locked(r, p, 1, &offer);
+    if (!seconds && ucch_trylock()) {
+        seen = look_locked(r, p, rounds, found);
         ucch_unlock();
-        now = seen ? now : ucch_rest(ucch_now(), began);
+        return seen;
     }
+    Py_BEGIN_ALLOW_THREADS;
+    do {
+        ucch_lock();
+        seen = look_locked(r, p, rounds, found);
+        ucch_unlock();
+        if (!seen && seconds) now = ucch_rest(ucch_now(), began);
+    } while (!seen && now < began + seconds);
     Py_END_ALLOW_THREADS;
-    if (seen) *found = (ucp_tag_recv_info_t){offer.code, offer.bytes};
     return seen;
 }
 
@@ -386,7 +371,7 @@ static PyObject *probe_for(messenger *r, PyObject *const *args, Py_ssize_t n, in
     ucp_tag_recv_info_t found;
     if (n != 3 || !is_plain(r, Py_None) || !read_place(r, args[0], args[1], 1, &p))
         return fall_back(r, which == PROBE ? PROBE : IPROBE, args, n);
-    int seen = which == POLL ? look_longer(r, &p, &found) : look(r, &p, which == PROBE ? ROUNDS : 1, &found);
+    int seen = look(r, &p, which == PROBE ? ROUNDS : 1, which == POLL ? POLL_S : 0, &found);
     return seen ? fill(r, args[2], &found) : fall_back(r, which == PROBE ? PROBE : OBJECT, args, n);
 }
 
