@@ -4,6 +4,7 @@ If anything is unusual, and for other memory, they go the general way of :class:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from ..native.waiting import progress_mpi, refuse_finalized
 from .messages import Messages, held
 from .probe import awaited, object_arrived, probe
 from .transfer import Transfer
+
+#: Held while a request becomes an ordinary one: another thread may wait for it, or drop it.
+_becoming = threading.RLock()
 
 
 class PostedRequest(posted, Request):  # type: ignore[misc]
@@ -40,9 +44,13 @@ class PostedRequest(posted, Request):  # type: ignore[misc]
         super()._describe(state, status)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_call", "_keep", "_op", "_owner", "_timeout") or self._become_ordinary() is False:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return object.__getattribute__(self, name)
+        if name in ("_call", "_keep", "_op", "_owner", "_timeout"):
+            with _becoming:
+                if name in vars(self) or self._become_ordinary() is not False:
+                    return object.__getattribute__(self, name)
+            if name in ("_call", "_keep"):  # another thread's wait has just ended it
+                return None
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 class Quick:
