@@ -65,6 +65,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     found = parser.read(words)
     least, most = found.message_size
     found.least, found.most = least or 8, most or 16 << 20
+    if found.least > found.most:
+        raise BadUsage(f"compare: option -m: the minimum {found.least} is above the maximum {found.most}")
     found.peers = found.peers.split(",")
     unknown = set(found.peers) - set(PEERS)
     if unknown or not found.peers:

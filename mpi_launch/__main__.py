@@ -105,6 +105,8 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
+        if not name:
+            raise ClusterError(f"-x {word}: the variable has no name; -x NAME=VALUE or -x NAME is needed")
         if not equals and name not in os.environ:
             raise ClusterError(f"-x {name}: the variable is not set here; give a value: -x {name}=…")
         found[name] = value if equals else os.environ[name]
@@ -149,9 +151,22 @@ def _program(words: Sequence[str], python: str) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _checked(options: argparse.Namespace) -> list[str]:
+    """The words of ``--mpi-args``; refuses options that cannot be."""
+    if not 0 <= (options.master_port or 0) < 1 << 16:
+        raise ClusterError(f"--master-port {options.master_port}: must be from 1 to 65535; 0 finds a free one")
+    if not options.start_timeout >= 0:
+        raise ClusterError(f"--start-timeout {options.start_timeout:g}: must be a number of seconds, or 0 for no limit")
+    try:
+        return shlex.split(options.mpi_args)
+    except ValueError as error:
+        raise ClusterError(f"--mpi-args {options.mpi_args}: {error}") from None
+
+
 def run(arguments: Sequence[str]) -> int:
     """Start a job. Returns its exit status."""
     options = _parser().parse_args(arguments)
+    mpi_args = _checked(options)
     found = _cluster(options)
     python = found.python or sys.executable
     program = _program(options.program[1:] if options.program[:1] == ["--"] else options.program, python)
@@ -161,12 +176,11 @@ def run(arguments: Sequence[str]) -> int:
         # UCX logs to standard output by default, where the report goes.
         variables.setdefault("UCX_LOG_FILE", "stderr")
     starter = launcher.find()
-    mpi_args = (*_as_root(starter.kind, options.mpi_args), *shlex.split(options.mpi_args))
     job = command.Job(
         cluster=found, program=program,
         master_port=options.master_port or _free_port(found.only_here),
         env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate,
-        report=not options.dry_run, mpi_args=mpi_args,
+        report=not options.dry_run, mpi_args=(*_as_root(starter.kind, options.mpi_args), *mpi_args),
     )  # fmt: skip
     words = command.compile_job(job, starter)
     if options.dry_run:

@@ -349,6 +349,13 @@ def _receive(host: EmulatedHost, link: emulated_net.Link, door: Future[Any], nby
     return (got - mark) / (time.monotonic() - began)
 
 
+def _slots(text: str) -> int | list[int]:
+    if not all(word.strip().isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: one number, or one per host with commas, is needed")
+    numbers = [int(word) for word in text.split(",")]
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ucc_hetero.launch.emulate",
@@ -357,7 +364,9 @@ def _parser() -> argparse.ArgumentParser:
         "--hosts 3 --rate 4gbit,4gbit,1gbit -- mpirun -np 6 python train.py",
     )
     parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
-    parser.add_argument("--slots", default="2", help="MPI slots per host: one number, or one per host with commas")
+    parser.add_argument(
+        "--slots", type=_slots, default="2", help="MPI slots per host: one number, or one per host with commas"
+    )
     parser.add_argument(
         "--rate", default="4gbit", help="of the links: one, or one per host with commas; per link joined by +; none"
     )
@@ -382,8 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        slots: Any = [int(word) for word in args.slots.split(",")]
-        cluster = Cluster(args.hosts, slots if len(slots) > 1 else slots[0], args.rate, args.links, mtu=args.mtu)
+        cluster = Cluster(args.hosts, args.slots, args.rate, args.links, mtu=args.mtu)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with cluster:
             return _attend(cluster, args.command)

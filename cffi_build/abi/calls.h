@@ -18,7 +18,6 @@ enum {
     UCS_INPROGRESS = 1,
     UCS_ERR_IO_ERROR = -3,
     UCS_ERR_NO_MEMORY = -4,
-    UCS_ERR_INVALID_PARAM = -5,
     UCS_ERR_UNREACHABLE = -6,
     UCS_ERR_MESSAGE_TRUNCATED = -9,
     UCS_ERR_CANCELED = -16,
@@ -37,7 +36,10 @@ enum {
     UCP_OP_ATTR_FIELD_FLAGS = 0x10,
     UCP_OP_ATTR_FIELD_MEMORY_TYPE = 0x40,
     UCP_OP_ATTR_FIELD_MEMH = 0x100,
-    UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 0x10000
+    UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 0x10000,
+    UCP_AM_FLAG_WHOLE_MSG = 0x1,
+    UCP_AM_SEND_FLAG_EAGER = 0x2,
+    UCP_AM_RECV_ATTR_FLAG_RNDV = 0x20000
 };
 
 /* True if the pointer that libucp returned for a request is an error code. */
@@ -82,6 +84,13 @@ static inline int ucch_ucp_connect(ucp_worker_h worker, const void *address,
                               .err_handler = {lost, arg}};
     if (lost) params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     return ucp_ep_create(worker, &params, endpoint);
+}
+
+/* Have libucp call `handler` with `arg` for each whole active message of this id. */
+static inline int ucch_ucp_listen(ucp_worker_h worker, unsigned id, void *handler, void *arg) {
+    ucp_am_handler_param_t params = {
+        .field_mask = 0xf, .id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = handler, .arg = arg};
+    return ucp_worker_set_am_recv_handler(worker, &params);
 }
 
 #endif

@@ -50,12 +50,19 @@ static void free_request(void *request) {
 
 static int finalize_nothing(void) { return 0; }
 
-static void *finalizes(const char *name) { return !strcmp(name, "MPI_Finalize") ? (void *)finalize_nothing : NULL; }
+/* Replaced functions, and the beginning of the name of the libraries that call them: all plugins TL/UCP, and mpi4py. */
+static const struct {
+    const char *library, *name;
+    void *by;
+} replaced[] = {{"libucc_tl_ucp", "ucp_request_cancel", cancel},
+                {"libucc_tl_ucp", "ucp_request_free", free_request},
+                {"MPI.", "MPI_Finalize", finalize_nothing}};
 
-static void *cancels(const char *name) {
-    return !strcmp(name, "ucp_request_cancel") ? (void *)cancel
-           : !strcmp(name, "ucp_request_free") ? (void *)free_request
-                                               : NULL;
+static void *replacement_of(const char *library, const char *name) {
+    void *found = NULL;
+    for (size_t i = 0; i < sizeof(replaced) / sizeof(*replaced); i++)
+        if (!strcmp(library, replaced[i].library) && !strcmp(name, replaced[i].name)) found = replaced[i].by;
+    return found;
 }
 
 /* Number of libucc's operations in this process that ended with an endpoint error. */
@@ -98,16 +105,8 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     return 0;
 }
 
-/* Libraries whose names begin with `library`, and the function that finds a replacement by name; -1 in `status` if an
- * address cannot be overwritten. */
-typedef struct {
-    const char *library;
-    void *(*wrapper_of)(const char *name);
-    int status;
-} replacement;
-
 /* Redirect the calls of one library. Returns 0, or -1 if one cannot be redirected. */
-static int redirect(const struct dl_phdr_info *info, const replacement *by) {
+static int redirect(const struct dl_phdr_info *info, const char *library) {
     static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
     const ElfW(Sym) *symbols = address(info, dynamic_value(info, DT_SYMTAB));
     const char *strings = address(info, dynamic_value(info, DT_STRTAB));
@@ -116,33 +115,29 @@ static int redirect(const struct dl_phdr_info *info, const replacement *by) {
         for (size_t left = dynamic_value(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
-                what = by->wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);
+                what = replacement_of(library, strings + symbols[ELF64_R_SYM(each->r_info)].st_name);
             if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what)) return -1;
         }
     }
     return 0;
 }
 
-static int visit(struct dl_phdr_info *info, size_t size, void *data) {
+static int visit(struct dl_phdr_info *info, size_t size, void *library) {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
-    replacement *by = data;
-    if (!strncmp(name, by->library, strlen(by->library)) && redirect(info, by) < 0) by->status = -1;
-    return 0;
+    return strncmp(name, library, strlen(library)) ? 0 : redirect(info, library);
 }
 
 /* Redirect the calls of all such libraries loaded so far. Returns 0, or -1 if that is not possible. */
-static int redirect_all(const char *library, void *(*wrapper_of)(const char *name)) {
+static int redirect_all(char *library) {
 #ifdef UNKNOWN_MACHINE
     return -1;
 #else
-    replacement by = {library, wrapper_of, 0};
-    dl_iterate_phdr(visit, &by);
-    return by.status;
+    return dl_iterate_phdr(visit, library);
 #endif
 }
 
 /* Of all TL/UCP plugins. */
-int ucch_guard_cancel(void) { return redirect_all("libucc_tl_ucp", cancels); }
+int ucch_guard_cancel(void) { return redirect_all("libucc_tl_ucp"); }
 
 /* Of mpi4py. By a forked child that ends. */
-int ucch_guard_finalize(void) { return redirect_all("MPI.", finalizes); }
+int ucch_guard_finalize(void) { return redirect_all("MPI."); }

@@ -83,8 +83,9 @@ int ucch_load_ucc(const char *path) { return load_table(path, ucc_symbols); }
  *
  * libucp keeps unexpected messages in its own memory. If it gets no memory, libucp (1.12 to 1.22) logs that and drops
  * the message, and the next message with the same tag is matched in its place. The log handler runs in the thread that
- * is inside libucp, before that next message can be matched. */
+ * is inside libucp, before that next message can be matched. The same holds for an active message in several parts. */
 #define NO_ROOM "ucp recv descriptor is not allocated"
+#define NO_ROOM_FOR_PARTS "failed to allocate buffer for assembling UCP AM (id %u)"
 
 enum { LEVEL_FATAL, LEVEL_ERROR }; /* ucs_log_level_t */
 enum { STOP, GO_ON };              /* ucs_log_func_rc_t */
@@ -96,7 +97,8 @@ static int muted; /* UCX_LOG_LEVEL=fatal: errors are not to be printed */
 
 static int count_losses(const char *file, unsigned line, const char *function, int level, const void *component,
                         const char *format, va_list list) {
-    if (!strcmp(format, NO_ROOM)) __atomic_add_fetch(&losses, 1, __ATOMIC_RELAXED);
+    if (!strcmp(format, NO_ROOM) || !strcmp(format, NO_ROOM_FOR_PARTS))
+        __atomic_add_fetch(&losses, 1, __ATOMIC_RELAXED);
     return muted && level == LEVEL_ERROR ? STOP : GO_ON;
 }
 

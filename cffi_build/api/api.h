@@ -124,7 +124,7 @@ int ucch_program_persist(ucch_program *program, void *send, void *recv, double t
 int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
-int ucch_program_try(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_try(ucch_program *program, void *send, void *recv, double timeout, int waits);
 
 /* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {

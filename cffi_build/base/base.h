@@ -73,10 +73,9 @@ typedef struct ucch_packet {
 
 /* early.c: messages that are kept until their receivers exist */
 typedef struct ucch_early ucch_early;
-int ucch_early_keep(ucch_early **first, uint64_t id, const ucch_packet *message, int most, size_t most_bytes);
+int ucch_early_keep(ucch_early **first, uint64_t id, const ucch_packet *message, int most);
 ucch_packet *ucch_early_take(ucch_early **first, uint64_t id);
 void ucch_early_drop(ucch_early **first, uint64_t below);
-void ucch_early_free(ucch_early **first);
 
 /* process.c: processes of this host */
 void ucch_process_signal(int pid, int number);

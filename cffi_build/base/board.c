@@ -593,9 +593,9 @@ void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
 
 /* As ucch_board_own_label; for a refused call the reason. */
 void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
-    const ucch_refusal *last = &b->me->refused;
-    if (last->call == seq)
-        memcpy(text, last->text, UCCH_REFUSAL_BYTES);
+    ucch_refusal last;
+    if (read_refusal(&b->me->refused, seq, &last))
+        memcpy(text, last.text, UCCH_REFUSAL_BYTES);
     else
         ucch_board_own_label(b, seq, text);
 }

@@ -7,24 +7,24 @@
 struct ucch_early {
     ucch_packet message; /* first: it is freed by its address */
     uint64_t id;
-    size_t held;
     ucch_early *next;
     char copy[];
 };
 
 /* Keep a message for receiver `id`, with a copy of its data unless it is still at the sender. Returns 1, or 0 if there
- * is no memory, or the list holds `most` messages, or would hold more than `most_bytes`. */
-int ucch_early_keep(ucch_early **first, uint64_t id, const ucch_packet *m, int most, size_t most_bytes) {
-    size_t bytes = m->is_later ? 0 : m->bytes, held = m->header_bytes + bytes, all = held;
-    for (const ucch_early *l = *first; l; l = l->next, most--)
-        all += l->held;
-    ucch_early *kept = most > 0 && all <= most_bytes ? malloc(sizeof(*kept) + held) : NULL;
+ * is no memory, or the list holds `most` messages. */
+int ucch_early_keep(ucch_early **first, uint64_t id, const ucch_packet *m, int most) {
+    size_t bytes = m->is_later ? 0 : m->bytes;
+    ucch_early **last = first;
+    for (; *last && most > 0; most--)
+        last = &(*last)->next;
+    ucch_early *kept = most > 0 ? malloc(sizeof(*kept) + m->header_bytes + bytes) : NULL;
     if (!kept) return 0;
-    *kept = (ucch_early){.message = *m, .id = id, .held = held};
+    *kept = (ucch_early){.message = *m, .id = id};
     kept->message.header = memcpy(kept->copy, m->header, m->header_bytes);
     if (!m->is_later) kept->message.data = kept->copy + m->header_bytes;
     if (bytes) memcpy(kept->message.data, m->data, bytes);
-    UCCH_APPEND(*first, kept, next);
+    *last = kept;
     return 1;
 }
 
@@ -47,9 +47,4 @@ void ucch_early_drop(ucch_early **first, uint64_t below) {
         } else {
             at = &l->next;
         }
-}
-
-void ucch_early_free(ucch_early **first) {
-    for (ucch_early *l; (l = *first); free(l))
-        *first = l->next;
 }

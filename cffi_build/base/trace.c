@@ -20,10 +20,12 @@ typedef struct header {
 } header;
 
 int ucch_trace_on;
-static header *head;
-static ucch_event *ring;
+static header *head; /* the ring lies behind it; replaced, never freed, when the timeline is opened again */
 
 static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_event); }
+
+/* Place of an event in a ring, by its number from 0. */
+static ucch_event *event_at(header *h, uint64_t number) { return (ucch_event *)(h + 1) + (number & (h->capacity - 1)); }
 
 /* Start recording at most `capacity` events (rounded up to a power of two) in a file; path NULL: in memory only.
  * Returns 0, or the number of the error if the file or memory is not available; then there is no file. */
@@ -43,13 +45,12 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     if (status && file >= 0) unlink(path); /* a part of it may fill the disk */
     if (status) return status;
     UCCH_LOCKED;
-    head = memory;
-    ring = (ucch_event *)(head + 1);
-    memset(ring, 0, rounded * sizeof(ucch_event)); /* touch the pages: no event then waits for a page fault */
-    memcpy(head->magic, MAGIC, sizeof(head->magic));
-    head->capacity = rounded;
-    head->written = 0;
-    UCCH_STORE(&ucch_trace_on, 1); /* read by network threads without the lock */
+    header *h = memory;
+    memset(h, 0, bytes_of(rounded)); /* touch the pages: no event then waits for a page fault */
+    memcpy(h->magic, MAGIC, sizeof(h->magic));
+    h->capacity = rounded;
+    UCCH_STORE(&head, h); /* both are read by network threads without the lock */
+    UCCH_STORE(&ucch_trace_on, 1);
     return 0;
 }
 
@@ -63,8 +64,9 @@ const void *ucch_trace_memory(uint64_t *bytes) {
 }
 
 static uint64_t begin(ucch_event event) {
-    uint64_t number = __atomic_fetch_add(&head->written, 1, __ATOMIC_RELAXED);
-    ring[number & (head->capacity - 1)] = event;
+    header *h = UCCH_LOAD(&head);
+    uint64_t number = __atomic_fetch_add(&h->written, 1, __ATOMIC_RELAXED);
+    *event_at(h, number) = event;
     return number + 1;
 }
 
@@ -79,9 +81,10 @@ uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t s
 }
 
 void ucch_trace_end(uint64_t number, int status) {
-    /* 0, or overwritten in the ring since it began. */
-    if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity) return;
-    ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
+    header *h = UCCH_LOAD(&head);
+    /* 0, overwritten since it began, or of an earlier ring */
+    if (!number || __atomic_load_n(&h->written, __ATOMIC_RELAXED) - number >= h->capacity) return;
+    ucch_event *e = event_at(h, number - 1);
     e->status = status;
     e->end = ucch_now_ns();
 }

@@ -15,7 +15,7 @@
 /* Bytes of a move per block. Shorter slices were slower: every block polls the flags and fences its writes. */
 #define SLICE ((uint64_t)32 << 10)
 /* Blocks wait for each other, so all must be resident at once. */
-#define MOST_BLOCKS 32
+#define MOST_BLOCKS 16
 
 /* Add a move. A wait is merged with the move behind it, a signal with the move before it. */
 int ucch_fused_add(ucch_moves *w, ucch_move m) {
@@ -144,16 +144,22 @@ void ucch_fused_join(const ucch_program *p, ucch_moves *w) {
 int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int independent, void *stream) {
     ucch_graphs *g = &p->channels->graphs;
     uint64_t longest = 1;
-    for (uint64_t i = 0; i < w->n; i++)
+    unsigned received = 0;
+    for (unsigned i = 0; i < w->n; i++) {
         longest = w->each[i].n > longest ? w->each[i].n : longest;
-    unsigned blocks = p->sliced || independent ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
-    blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
-    w->arrived = p->is.in_graph ? g->arrived : p->channels->arrived;
+        received += w->each[i].slot == SLOT_SRC;
+    }
+    unsigned halves = independent && received && received < w->n ? 2 : 1;
+    w->width = p->sliced || independent ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
+    w->width = w->width > MOST_BLOCKS / halves ? MOST_BLOCKS / halves : w->width;
+    w->by_move = p->is.in_graph ? g->by_move : p->channels->by_move;
+    w->number = ++p->channels->kernels;
     w->replays = p->is.in_graph ? g->seen : NULL;
     w->counts = g->counts;
     w->hash = p->about.signature;
     void *arguments[] = {w};
-    return ucch_device_fail(ucch_bound_ops()->launch(p->fused, blocks, THREADS, arguments, stream), "launch");
+    return ucch_device_fail(ucch_bound_ops()->launch(p->fused, halves * w->width, THREADS, arguments, stream),
+                            "launch");
 }
 
 /* ---- slices ---- */

@@ -338,12 +338,13 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
 }
 
 /* As ucch_program_run, for a caller that holds the GIL: waits only briefly, and never for the engine's lock. Returns
- * UCCH_LATER if another thread has that lock. */
-int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
+ * UCCH_LATER if another thread has that lock. `waits`: 0: start only, and wake the progress thread. */
+int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout, int waits) {
     if (p->channels || p->is.on_device || !ucch_trylock()) return UCCH_LATER;
     UCCH_ON_DEVICE;
     int status = start_locked(p, send, recv, timeout, NULL, 0);
-    if (!status) ucch_wait_briefly_locked(&p->op);
+    if (!status && waits) ucch_wait_briefly_locked(&p->op);
+    if (!waits && p->op.state == UCCH_ACTIVE) ucch_progress_thread(1);
     ucch_unlock();
     return status < 0 ? status : ucch_peek(&p->op);
 }

@@ -349,11 +349,12 @@ static void note_probe(ucch_host_exchange *c, int rank) {
 /* ---- the listener ---- */
 
 static int is_valid(uint32_t kind, const void *data, size_t bytes) {
-    uint64_t count;
+    uint64_t head[2]; /* the first call, from 1, and how many */
     if (kind > CALLS && kind <= PROBE) return bytes == message_bytes[kind];
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
-    memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
-    return count && count <= HASHES_PER_MESSAGE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
+    memcpy(head, data, sizeof(head));
+    return head[0] && head[0] + head[1] > head[0] && head[1] <= HASHES_PER_MESSAGE &&
+           bytes == offsetof(calls, hashes) + head[1] * sizeof(uint32_t);
 }
 
 static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
@@ -370,7 +371,7 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
     if (!c && key > newest) { /* others are for exchanges that were freed */
         ucch_packet m = {
             .header = &(origin){link, kind}, .header_bytes = sizeof(origin), .data = (void *)data, .bytes = bytes};
-        ucch_early_keep(&early, key, &m, MOST_EARLY, SIZE_MAX);
+        ucch_early_keep(&early, key, &m, MOST_EARLY);
     }
     if (!c) return 0;
     memcpy(&message, data, bytes);

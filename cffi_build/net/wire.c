@@ -42,11 +42,8 @@
 /* State of a thread, for threads that may wake it. */
 enum { AWAKE, ASLEEP, WAKING };
 
-/* Id of a wire's active messages, and flags of libucp's for them. */
+/* Id of a wire's active messages. */
 #define MESSAGES 1
-#define WHOLE 1
-#define SEND_EAGER 2
-#define IS_RNDV (1u << 17)
 /* Size of the table of pollers by tag, in bits. */
 #define PLACE_BITS 6
 
@@ -200,7 +197,7 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
                                       const ucp_am_recv_param_t *param) {
     ucch_wire *w = arg;
     uint64_t tag;
-    ucch_packet m = {header, header_bytes, data, bytes, (param->recv_attr & IS_RNDV) != 0};
+    ucch_packet m = {header, header_bytes, data, bytes, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0};
     if (header_bytes < sizeof(tag)) return UCS_OK;
     memcpy(&tag, header, sizeof(tag));
     ucch_poller *p = *place_of(w, tag);
@@ -211,7 +208,7 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
      * does, because a call has failed here before it made its ring, the message is kept until the process ends, like
      * the communicator's rings (channels.py): the peer may still send, at most what it has in flight. */
     if (!is_receiver(w) || tag & UCCH_WIRE_EXPECTED) return UCS_OK;
-    if (!ucch_early_keep(&w->early, tag, &m, INT_MAX, SIZE_MAX)) return UCS_ERR_NO_MEMORY;
+    if (!ucch_early_keep(&w->early, tag, &m, INT_MAX)) return UCS_ERR_NO_MEMORY;
     return m.is_later ? UCS_INPROGRESS : UCS_OK;
 }
 
@@ -220,7 +217,7 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
                                 size_t bytes, ucp_request_param_t *params) {
     if (wires[wire].eager) {
         params->op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
-        params->flags = SEND_EAGER;
+        params->flags = UCP_AM_SEND_FLAG_EAGER;
     }
     return ucp_am_send_nbx(ep, MESSAGES, header, header_bytes, data, bytes, params);
 }
@@ -228,13 +225,11 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
 /* ---- start and end of wires ---- */
 
 static int start(ucch_wire *w, ucp_context_h context) {
-    ucp_am_handler_param_t messages = {
-        .field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = on_active_message, .arg = w};
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
     if (status) return status;
-    status = ucp_worker_set_am_recv_handler(w->worker, &messages);
+    status = ucch_ucp_listen(w->worker, MESSAGES, (void *)on_active_message, w);
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
     ucch_cond_init(&w->wake);

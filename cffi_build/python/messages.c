@@ -1,8 +1,9 @@
 /* Messages of numpy arrays in host memory, from Python to libucp in one crossing into C: the types Messenger, which
- * begins them, and Posted, the base class of their requests (ucc_hetero/p2p/quick.py).
+ * begins them (ucc_hetero/p2p/quick.py), and Posted, the base class of requests of messages and of collectives
+ * (repeat.c, ucc_hetero/calls/request.py).
  *
- * Arguments that are not plain, messages that take long and errors are left to Python, which makes an ordinary request
- * of a Posted. */
+ * Arguments that are not plain, calls that take long and errors are left to Python, which makes an ordinary request of
+ * a Posted. */
 #include "python/python.h"
 #ifndef Py_GIL_DISABLED
 #include <limits.h>
@@ -19,7 +20,9 @@
 
 /* Functions of Python; the first do in general what the methods of these names do for plain arguments. */
 enum { SEND, RECV, ISEND, IRECV, SENDRECV, PROBE, IPROBE, OBJECT, GENERAL };
-enum { FILL = GENERAL, GO_ON, GIVE_UP, ADOPT, IDLE, WAIT, TEST, ENDED, ARM, POLL };
+enum { FILL = GENERAL, GO_ON, GIVE_UP, ADOPT, POLL };
+/* Functions of Python for all requests: what a test does if nothing has ended, and the general form of methods. */
+enum { IDLE, WAIT, TEST, ENDED, ARM, WAYS };
 
 /* Rounds of progress with the GIL in a probe that waits, and seconds without it before Python looks for an object. */
 #define ROUNDS 32
@@ -31,8 +34,6 @@ typedef struct messenger {
     PyObject_HEAD;
     PyObject *functions;
     PyObject *queues; /* containers; messages are left to Python unless all are empty */
-    PyTypeObject *type;
-    allocfunc alloc;
     ucp_worker_h worker;
     ucch_board *board;
     uint64_t base, mask; /* bits of the communicator in a tag */
@@ -42,24 +43,11 @@ typedef struct messenger {
     PyObject *types[TYPES];
     Py_ssize_t itemsize[TYPES];
     double timeout;
-    Py_ssize_t active; /* requests that are neither waited for nor dropped, nor handed over to Python */
+    Py_ssize_t active;
 } messenger;
 
-/* A request. `message` is NULL after its end, and once an ordinary request has been made of it, which `owner` belongs
- * to; the message of a send that has ended at once is freed at once. */
-typedef struct posted {
-    PyObject_HEAD;
-    messenger *by;
-    PyObject *array, *owner;
-    ucch_message *message;
-    int peer, tag, receives;
-    ucp_tag_recv_info_t info; /* of a receive that has ended */
-    char done;                /* as Python's requests have it */
-    char told;                /* the caller knows of the end */
-    char busy;                /* a thread uses `message` without the GIL */
-} posted;
-
-static PyTypeObject *posted_type;
+static PyTypeObject *posted_type, *request_type; /* Posted, and its subclass in Python */
+static PyObject *ways[WAYS];
 
 /* A message by its arguments. `peer` is the number of ranks for any source. */
 typedef struct part {
@@ -194,20 +182,21 @@ static int begin(const messenger *r, const part *parts, ucch_message **m, int n,
     return 1;
 }
 
-/* The request of a message. */
+static ucch_message *message_of(const posted *q) { return (ucch_message *)q->op; }
+
+static const posted_kind of_message;
+
+/* The request of a message. That of a send that has ended at once is freed at once. */
 static PyObject *request_of(messenger *r, const part *p, ucch_message *m) {
-    posted *q = (posted *)r->alloc(r->type, 0);
+    posted *q = ucch_posted_new(&of_message, (PyObject *)r, &r->active, op_of(m), r->timeout);
     if (!q) return NULL; /* libucp may use message and array: they are not freed */
-    q->by = (messenger *)Py_NewRef(r);
     q->peer = p->peer == r->size ? r->any_source : p->peer;
     q->tag = p->tag < 0 ? r->any_tag : p->tag;
     q->receives = p->receives;
-    q->array = Py_NewRef(p->array);
-    q->message = m;
-    r->active++;
+    q->kept[0] = Py_NewRef(p->array);
     if (!p->receives && ucch_peek(op_of(m)) == DONE) {
         ucch_message_free(m);
-        q->message = NULL;
+        q->op = NULL;
     }
     return (PyObject *)q;
 }
@@ -225,38 +214,21 @@ static PyObject *fill(const messenger *r, PyObject *status, const ucp_tag_recv_i
     return filled ? Py_NewRef(Py_True) : NULL;
 }
 
-/* Tell the caller of a request that has ended well. After an exception it can be waited for again. */
-static PyObject *tell(posted *q, PyObject *status) {
-    if (q->message) q->info = q->message->info;
-    PyObject *filled = fill(q->by, status, q->receives ? &q->info : NULL);
-    if (!filled || q->told) return filled;
-    q->done = q->told = 1;
-    q->by->active--;
-    if (q->message) ucch_message_free(q->message);
-    q->message = NULL;
-    Py_CLEAR(q->array);
-    return filled;
-}
-
-/* Wait for a while until all messages have ended. Returns whether they have ended well. */
-static int wait_all_briefly(ucch_message **m, int n, double timeout) {
-    ucch_op *ops[SIDES], **all = n > SIDES ? PyMem_Calloc((size_t)n, sizeof(*ops)) : ops;
-    if (!all) return 0;
+/* Wait for a while until all operations have ended; `timeouts`: NULL if they have deadlines. Returns whether they have
+ * ended well. */
+static int wait_all_briefly(ucch_op **ops, const double *timeouts, int n) {
     int active = 0, well = 1;
-    for (int i = 0; i < n; i++) {
-        all[i] = op_of(m[i]);
-        active |= !ucch_peek(all[i]);
-    }
+    for (int i = 0; i < n; i++)
+        active |= !ucch_peek(ops[i]);
     if (active) {
         Py_BEGIN_ALLOW_THREADS;
-        for (int i = 0; timeout > 0 && i < n; i++)
-            ucch_op_deadline(all[i], timeout);
-        ucch_wait_any(all, n, 1, SLICE);
+        for (int i = 0; timeouts && i < n; i++)
+            if (timeouts[i] > 0) ucch_op_deadline(ops[i], timeouts[i]);
+        ucch_wait_any(ops, n, 1, SLICE);
         Py_END_ALLOW_THREADS;
     }
     for (int i = 0; i < n; i++)
-        well &= ucch_peek(all[i]) == DONE;
-    if (all != ops) PyMem_Free(all);
+        well &= ucch_peek(ops[i]) == DONE;
     return well;
 }
 
@@ -284,8 +256,11 @@ static PyObject *go_on(messenger *r, const part *parts, ucch_message **m, int n,
 
 static PyObject *block(messenger *r, const part *parts, int n, PyObject *status) {
     ucch_message *m[SIDES];
+    ucch_op *ops[SIDES];
     if (!begin(r, parts, m, n, 1)) return NULL;
-    if (!wait_all_briefly(m, n, 0)) return go_on(r, parts, m, n, status);
+    for (int i = 0; i < n; i++)
+        ops[i] = op_of(m[i]);
+    if (!wait_all_briefly(ops, NULL, n)) return go_on(r, parts, m, n, status);
     ucp_tag_recv_info_t info = m[0]->info;
     for (int i = 0; i < n; i++)
         ucch_message_free(m[i]);
@@ -414,16 +389,15 @@ static PyObject *plain(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Messenger(functions, queues, type, (worker, board, base, mask), (rank, size, any_source, any_tag), slots) */
+/* Messenger(functions, queues, (worker, board, base, mask), (rank, size, any_source, any_tag), slots) */
 static int set_up(PyObject *self, PyObject *args, PyObject *names) {
     messenger *r = (messenger *)self;
-    PyObject *functions, *queues, *type, *slots;
+    PyObject *functions, *queues, *slots;
     unsigned long long worker, board, base, mask;
     (void)names;
     if (r->functions) return 0; /* only once */
-    if (!PyArg_ParseTuple(args, "O!O!O(KKKK)(iiii)O!", &PyTuple_Type, &functions, &PyTuple_Type, &queues, &type,
-                          &worker, &board, &base, &mask, &r->rank, &r->size, &r->any_source, &r->any_tag, &PyList_Type,
-                          &slots))
+    if (!PyArg_ParseTuple(args, "O!O!(KKKK)(iiii)O!", &PyTuple_Type, &functions, &PyTuple_Type, &queues, &worker,
+                          &board, &base, &mask, &r->rank, &r->size, &r->any_source, &r->any_tag, &PyList_Type, &slots))
         return -1;
     r->endpoints = PyMem_Calloc((size_t)r->size, sizeof(ucp_ep_h));
     r->slots = PyMem_Calloc((size_t)r->size + 1, sizeof(int));
@@ -437,8 +411,6 @@ static int set_up(PyObject *self, PyObject *args, PyObject *names) {
     r->board = (ucch_board *)(uintptr_t)board;
     r->base = base;
     r->mask = mask;
-    r->type = (PyTypeObject *)Py_NewRef(type);
-    r->alloc = (allocfunc)PyType_GetSlot(r->type, Py_tp_alloc);
     r->queues = Py_NewRef(queues);
     r->functions = Py_NewRef(functions);
     return 0;
@@ -458,7 +430,6 @@ static void end(PyObject *self) {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(r->functions);
     Py_CLEAR(r->queues);
-    Py_CLEAR(r->type);
     for (int i = 0; i < TYPES; i++)
         Py_CLEAR(r->types[i]);
     PyMem_Free(r->endpoints);
@@ -488,7 +459,61 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {"ucc_hetero._repeat.Messenger", sizeof(messenger), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
+/* ---- requests of messages ---- */
+
+static PyObject *fill_for(posted *q, PyObject *status, int state) {
+    if (q->op) q->info = message_of(q)->info;
+    return fill((messenger *)q->by, status, q->receives && state ? &q->info : NULL);
+}
+
+static void end_message(posted *q) { ucch_message_free(message_of(q)); }
+
+static void free_message(PyObject *owner) { ucch_message_free(PyCapsule_GetPointer(owner, NULL)); }
+
+static PyObject *adopt(posted *q) {
+    if (!q->owner) {
+        ucch_message *m = q->op ? message_of(q) : ucch_message_new();
+        q->owner = m ? PyCapsule_New(m, NULL, free_message) : PyErr_NoMemory();
+    }
+    if (!q->owner) return NULL;
+    return PyObject_CallFunction(function((messenger *)q->by, ADOPT), "OOKOiii", q, q->owner,
+                                 (unsigned long long)(uintptr_t)PyCapsule_GetPointer(q->owner, NULL), q->kept[0],
+                                 q->peer, q->tag, q->receives);
+}
+
+static const posted_kind of_message = {fill_for, end_message, adopt};
+
 /* ---- methods of Posted ---- */
+
+posted *ucch_posted_new(const posted_kind *kind, PyObject *by, Py_ssize_t *active, ucch_op *op, double timeout) {
+    posted *q = (posted *)((allocfunc)PyType_GetSlot(request_type, Py_tp_alloc))(request_type, 0);
+    if (!q) return NULL;
+    q->kind = kind;
+    q->by = Py_NewRef(by);
+    q->active = active;
+    q->op = op;
+    q->timeout = timeout;
+    ++*active;
+    return q;
+}
+
+/* Note that the caller knows of the end, or that the call was not begun. */
+void ucch_posted_forget(posted *q) {
+    q->done = q->told = 1;
+    --*q->active;
+    q->op = NULL;
+    for (int i = 0; i < KEPT; i++)
+        Py_CLEAR(q->kept[i]);
+}
+
+/* Tell the caller of a request that has ended well. After an exception it can be waited for again. */
+static PyObject *tell(posted *q, PyObject *status) {
+    PyObject *filled = status == Py_None ? Py_NewRef(Py_True) : q->kind->fill(q, status, DONE);
+    if (!filled || q->told) return filled;
+    if (q->op) q->kind->end(q);
+    ucch_posted_forget(q);
+    return filled;
+}
 
 /* True if no ordinary request was made of it, and no other thread waits for it. */
 static int is_ours(const posted *q) { return !q->owner && !q->busy; }
@@ -502,7 +527,7 @@ static PyObject *in_general(posted *q, int which, PyObject *const *args, Py_ssiz
             PyTuple_SetItem(all, i + 1, Py_NewRef(args[i]));
         for (Py_ssize_t i = 0; i < named; i++)
             PyDict_SetItem(more, PyTuple_GetItem(names, i), args[n + i]);
-        result = PyObject_Call(function(q->by, which), all, more);
+        result = PyObject_Call(ways[which], all, more);
     }
     Py_XDECREF(all);
     Py_XDECREF(more);
@@ -514,9 +539,9 @@ static PyObject *Wait(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     posted *q = (posted *)self;
     PyObject *status = n ? args[0] : Py_None;
     if (!names && n <= 1 && is_ours(q) && !q->done) {
-        if (!q->message) return tell(q, status);
+        if (!q->op) return tell(q, status);
         q->busy = 1;
-        int well = wait_all_briefly(&q->message, 1, q->by->timeout);
+        int well = wait_all_briefly(&q->op, &q->timeout, 1);
         q->busy = 0;
         if (well) return tell(q, status);
     }
@@ -525,14 +550,14 @@ static PyObject *Wait(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
 
 /* 1: done, 2: failed, 0: active, after a round of progress; -1 with an exception. */
 static int state_of(posted *q) {
-    int state = q->message ? ucch_peek(op_of(q->message)) : DONE;
+    int state = q->op ? ucch_peek(q->op) : DONE;
     if (state) return state;
     q->busy = 1;
     Py_BEGIN_ALLOW_THREADS;
-    state = ucch_test(op_of(q->message));
+    state = ucch_test(q->op);
     Py_END_ALLOW_THREADS;
     q->busy = 0;
-    PyObject *idle = state ? NULL : PyObject_CallObject(function(q->by, IDLE), NULL);
+    PyObject *idle = state ? NULL : PyObject_CallObject(ways[IDLE], NULL);
     Py_XDECREF(idle);
     return state || idle ? state : -1;
 }
@@ -560,9 +585,9 @@ static PyObject *_arm(PyObject *self, PyObject *unused) {
     posted *q = (posted *)self;
     (void)unused;
     if (!is_ours(q)) return in_general(q, ARM, NULL, 0, NULL);
-    if (q->message && q->by->timeout > 0) {
+    if (q->op && q->timeout > 0) {
         Py_BEGIN_ALLOW_THREADS;
-        ucch_op_deadline(op_of(q->message), q->by->timeout);
+        ucch_op_deadline(q->op, q->timeout);
         Py_END_ALLOW_THREADS;
     }
     Py_RETURN_NONE;
@@ -574,19 +599,17 @@ static PyObject *_fill(PyObject *self, PyObject *args) {
     PyObject *status;
     int state;
     if (!PyArg_ParseTuple(args, "iO", &state, &status)) return NULL;
-    return q->told ? fill(q->by, status, q->receives && state ? &q->info : NULL) : Py_NewRef(Py_False);
+    return q->told ? q->kind->fill(q, status, state) : Py_NewRef(Py_False);
 }
 
 /* _address(): of the native operation; 0 if it is an ordinary request or has ended. */
 static PyObject *_address(PyObject *self, PyObject *unused) {
     posted *q = (posted *)self;
     (void)unused;
-    return PyLong_FromVoidPtr(is_ours(q) && q->message ? op_of(q->message) : NULL);
+    return PyLong_FromVoidPtr(is_ours(q) ? q->op : NULL);
 }
 
-static void free_message(PyObject *owner) { ucch_message_free(PyCapsule_GetPointer(owner, NULL)); }
-
-/* _become_ordinary(): hand the message over to Python. False if the request has ended and its caller knows. */
+/* _become_ordinary(): hand the operation over to Python. False if the request has ended and its caller knows. */
 static PyObject *_become_ordinary(PyObject *self, PyObject *unused) {
     posted *q = (posted *)self;
     (void)unused;
@@ -596,25 +619,22 @@ static PyObject *_become_ordinary(PyObject *self, PyObject *unused) {
         Py_END_ALLOW_THREADS;
     }
     if (q->told) Py_RETURN_FALSE;
-    if (!q->owner) {
-        ucch_message *m = q->message ? q->message : ucch_message_new();
-        q->owner = m ? PyCapsule_New(m, NULL, free_message) : PyErr_NoMemory();
-        if (!q->owner) return NULL;
-        q->message = NULL;
-        q->by->active--;
+    int before = !q->owner;
+    PyObject *made = q->kind->adopt(q);
+    if (before && q->owner) {
+        q->op = NULL;
+        --*q->active;
     }
-    return PyObject_CallFunction(function(q->by, ADOPT), "OOKOiii", q, q->owner,
-                                 (unsigned long long)(uintptr_t)PyCapsule_GetPointer(q->owner, NULL), q->array, q->peer,
-                                 q->tag, q->receives);
+    return made;
 }
 
-/* A request that is dropped: its message goes on, and array and message live until its end. */
+/* A request that is dropped: its operation goes on, and what it uses lives until its end. */
 static void drop(PyObject *self) {
     posted *q = (posted *)self;
     if (q->done || !q->by) return;
     PyObject *type, *value, *trace, *dropped = NULL;
-    if (!q->owner && !q->message) { /* a send that has ended */
-        q->by->active--;
+    if (!q->owner && !q->op) { /* a send that has ended */
+        --*q->active;
         return;
     }
     PyErr_Fetch(&type, &value, &trace);
@@ -627,10 +647,9 @@ static void drop(PyObject *self) {
 static void free_posted(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     posted *q = (posted *)self;
-    if (!q->message) { /* else libucp may still use both, as Python could not take them over */
-        Py_CLEAR(q->array);
-        Py_CLEAR(q->owner);
-    }
+    for (int i = 0; !q->op && i < KEPT; i++) /* else libraries may still use them, and Python could not take over */
+        Py_CLEAR(q->kept[i]);
+    if (!q->op) Py_CLEAR(q->owner);
     Py_CLEAR(q->by);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -659,32 +678,44 @@ static PyType_Spec posted_spec = {"ucc_hetero._repeat.Posted", sizeof(posted), 0
 static PyObject *wait_all(PyObject *module, PyObject *given) {
     Py_ssize_t n = Py_TYPE(given) == &PyList_Type ? PyList_Size(given) : 0, active = 0;
     (void)module;
-    double timeout = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *each = PyList_GetItem(given, i);
         if (!PyObject_TypeCheck(each, posted_type) || !is_ours((posted *)each)) Py_RETURN_FALSE;
     }
-    ucch_message **m = n ? PyMem_Calloc((size_t)n, sizeof(*m)) : NULL;
-    posted **all = m ? PyMem_Calloc((size_t)n, sizeof(*all)) : NULL;
+    posted **all = n ? PyMem_Calloc((size_t)n, sizeof(*all) + sizeof(ucch_op *) + sizeof(double)) : NULL;
+    ucch_op **ops = all ? (ucch_op **)(all + n) : NULL;
+    double *timeouts = all ? (double *)(ops + n) : NULL;
     int well = 0;
     for (Py_ssize_t i = 0; all && i < n; i++) {
         all[i] = (posted *)Py_NewRef(PyList_GetItem(given, i)); /* the list may change meanwhile */
         all[i]->busy = 1;
-        timeout = all[i]->by->timeout;
-        if (all[i]->message) m[active++] = all[i]->message;
+        timeouts[active] = all[i]->timeout;
+        if (all[i]->op) ops[active++] = all[i]->op;
     }
-    if (all) well = wait_all_briefly(m, (int)active, timeout);
+    if (all) well = wait_all_briefly(ops, timeouts, (int)active);
     for (Py_ssize_t i = 0; all && i < n; i++) {
         all[i]->busy = 0;
         if (well) Py_XDECREF(tell(all[i], Py_None));
         Py_DECREF(all[i]);
     }
-    PyMem_Free(m);
     PyMem_Free(all);
     return PyBool_FromLong(well);
 }
 
-static PyMethodDef functions[] = {METHOD(wait_all, METH_O), {0}};
+/* requests(type, idle, wait, test, ended, arm): the subclass of Posted that requests have, and functions for `ways`. */
+static PyObject *requests(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n != 1 + WAYS || !PyType_Check(args[0]) || !PyType_IsSubtype((PyTypeObject *)args[0], posted_type)) {
+        PyErr_SetString(PyExc_TypeError, "requests(type, idle, wait, test, ended, arm)");
+        return NULL;
+    }
+    request_type = (PyTypeObject *)Py_NewRef(args[0]);
+    for (int i = 0; i < WAYS; i++)
+        ways[i] = Py_NewRef(args[1 + i]);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {METHOD(wait_all, METH_O), METHOD(requests, METH_FASTCALL), {0}};
 
 int ucch_add_messages(PyObject *module) {
     PyObject *type = PyType_FromSpec(&spec);

@@ -35,6 +35,42 @@ static inline Py_ssize_t elements(const array *a) {
 
 extern PyTypeObject *ucch_ndarray; /* NULL: the type of arrays is not known */
 
-/* messages.c: add its types to the module. Returns 0 or -1. */
+/* A request that C has begun and waits for: of a message, or of a collective. */
+typedef struct posted posted;
+
+/* What differs between the two. */
+typedef struct posted_kind {
+    PyObject *(*fill)(posted *q, PyObject *status, int state); /* fill the status of a call in this state */
+    void (*end)(posted *q);                                    /* let go of the operation, which has ended well */
+    PyObject *(*adopt)(posted *q);                             /* let Python make an ordinary request of it */
+} posted_kind;
+
+enum { KEPT = 5 };
+
+struct posted {
+    PyObject_HEAD;
+    const posted_kind *kind;
+    /* The Messenger or Repeater, and its number of requests that are neither waited for nor dropped, nor handed over to
+     * Python. */
+    PyObject *by;
+    Py_ssize_t *active;
+    /* NULL after its end, and once an ordinary request has been made of it, which `owner` belongs to. */
+    ucch_op *op;
+    PyObject *owner;
+    PyObject *kept[KEPT]; /* what the operation uses */
+    double timeout;       /* seconds that a wait may take; 0: the operation has had its deadline since its start */
+    Py_ssize_t spare;     /* of a collective: idle programs that are kept */
+    int peer, tag, receives;
+    ucp_tag_recv_info_t info; /* of a receive that has ended */
+    char done;                /* as Python's requests have it */
+    char told;                /* the caller knows of the end */
+    char busy;                /* a thread uses `op` without the GIL */
+};
+
+/* messages.c: a new request, with an active operation; and one that could not be begun, in the end. */
+posted *ucch_posted_new(const posted_kind *kind, PyObject *by, Py_ssize_t *active, ucch_op *op, double timeout);
+void ucch_posted_forget(posted *q);
+
+/* Add the types of messages.c to the module. Returns 0 or -1. */
 int ucch_add_messages(PyObject *module);
 #endif

@@ -1,8 +1,7 @@
 /* Control messages of one-sided communication: sending, and finding the objects that received ones refer to. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 #include "rma/rma.h"
 
@@ -52,7 +51,8 @@ static void posted(void *request, ucs_status_t status, void *data) {
     free(data);
 }
 
-/* Send a control message. Returns 0 or a failure. */
+/* Send a control message. Returns 0 or a failure. Its data goes with it, however long it is: later messages would
+ * overtake one whose data the receiver fetches (rendezvous). */
 int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes) {
     control_message *l = peer->ep ? malloc(sizeof(*l) + bytes) : NULL;
     if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
@@ -62,6 +62,8 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     l->header = header;
     if (bytes) memcpy(l->data, data, bytes);
     ucp_request_param_t p = ucch_ucp_params(posted, l, UCS_MEMORY_TYPE_HOST);
+    p.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    p.flags = UCP_AM_SEND_FLAG_EAGER;
     void *request = ucp_am_send_nbx(peer->ep, UCCH_AM_ID, &l->header, sizeof(l->header), l->data, bytes, &p);
     if (!request || IS_STATUS(request))
         free(l);
@@ -102,6 +104,5 @@ void ucch_attend_locked(ucch_rma *at) {
 /* Wake the worker's thread: it is to give memory back, or to end. */
 void ucch_rma_call_locked(ucch_rma *at) {
     pthread_cond_broadcast(&at->calm);
-    while (at->has_thread && write(at->calls[1], "", 1) < 0 && errno == EINTR)
-        ;
+    if (at->has_thread) eventfd_write(at->called, 1);
 }

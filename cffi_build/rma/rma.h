@@ -6,7 +6,7 @@
 
 #define UCCH_AM_ID 77
 /* Version of the control messages; a peer with another one is ignored. */
-#define UCCH_RMA_VERSION 8
+#define UCCH_RMA_VERSION 9
 /* Pinned memory through which device data travels, in each direction: number of slots, bytes of one, and from one to
  * the next. */
 #define UCCH_RMA_SLOTS 8
@@ -211,12 +211,12 @@ struct ucch_rma {
     ucch_opened *leaving;                      /* memory that the thread is to give back */
     ucch_early *early;                         /* messages of peers with which this process has not connected yet */
     ucch_notification *notifications, **last;
-    int lost; /* notifications for which there was no memory */
+    int lost, losses; /* notifications for which there was no memory; messages that libucp had lost before */
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* An op that keeps progress going for a while after a message has come; the worker's thread sleeps meanwhile. */
     ucch_op attention;
     double heard;
-    int events, calls[2], has_thread;
+    int events, called, has_thread; /* descriptors: libucp has an event; the thread is called */
     pthread_t thread;
     pthread_cond_t calm;
 };

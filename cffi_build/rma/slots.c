@@ -247,6 +247,7 @@ static int slot_flow_free(ucch_slot_flow *c) {
 
 /* Number of wires to a peer, as far as is known; 0: none. */
 int ucch_peer_wires(const ucch_peer *peer) {
+    UCCH_LOCKED; /* another thread may close the peer */
     return peer->out ? peer->out->wires : peer->pid || peer->lack ? 0 : peer->at->wires;
 }
 

@@ -265,13 +265,8 @@ static void fill_locked(ucch_transfer *t, ucch_slot *s) {
     s->bytes = at;
     ucch_slot_use_region(s, t->is.local);
     s->serial = t->serial;
-    s->header = (ucch_header){.version = UCCH_RMA_VERSION,
-                              .from = t->peer->at->uid,
-                              .serial = t->serial,
-                              .region = t->there,
-                              .other = (uint64_t)t->is.counter,
-                              .count = count,
-                              .slot = slot};
+    s->header = (ucch_header){
+        .serial = t->serial, .region = t->there, .other = (uint64_t)t->is.counter, .count = count, .slot = slot};
     if (t->peer->out) t->peer->out->next++;
     begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }

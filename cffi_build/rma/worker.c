@@ -2,18 +2,16 @@
  *
  * The progress thread handles what peers send. While nothing comes it sleeps; the worker's own thread then waits on
  * libucp's event descriptor. */
-#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
 
-#define WHOLE 0x1
 #define FORCE 0x1
-#define IS_RNDV ((uint64_t)1 << 17)
 /* Seconds that attention goes on after the last message. */
 #define ARM_AFTER_S 1e-3
 /* Most rounds of progress before a worker is destroyed. */
@@ -76,14 +74,6 @@ static const struct {
     [UCCH_PULLED] = {answered_locked, 0},
 };
 
-/* A message whose data libucp is receiving. */
-typedef struct incoming {
-    ucch_rma *at;
-    ucch_header header;
-    size_t bytes;
-    char data[];
-} incoming;
-
 static int was_closed(const ucch_rma *at, uint64_t uid) {
     const ucch_peer *p = at->peers;
     while (p && (p->uid != uid || p->ep))
@@ -96,7 +86,7 @@ static int was_closed(const ucch_rma *at, uint64_t uid) {
 static void keep_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
     ucch_packet m = {h, sizeof(*h), (void *)data, bytes, 0};
     if (was_closed(at, h->from) || bytes > UCCH_RMA_NOTICE) return;
-    if (!ucch_early_keep(&at->early, h->from, &m, MOST_EARLY, SIZE_MAX)) at->lost += h->what == UCCH_NOTIFY;
+    if (!ucch_early_keep(&at->early, h->from, &m, MOST_EARLY)) at->lost += h->what == UCCH_NOTIFY;
 }
 
 static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
@@ -107,31 +97,6 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         keep_locked(at, h, data, bytes);
 }
 
-static void data_received(void *request, ucs_status_t status, size_t bytes, void *data) {
-    incoming *p = data;
-    ucp_request_free(request);
-    p->at->requests--;
-    if (!status) deliver_locked(p->at, &p->header, p->data, p->bytes);
-    ucch_attend_locked(p->at);
-    free(p);
-}
-
-/* Receive data that libucp has not received yet (rendezvous). */
-static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
-    incoming *l = malloc(sizeof(*l) + bytes);
-    if (!l) at->lost += h->what == UCCH_NOTIFY;
-    if (!l) return UCS_ERR_INVALID_PARAM; /* libucp tells the sender */
-    *l = (incoming){at, *h, bytes};
-    ucp_request_param_t p = ucch_ucp_params(data_received, l, UCS_MEMORY_TYPE_HOST);
-    void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
-    if (!request) deliver_locked(at, &l->header, l->data, bytes);
-    if (!request || IS_STATUS(request))
-        free(l);
-    else
-        at->requests++;
-    return UCS_INPROGRESS;
-}
-
 static ucs_status_t on_active_message(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
                                       const ucp_am_recv_param_t *param) {
     ucch_rma *at = arg;
@@ -139,10 +104,8 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
     if (header_bytes != sizeof(h)) return UCS_OK;
     memcpy(&h, header, sizeof(h));
     int fits = h.version == UCCH_RMA_VERSION && h.what <= UCCH_PULLED && bytes <= kinds[h.what].most;
-    if (!fits) return UCS_OK;
-    int is_later = (param->recv_attr & IS_RNDV) != 0;
+    if (!fits || param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return UCS_OK;
     ucch_attend_locked(at);
-    if (is_later) return receive_locked(at, &h, data, bytes);
     deliver_locked(at, &h, data, bytes);
     return UCS_OK;
 }
@@ -172,12 +135,12 @@ static const ucch_op_kind attention = {.way = UCCH_BY_WORKERS, .advance_locked =
 
 static void *thread_main(void *arg) {
     ucch_rma *at = arg;
-    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->calls[0], .events = POLLIN}};
+    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->called, .events = POLLIN}};
     ucch_process_unbind_thread();
     prctl(PR_SET_NAME, "ucch-rma");
     for (int goes_on = 1; goes_on;) {
-        char calls[64];
-        if (poll(files, 2, -1) > 0 && files[1].revents && read(at->calls[0], calls, sizeof(calls)) < 0) break;
+        eventfd_t calls;
+        if (poll(files, 2, -1) > 0 && files[1].revents && eventfd_read(at->called, &calls)) break;
         ucch_lock();
         ucch_attend_locked(at);
         while (at->has_thread && at->attention.state == UCCH_ACTIVE && !at->leaving)
@@ -302,21 +265,19 @@ void ucch_peer_free(ucch_peer *peer) {
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
-    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK))
-        return UCCH_FAIL_MEMORY; /* writers hold the engine's lock and must not block */
-    ucch_lock();                 /* has_thread is read with the lock */
+    at->called = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (at->called < 0) return UCCH_FAIL_MEMORY;
+    ucch_lock(); /* has_thread is read with the lock */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
     if (started) return ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
-    close(at->calls[0]);
-    close(at->calls[1]);
+    close(at->called);
     return UCCH_FAIL_MEMORY;
 }
 
 static int listen(ucch_rma *at, void *handler) {
-    ucp_am_handler_param_t p = {.field_mask = 0xf, .id = UCCH_AM_ID, .flags = WHOLE, .cb = handler, .arg = at};
     UCCH_LOCKED;
-    return ucp_worker_set_am_recv_handler(at->worker, &p);
+    return ucch_ucp_listen(at->worker, UCCH_AM_ID, handler, at);
 }
 
 /* Use a libucp worker for one-sided communication, with a unique uid; NULL with a status on failure. */
@@ -326,6 +287,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     if (!at) return NULL;
     at->worker = worker;
     at->uid = uid;
+    at->losses = ucch_losses();
     at->by_hardware = by_hardware;
     at->by_kernel = by_kernel;
     at->last = &at->notifications;
@@ -353,8 +315,7 @@ int ucch_rma_stop(ucch_rma *at) {
     at->has_thread = 0;
     ucch_unlock();
     pthread_join(at->thread, NULL);
-    close(at->calls[0]);
-    close(at->calls[1]);
+    close(at->called);
     listen(at, discard_message);
     /* Sends to a dead process fail at once when tried. None may be left when the worker is destroyed: UCX 1.22 would
      * abort ("ucs_arbiter_group_is_empty"). */
@@ -375,7 +336,7 @@ void ucch_rma_free(ucch_rma *at) {
         at->notifications = n->next;
         free(n);
     }
-    ucch_early_free(&at->early);
+    ucch_early_drop(&at->early, UINT64_MAX);
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);
@@ -387,10 +348,11 @@ void ucch_rma_free(ucch_rma *at) {
  * memory for some. */
 int64_t ucch_notification_take(ucch_rma *at, uint64_t *from, void *data) {
     ucch_lock();
-    int lost = at->lost;
+    int losses = ucch_losses(), lost = at->lost || losses != at->losses;
     ucch_notification *n = lost ? NULL : at->notifications;
     if (n && !(at->notifications = n->next)) at->last = &at->notifications;
     at->lost = 0;
+    at->losses = losses;
     ucch_unlock();
     if (!n) return lost ? UCCH_FAIL_MEMORY : -1;
     int64_t bytes = (int64_t)n->bytes;

@@ -33,15 +33,16 @@
 #define NUMBER_BIT 45
 #define MOST_NUMBERS ((uint64_t)1 << (63 - NUMBER_BIT)) /* then they repeat: UCCH_WIRE_EXPECTED is the next bit */
 
-/* Counters on the device: how many blocks have done a move, in calls and in graphs, or a message and slot; and what
- * graphs count from one replay to the next, per channel too. */
+/* Counters on the device: of blocks of fused kernels, in calls and in graphs; how many have done a message and slot;
+ * and what graphs count from one replay to the next, per channel too. */
 typedef struct counts {
-    uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES], joined[UCCH_MOST_COPIES * UCCH_RING_SLOTS];
+    ucch_by_move in_calls, in_graphs;
+    uint32_t joined[UCCH_MOST_COPIES * UCCH_RING_SLOTS];
     ucch_replayed replayed;
     ucch_steps steps[];
 } counts;
 
-/* Counters of a lane: per slot, for the header and for the end. */
+/* Words of a lane's blocks (lane.cuh). */
 #define MEETINGS 16
 
 static size_t counts_of(int size) {
@@ -346,14 +347,14 @@ static int count_from_zero(ucch_channels *c) {
     ucch_counter replays = counter_at(c->peers[c->rank].part, line_of(REPLAYS, c->room));
     counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
     if (!all) return UCCH_FAIL_MEMORY;
-    c->arrived = all->arrived;
+    c->by_move = &all->in_calls;
     c->joined = all->joined;
     c->meetings = (unsigned *)(all->steps + 2 * UCCH_RINGS * (size_t)c->size);
     c->graphs = (ucch_graphs){.channels = c,
                               .words = (ucch_replays *)replays.at,
                               .seen = replays.seen,
                               .counts = &all->replayed,
-                              .arrived = all->in_graphs};
+                              .by_move = &all->in_graphs};
     for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
     int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->streams[0]), "copy");
@@ -400,8 +401,8 @@ static int free_on_device(ucch_channels *c) {
     if (c->graphs.last) ops->event_free(c->graphs.last);
     c->began = c->graphs.last = NULL;
     if (captured) return 1;
-    ucch_pool_give(c->arrived);
-    c->arrived = NULL;
+    ucch_pool_give(c->by_move);
+    c->by_move = NULL;
     for (int i = 0; i < BANKS; i++) {
         ucch_pool_give(c->scratch[i]);
         c->scratch[i] = NULL;
@@ -491,8 +492,8 @@ void ucch_channels_end(ucch_channels *c, uint64_t call) {
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     if (bytes <= c->scratch_bytes[bank]) return 0;
     if (bytes < 2 * c->scratch_bytes[bank]) bytes = 2 * c->scratch_bytes[bank];
-    void *memory = ucch_pool_take(0, bytes, NULL, 1);
-    if (!memory || c->noutgrown == MOST_OUTGROWN) return UCCH_FAIL_MEMORY;
+    void *memory = c->noutgrown < MOST_OUTGROWN ? ucch_pool_take(0, bytes, NULL, 1) : NULL;
+    if (!memory) return UCCH_FAIL_MEMORY;
     c->outgrown[c->noutgrown++] = c->scratch[bank];
     c->scratch[bank] = memory;
     c->scratch_bytes[bank] = bytes;

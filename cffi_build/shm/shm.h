@@ -84,7 +84,7 @@ typedef struct ucch_graphs {
     ucch_board *board;
     ucch_replays *words, *seen;
     ucch_replayed *counts;
-    uint32_t *arrived;
+    ucch_by_move *by_move;
     void *last; /* event behind the last call of capture number `capture` */
     uint64_t capture;
     double timeout, since;
@@ -99,8 +99,9 @@ struct ucch_channels {
     int rank, size, room; /* room: ranks that a part has space for */
     size_t slot;          /* data bytes of the longest slot between hosts */
     int nwires;
-    uint64_t number;   /* of the communicator; those that exist at a time differ modulo MOST_COMMS (meeting.py) */
-    uint32_t *arrived; /* counters on the device for the blocks of one kernel (fused.cuh) */
+    uint64_t number;       /* of the communicator; those that exist at a time differ modulo MOST_COMMS (meeting.py) */
+    ucch_by_move *by_move; /* counters on the device for the blocks of one kernel (fused.cuh) */
+    uint32_t kernels;      /* fused ones so far */
     /* By rank: its host; its process if on another host, else the file with its counters and rings. */
     struct {
         int host;

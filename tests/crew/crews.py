@@ -167,7 +167,7 @@ class Crew:
     """
 
     def __init__(self, start, command, ranks, env, limit, kill, after=lambda: None):
-        self._folder = tempfile.TemporaryDirectory(prefix="crew")
+        self._folder = tempfile.TemporaryDirectory(prefix="crew", ignore_cleanup_errors=True)
         self.folder, self._kill, self._after, self._cases = Path(self._folder.name), kill, after, 0
         self._log = (self.folder / "log").open("wb")
         self.ranks = []

@@ -48,6 +48,11 @@ def as_one(tensor, async_op):
 
 def calls(n, small, large):
     """Name -> (the call, its inputs, its outputs, the expected numbers in each rank's part)."""
+    turned = dice.choice((list, lambda each: [*each][::-1]))  # a list's tensors are adjacent in memory, or not
+
+    def parts(tensor):
+        return turned(tensor.split([n] * N))
+
     return {
         "sum": (lambda **how: dist.all_reduce(small, SUM, **how), small, small, lambda v: [N * v + total]),
         "mean": (lambda **how: dist.all_reduce(small, AVG, **how), small, small, lambda v: [v + total / N]),
@@ -66,6 +71,18 @@ def calls(n, small, large):
             lambda v: [v + r for r in range(N)],
         ),
         "sums": (partial(as_one, small), small, small, lambda v: [N * v + total]),
+        "gather lists": (
+            lambda **how: dist.all_gather(parts(large), small, **how), small, large,
+            lambda v: turned(v + r for r in range(N)),
+        ),
+        "scatter lists": (
+            lambda **how: dist.reduce_scatter(small, parts(large), AVG, **how), large, small,
+            lambda v: [v + total / N],
+        ),
+        "exchange lists": (
+            lambda **how: dist.all_to_all(parts(large), parts(copies[n]), **how), copies[n], large,
+            lambda v: turned(v + r for r in range(N)),
+        ),
     }  # fmt: skip
 
 
@@ -126,7 +143,8 @@ for turn in range(3):
 def captured(stream, n):
     """Capture calls in a graph, which have been made before and are made again between its replays."""
     made = calls(n, *memory(n))
-    del made["max"]  # the fakes' compilers have no kernel for it
+    for name in ("max", "gather lists", "scatter lists", "exchange lists"):
+        del made[name]  # the fakes' compilers have no kernel for a maximum, and memory is allocated for lists
     for name, (call, outof, into, numbers) in made.items():
         [call(async_op=False) for _ in range(2)]
         stream.synchronize()

@@ -119,6 +119,15 @@ class Tensor(torch.Tensor):
     def detach(self):
         return self
 
+    def reshape(self, *shape):
+        return super().reshape(*shape).as_subclass(Tensor)
+
+    def view(self, *shape):
+        return super().view(*shape).as_subclass(Tensor)
+
+    def split(self, lengths):
+        return [each.as_subclass(Tensor) for each in super().split(lengths)]
+
     def record_stream(self, stream):
         """Do nothing: only tests free memory."""
 
@@ -155,7 +164,7 @@ def empty(*shape, dtype=torch.float32):
     return made
 
 
-_empty_like = torch.empty_like
+_empty_like, _empty, _cat, _as_strided = torch.empty_like, torch.empty, torch.cat, torch.as_strided
 
 
 def _like(tensor, **how):
@@ -164,4 +173,28 @@ def _like(tensor, **how):
     return _empty_like(tensor, **how)
 
 
-torch.empty_like = _like
+#: Memory that the package has asked for; torch frees some once streams have passed the calls that use it.
+_own = []
+
+
+def _made(*shape, device=None, **how):
+    if device is None or torch.device(device).type != "cuda":
+        return _empty(*shape, device=device, **how)
+    _own.append(empty(*shape, **how))
+    return _own[-1]
+
+
+def _joined(tensors, *, out=None, **how):
+    if not isinstance(out, Tensor):
+        return _cat(tensors, out=out, **how)
+    for part, tensor in zip(out.split([each.numel() for each in tensors]), tensors, strict=True):
+        part.copy_(tensor)
+    return out
+
+
+def _view(tensor, *layout):
+    made = _as_strided(tensor, *layout)
+    return made.as_subclass(Tensor) if isinstance(tensor, Tensor) else made
+
+
+torch.empty_like, torch.empty, torch.cat, torch.as_strided = _like, _made, _joined, _view

@@ -246,7 +246,7 @@ def mistakes():
             me.group.send([sent], me.p, 0)
     dist.barrier()
     torch.cuda.synchronize = lambda: None
-    lanes = me.group._comms[0].goes_by_lane(me.right)
+    lanes = me.group._comms[0].messages.goes_by_lane(me.right)
     long, short = gpu.empty(100), gpu.empty(10)
     for _ in range(2):
         long.fill(3.0)

@@ -75,24 +75,6 @@ def nothing_from_some(comm):
     return [out, back]
 
 
-def known_and_unknown_counts(comm):
-    """A blocking call with the counts that rank 0 knew from an earlier non-blocking call."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    matrices = (
-        [[2 + abs(r - s) for s in range(size)] for r in range(size)],
-        [[(2 + abs(r - s)) * (not r * s) for s in range(size)] for r in range(size)],
-    )
-    results = []
-    for counts, form in zip(matrices, ("Ialltoallv", "Alltoallv"), strict=True):
-        place, out = data(comm, sum(counts[rank])), blank(sum(counts[rank]))
-        for send, recv in ((MPI.IN_PLACE, place), (data(comm, len(out)), out)):
-            request = getattr(comm, form)(send if send is MPI.IN_PLACE else [send, counts[rank]], [recv, counts[rank]])
-            if request is not None:
-                request.Wait()
-        results += [place, out]
-    return results
-
-
 def pairs(comm):
     """MINLOC and MAXLOC on MPI's pair types."""
     results = []
@@ -207,7 +189,7 @@ def long_doubles(comm):
 
 
 CALLS = (
-    empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
+    empty, nothing_from_some, pairs, own_operation,
     own_operation_on_long_vectors, redistributed, long_doubles,
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -316,7 +317,7 @@ class Call:
     def _spec_by_rank(self, rng, memory, places, dtype, form):
         """A random form of a buffer with a count per rank."""
         counts, displs = [n for _, n in places], [at for at, _ in places]
-        as_kind = [list, np.array, tuple][rng.integers(3)]
+        as_kind = (list, np.array, tuple, partial(np.array, dtype=np.int32))[rng.integers(4)]
         forms = [[memory, (as_kind(counts), as_kind(displs))]]
         forms += [] if form == "plain" else [[memory, as_kind(counts), displs, dtype]]
         step = displs[1] if self.size > 1 else 0

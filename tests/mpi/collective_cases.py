@@ -103,12 +103,14 @@ def start(comm, call, stream=None):
 
 
 def otherwise(case, size):
-    """A call that differs from the case in its operation, its root, its form, or its datatype: one of equal size and of
-    another kind."""
+    """A call that differs from the case in its operation, its root, its spelling, whether it blocks, or its datatype:
+    one of equal size and of another kind."""
     rng = np.random.default_rng([case.seed, 5])
-    what = rng.choice(["spec", "dtype", "dtype", *["op"] * bool(case.op), *["root"] * (case.root >= 0)])
+    what = rng.choice(["spec", "form", "dtype", "dtype", *["op"] * bool(case.op), *["root"] * (case.root >= 0)])
     if what == "spec":
         return replace(case, spec=str(rng.choice(SPECS)))
+    if what == "form":
+        return replace(case, form=str(rng.choice(FORMS)))
     if what == "root":
         return replace(case, root=int(rng.integers(size)))
     own, alike = NUMPY_TYPES[case.dtype], [name for name in NUMPY_TYPES if name in OPS_OF or not case.op]
@@ -121,9 +123,11 @@ def otherwise(case, size):
 
 def repeated(case, size):
     """A case and similar calls: in other memory, in two buffers if it is in place, in another form, with another length
-    on the last rank, and the first again."""
-    longer = (*case.counts[:-1], case.counts[-1] + 1)
-    for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
+    on the last rank or the ranks' lengths exchanged, and the first again."""
+    others = (*case.counts[:-1], case.counts[-1] + 1)
+    if case.name in UNEVEN and case.seed % 2 and not (case.in_place and case.name == "alltoallv"):
+        others = tuple(map(int, np.random.default_rng(case.seed).permutation(case.counts)))
+    for turn, counts in enumerate((case.counts, case.counts, case.counts, others, case.counts)):
         like = otherwise(case, size) if turn == 2 else case
         yield replace(like, seed=case.seed + AGAIN * turn, counts=counts, in_place=case.in_place and turn != 1)
 
@@ -220,7 +224,7 @@ def tunes():
     texts = [
         (k, "#".join(f"{name}:@{found[k % len(found)]}:fragments={pieces}" for name, found in every.items()))
         for k in range(max(map(len, every.values())))
-        for pieces in (1, 3)
+        for pieces in (1, 6)
     ]
     return [(0, ""), *texts]
 

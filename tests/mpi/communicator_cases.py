@@ -1,7 +1,10 @@
 """Communicators. Cases for three or more ranks, each collective over all of them."""
 
+import copy
 import itertools
+import math
 import os
+import pickle
 import random
 import threading
 import time
@@ -31,6 +34,11 @@ from ucc_hetero.bootstrap.timely import Timely
 from ucc_hetero.calls.preparation import Preparation
 from ucc_hetero.calls.runner import Runner
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
+from ucc_hetero.planner.algorithms import registry
+from ucc_hetero.planner.algorithms.builders import only, region, stages, without
+from ucc_hetero.planner.plan import Step
+from ucc_hetero.planner.rules import Rule
+from ucc_hetero.planner.select import Tuning
 
 
 def check(comm, members):
@@ -166,6 +174,32 @@ def case_random(comm):
     for first in range(0, len(every), MANY):
         grow(comm, every[first:][:MANY], 2)
     check(comm, everyone(comm))
+
+
+def case_first_calls_of_an_own_algorithm(comm):
+    """Its steps may be among some ranks of an island, which have no team; ranks begin two communicators in different
+    orders."""
+
+    def by_the_first_two(topology, call, piece):
+        at, n = piece.vector(call), call.ranks
+        send, recv, two = region("send", at), region("recv", at), (0, 1)
+        reduced = Step("reduce", two, (send,) * 2, only(0, 2, recv), 0)
+        summed = Step("allreduce", (0, *range(2, n)), (recv, *[send] * (n - 2)), (recv,) * (n - 1))
+        told = Step("bcast", two, only(0, 2, recv), without(0, 2, recv), 0)
+        return stages([reduced], [summed], [told])
+
+    with mock.patch.dict(registry._TABLE), comm.Dup() as one, comm.Dup() as other:
+        registry.algorithm("allreduce", "by_the_first_two")(by_the_first_two)
+        for each in (one, other):
+            each.Barrier()
+            api_comm.runner_of(each).retune(Tuning((Rule("allreduce", 0, math.inf, "by_the_first_two"),)))
+        mine, turn = np.random.default_rng().random(3000), comm.rank % 2
+        totals = [np.full(3000, np.nan) for _ in range(2)]
+        Request.Waitall([each.Iallreduce(mine, totals[each is other]) for each in ((one, other), (other, one))[turn]])
+        want = np.sum(comm.allgather(mine), axis=0)
+        for each, total in zip((one, other), totals, strict=True):
+            np.testing.assert_allclose(total, want)
+            assert "by_the_first_two" in each.plan_summary()
 
 
 def case_few_rounds(comm):
@@ -428,6 +462,13 @@ def case_identity(comm):
 def _merged(a, b):
     a.update(b)
     return a
+
+
+def case_no_copies(comm):
+    """A copy would be another name of the communicator in its own process, and useless in others."""
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="its processes make another one together"):
+            copied(comm)
 
 
 def case_objects(comm):

@@ -160,24 +160,6 @@ def case_null_process(comm):
     assert not message and message == MPI.MESSAGE_NULL
 
 
-def case_mistakes(comm):
-    one, tag, big = np.zeros(1), (1 << 31) - 1, 1 << 31
-    for kind, words, wrong in (
-        (ValueError, (f"dest {comm.size}",), lambda: comm.Send(one, comm.size)),
-        (ValueError, (f"dest {MPI.ANY_SOURCE} ",), lambda: comm.Isend(one, MPI.ANY_SOURCE)),
-        (ValueError, ("source 77", "ANY_SOURCE"), lambda: comm.Recv(one, 77)),
-        (ValueError, ("tag -5",), lambda: comm.Send(one, 0, -5)),
-        (ValueError, (f"tag {big}",), lambda: comm.Recv(one, 0, big)),
-        (TypeError, ("buf",), lambda: comm.Send(object(), 0)),
-        (TypeError, ("dest 0.5", "integers"), lambda: comm.Send(one, 0.5)),
-        (BufferError, ("buf",), lambda: comm.Recv(b"constant", 0)),
-        (ValueError, ("dest 77",), lambda: comm.Isendrecv(one, 77, 0, one.copy(), 0)),
-    ):
-        with raises(kind, *words, f"rank {comm.rank}"):
-            wrong()
-    comm.Sendrecv(one, comm.rank, tag, one.copy(), comm.rank, tag)
-
-
 def case_cancel(comm):
     """An unmatched receive is cancelled; the message goes to the next receive."""
     right, left = neighbours(comm)

@@ -1,7 +1,6 @@
 """Requests of collectives and messages that are cancelled, dropped, freed or repeated. For two or more ranks."""
 
 import gc
-import importlib.util
 import random
 import time
 import weakref
@@ -13,6 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import ADD, neighbours
+from collective_call import GAPS, UNEVEN, Call, Case
+from collective_cases import SPECS, start
 from mpi4py import MPI
 from processes import interrupted_at
 
@@ -339,17 +340,75 @@ def case_free_is_refused(comm):
     other.Free()
 
 
-def tensors(comm):
-    """From an array to the same memory as a torch tensor; on two ranks only, as importing torch takes seconds."""
-    if comm.size > 2 or importlib.util.find_spec("torch") is None:
-        return lambda array: array
-    import torch
+def completed(requests, how, dice):
+    """Complete all requests by one of the methods for several; counts those of each index."""
+    found = np.zeros(len(requests), int)
+    if how in ("Waitall", "Testall"):
+        while not getattr(Request, how)(requests):
+            pass
+        return found + 1
+    while not found.all():
+        ready = getattr(Request, how)(requests)
+        if how == "Testany":
+            ready = ready[0] if ready[1] else MPI.UNDEFINED
+        many = ready if isinstance(ready, list) else [] if ready in (None, MPI.UNDEFINED) else [ready]
+        found[many] += 1
+        if dice.integers(2):
+            requests[dice.integers(len(requests))].Get_status()
+    return found
 
-    return lambda array: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+def case_mixed(comm):
+    """Messages, collectives and persistent calls under way together, again and again, completed by any method; some are
+    dropped, and Free is refused meanwhile."""
+    right, left = neighbours(comm)
+    other = comm.Dup()
+    p, r, dice = other.size, other.rank, np.random.default_rng()
+    same = np.random.default_rng(comm.bcast(random.getrandbits(30)))
+    lasting = other.Allreduce_init(np.full(3, float(r)), total := np.empty(3))
+    ways = ["Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome"]
+    for turn in range(60):
+        n, kinds, root = int(same.choice([1, 2, 5000])), same.integers(0, 6, 9), int(same.integers(p))
+        requests, wanted = [], []
+        for tag, kind in enumerate(kinds.tolist()):
+            mine, into, every = np.full(n, turn + r + 0.5), np.full(n, np.nan), np.full((p, n), np.nan)
+            if kind == 0:
+                requests += [other.Irecv(into, left, tag), other.Isend(mine, right, tag)]
+                wanted.append((into, turn + left + 0.5))
+            elif kind == 1:
+                requests.append(other.Iallreduce(mine, into))
+                wanted.append((into, p * (turn + 0.5) + p * (p - 1) / 2))
+            elif kind == 2:
+                requests.append(other.Ibcast(into if r != root else mine, root))
+                wanted.append((into if r != root else mine, turn + root + 0.5))
+            elif kind == 3:
+                requests.append(other.Iallgather(mine, every))
+                wanted.append((every, np.arange(p)[:, None] + turn + 0.5))
+            elif kind == 4:
+                requests.append(other.Igather(mine, every if r == root else None, root))
+                wanted.append((every, np.arange(p)[:, None] + turn + 0.5 if r == root else np.nan))
+            else:
+                other.Iallreduce(mine, into)  # dropped
+                requests.append(other.Ibarrier())
+        total[:] = np.nan
+        lasting.Start()
+        requests.append(lasting)
+        if turn % 20 == 0:
+            with pytest.raises(ValueError, match="still active"):
+                other.Free()
+        order = dice.permutation(len(requests)).tolist()
+        how = dice.choice(ways)
+        assert (completed([requests[i] for i in order], how, dice) == 1).all(), how
+        assert all(each.finished for each in requests)
+        for found, want in [*wanted, (total, p * (p - 1) / 2)]:
+            np.testing.assert_array_equal(found, np.broadcast_to(want, found.shape), f"{how} {turn}")
+    lasting.Free()
+    other.Free()
 
 
 def case_alike_but_for(comm):
-    """Calls that differ from an earlier one in the kind of a list, in an object's value or in the addresses alone."""
+    """Calls that differ from an earlier one in the kind of a list, in an object's value or in the addresses alone; long
+    and short ones that are dropped under way."""
     with comm.Split(comm.rank // 2) as two:
         p, r = two.size, two.rank
         room, counts = np.empty(9), [3, 4][:p]
@@ -362,6 +421,11 @@ def case_alike_but_for(comm):
                 for rank, (at, length) in enumerate(zip(starts, lengths, strict=False)):
                     want[at : at + length] = rank + 1
                 assert (room == want).all(), (told, room)
+        of_each = np.empty(p, np.int64)  # one object with other numbers
+        for turn in range(16):
+            of_each[:] = ((1, 2), (1, 3), (2, 3), (2, 1))[turn // 4 % 4][:p]
+            two.Allgatherv(np.full(of_each[r], 10.0 * turn + r), [room, of_each])
+            assert (room[: of_each.sum()] == np.repeat(10 * turn + np.arange(p), of_each)).all(), (turn, room)
         root, mine = np.array(0), np.empty(5)
         for turn in range(8):
             root[...] = turn // 2 % p
@@ -370,6 +434,7 @@ def case_alike_but_for(comm):
             assert (mine == 10 * turn + root).all(), (turn, mine)
         for n, form in product((4, 4000), ("", "I")):
             memory = np.zeros(4 * n)
+            comm.Iallreduce(np.ones(n), np.empty(n))  # dropped, with its arrays
             every = memory[: p * n]
 
             def run(name, send, recv, form=form):
@@ -379,6 +444,11 @@ def case_alike_but_for(comm):
 
             run("Allreduce", np.ones(n), memory[:n])
             run("Allreduce", memory[:n], memory[n : 2 * n])
+            fixed = np.zeros(n)
+            fixed.flags.writeable = False
+            for misfit in (fixed, np.zeros(2 * n)[::2]):
+                with pytest.raises((ValueError, BufferError)):
+                    run("Allreduce", np.ones(n), misfit)
             assert (memory[n : 2 * n] == p * p).all()
             for send, recv in ((memory[:n], memory[1 : n + 1]), (memory[n - 1 : 2 * n - 1], memory[:n])):
                 with pytest.raises(ValueError, match="overlap"):
@@ -395,87 +465,56 @@ def case_alike_but_for(comm):
 
 
 def case_counts_change(comm):
-    """Uneven calls made again and again: the counts of all ranks change, or those that only some ranks know; they are
-    lists or arrays, the same object with other numbers among them."""
-    p, r = comm.size, comm.rank
-    mine, same = np.random.default_rng(), np.random.default_rng(comm.bcast(random.getrandbits(30)))
-    matrices, reused = same.integers(0, 4, (3, p, p)), np.zeros(p, np.int64)
-    matrices[1, 0], matrices[1, 1:] = 3 - matrices[0, 0], matrices[0, 1:]
-
-    def spec(counts, value):
-        """Blocks of these values at displacements, the positions of their elements, and what follows the array."""
-        gap, kind = int(mine.integers(2)), mine.integers(4)
-        starts = (np.cumsum(counts) - counts + gap * np.arange(p)).tolist()
-        at = [i for start, n in zip(starts, counts, strict=True) for i in range(start, start + n)]
-        array = np.full(4 * p + p, -1.0)
-        array[at] = np.repeat(value, counts)
-        reused[:] = counts
-        listed = [list(map(int, counts)), np.array(counts, np.int32), np.array(counts, np.int64), reused][kind]
-        return array, at, [listed, starts, MPI.DOUBLE] if gap or mine.integers(2) else [listed]
-
-    for turn in range(80):
-        matrix, root, form = matrices[same.integers(3)], int(same.integers(p)), same.integers(5)
-        value = 100.0 * turn + np.add.outer(10 * np.arange(p), np.arange(p))
-        if form == 0:
-            send, _, how = spec(matrix[r], value[r])
-            into, at, into_how = spec(matrix[:, r], np.full(p, -1.0))
-            if how[0] is reused:
-                how[0] = reused.copy()
-                how[0][:] = matrix[r]
-            comm.Alltoallv([send, *how], [into, *into_how])
-            want = np.repeat(value[:, r], matrix[:, r])
-        elif form in (1, 2):
-            counts = matrix[:, root]
-            into, at, how = spec(counts, np.full(p, -1.0))
-            send = np.full(counts[r], value[r, root])
-            if form == 1:
-                comm.Allgatherv(send, [into, *how])
-            else:
-                comm.Gatherv(send, [into, *how] if r == root else None, root)
-            want = np.repeat(value[:, root], counts)
-            if form == 2 and r != root:
-                want = np.full(len(at), -1.0)
-        elif form == 3:
-            send, _, how = spec(matrix[root], value[root])
-            at, into = range(matrix[root, r]), np.full(matrix[root, r] + 1, -1.0)
-            comm.Scatterv([send, *how] if r == root else None, into[: len(at)], root)
-            want = np.full(len(at), value[root, r])
-        else:
-            counts, n = matrix[root], matrix[root, r]
-            at, into = range(n), np.full(n + 1, -1.0)
-            known = counts.tolist() if same.integers(2) else None
-            comm.Reduce_scatter(np.repeat(value[r], counts), into[:n], known)
-            want = np.full(n, value[:, r].sum())
-        assert (into[list(at)] == want).all(), (turn, form, into, want)
-        assert (np.delete(into, list(at)) == -1).all(), (turn, form, into)
-
-
-def case_again_and_again(comm):
-    """Calls that look like earlier ones take the fast path: several under way, in place, other arrays, and misfits."""
-    p, r = comm.size, comm.rank
-    rng, turns, seen_as = np.random.default_rng(7), 6, (lambda array: array, tensors(comm))
-    for n in (1, 3000):
-        for turn in range(turns):
-            calls = []
-            for k in range(4):
-                data = rng.integers(-99, 99, (p, n)).astype(np.float64)
-                mine, into = data[r].copy(), np.full(n, np.nan)
-                if k % 2:
-                    into[:], mine = mine, MPI.IN_PLACE
-                calls.append((comm.Iallreduce(*map(seen_as[turn % 2], (mine, into))), into, data.sum(0)))
-            every = np.full((p, n), -1.0)
-            gathered = comm.Iallgather(*map(seen_as[turn % 2], (np.full(n, float(r + turn)), every)))
-            gone = comm.Iallreduce(np.ones(n), np.empty(n))  # dropped, with its arrays
-            del gone
-            for request, into, wanted in calls:
+    """Uneven calls made again and again, in both forms, with other counts, of all ranks, or that only some know."""
+    dice = random.Random(comm.bcast(random.random()))
+    for name in UNEVEN:
+        op, root = "SUM" if name == "reduce_scatter" else None, dice.randrange(comm.size) if name[0] in "gs" else -1
+        first = [*dice.sample(range(5), 2), *dice.choices(range(5), k=comm.size ** (1 + (name == "alltoallv")) - 2)]
+        tables, seed, form = (first, [first[1], first[0], *first[2:]]), dice.randrange(1 << 30), dice.choice(SPECS)
+        for turn in range(16):
+            counts = tuple(dice.choice(tables))
+            way = dice.choice(("blocking", "request"))
+            call = Call(Case(name, "float64", op, way, False, root, counts, False, form, seed + GAPS * turn), comm)
+            call.refill()
+            if (request := start(comm, call)) is not None:
                 request.Wait()
-                assert (into == wanted).all()
-            gathered.Wait()
-            assert (every == np.arange(p)[:, None] + turn).all()
-    both, fixed = np.ones(3000), np.zeros(3000)
-    comm.Iallreduce(both, both).Wait()
-    assert (both == p).all()
-    fixed.flags.writeable = False
-    for misfit in (fixed, np.zeros(6000)[::2]):
-        with pytest.raises((ValueError, TypeError, BufferError)):
-            comm.Iallreduce(np.ones(3000), misfit)
+            assert not (wrong := call.verify()), (turn, wrong, call.case)
+
+
+def case_datatypes_change(comm):
+    """Alltoallw made again and again, in both forms, with other counts, places and datatypes; with both buffers in one
+    memory, or blocks with gaps."""
+    p, r = comm.size, comm.rank
+    dice = np.random.default_rng(comm.bcast(random.getrandbits(30)))
+    matrices, apart = dice.integers(0, 3, (2, p, p)), MPI.DOUBLE.Create_resized(0, 16).Commit()
+    for turn in range(48):
+        if turn % 4 == 0:
+            step, first = dice.choice([2, 3], 2)
+        matrix, form = matrices[turn // 8 % 2], turn // 4 % 4
+        kind = apart if form == 3 else MPI.DOUBLE if form == 2 else MPI.INT64_T
+        kinds, wide = (
+            [kind if rank % 2 else MPI.DOUBLE for rank in range(p)],
+            [1 + (form == 3 and q % 2) for q in range(p)],
+        )
+        memory = np.full((2, first + 4 * step * p), -1.0)
+        takes, sends = memory
+        if form == 1:  # blocks of both in turns
+            takes, sends = memory.ravel(), memory.ravel()[2:]
+        specs, want = [], takes.copy()
+        for array, counts, values in ((sends, matrix[r], r + 0.01 * turn), (takes, matrix[:, r], None)):
+            places = first * (form > 1) + np.arange(p) * (4 if form == 1 else step * max(wide))
+            for rank, (count, place) in enumerate(zip(counts, places, strict=True)):
+                at = place + wide[rank] * np.arange(count)
+                if values is None:
+                    want[at] = rank + 0.01 * turn + 10 * r
+                else:
+                    array[at] = values + 10 * rank
+            specs.append([array, (counts.tolist(), (8 * places).tolist()), kinds])
+        if form == 1:
+            want[2 : 2 + sends.size] = np.where(sends != -1, sends, want[2 : 2 + sends.size])
+        if dice.integers(2):
+            comm.Alltoallw(*specs)
+        else:
+            comm.Ialltoallw(*specs).Wait()
+        np.testing.assert_array_equal(takes, want, f"{turn}")
+    apart.Free()

@@ -68,6 +68,18 @@ async def awaited(worker, peers):
     assert not worker.notifications(), "a counter alone is no notification"
 
 
+def in_order(worker, peers):
+    """Notifications of a rank arrive in the order in which they were sent, long and short ones alike."""
+    sizes = rng.choice([8, 1000, 65_528], 24).tolist()
+    sent = [bytes([number]) + rng.bytes(size) for number, size in enumerate([*sizes, 65_528, 8])]
+    right = peers[(r + 1) % p]
+    mpi.Barrier()
+    for each in [right.notify(data) for data in sent]:
+        each.Wait()
+    wanted = mpi.sendrecv(sent, dest=(r + 1) % p, source=(r - 1) % p)
+    assert [worker.wait_notification().data for _ in wanted] == wanted
+
+
 def one_by_one(worker, peers):
     """Single pieces of all lengths, many of which complete immediately."""
     n = 3 << 20
@@ -160,6 +172,7 @@ def main():
             peers = rma.connect_all(worker, mpi)
             everybody(worker, peers)
             asyncio.run(awaited(worker, peers))
+            in_order(worker, peers)
             if not anew:
                 one_by_one(worker, peers)
                 bad_input(worker, peers)

@@ -156,6 +156,7 @@ MISTAKES = {
         "kv_transfer --block-size 16,x": "kv_transfer: argument --block-size: '16,x': a number from 1",
         "osu_alreduce": "benchmark 'osu_alreduce' is not known; did you mean osu_allreduce?",
         "compare --rounds 1": "from 2",
+        "compare -m 64:8": "the minimum 64 is above the maximum 8",
     },
     3: {
         "osu_latency": "osu_latency requires exactly two ranks; the job has 3",

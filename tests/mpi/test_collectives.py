@@ -73,7 +73,7 @@ def test_more_than_31_bits(mpirun):
     mpirun("huge_cases:main", 2, env={"UCCH_EMULATE": "nvidia:1,amd:1"}, timeout=450)
 
 
-LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatter_block:@{}:fragments=3"
+LONG = "allreduce,bcast,reduce,allgather,allgatherv,reduce_scatter,reduce_scatter_block:@{}:fragments=6"
 
 
 @pytest.mark.parametrize(("vendors", "places", "tune"), [

@@ -1,6 +1,7 @@
 """UCCH_TRACE under a real mpirun: one file of all ranks, which shows the phases and the late rank."""
 
 import json
+import random
 
 from ucc_hetero.__main__ import main
 
@@ -45,12 +46,14 @@ def test_a_job_that_was_killed(mpirun, tmp_path):
 
 def test_where_nothing_can_be_written_the_job_goes_on(mpirun, tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "folder" / "t.json").mkdir(parents=True)
     done = mpirun(
         "script_cases:recorded",
         n=4,
         args=[False],
-        env=FOUR | {"UCCH_TRACE": str(tmp_path / "file" / "t.json")},
+        env=FOUR | {"UCCH_TRACE": str(tmp_path / random.choice(["file", "folder"]) / "t.json")},
         timeout=120,
     )
     assert "recording in memory only" in done.stderr
     assert "t.json could not be written" in done.stderr
+    assert "own files" not in done.stderr and not any((tmp_path / "folder").glob("*t.json.*")), "there are none"

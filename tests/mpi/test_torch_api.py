@@ -7,8 +7,9 @@ import pytest
 #: These make torch load its compiler, which takes seconds on every rank.
 COMPILED = [f"case_{name}" for name in ("functional", "results_of_functional_collectives", "compiled", "compiled_ddp")]
 #: A repeated call of one step is made in C.
-SHORT = ["case_few_frames", "case_several_as_one", "case_exchanges_with_split_sizes", "case_alike_but_not_the_same",
-         "case_memory_in_common", "case_long_scatters"]  # fmt: skip
+SHORT = ["case_few_frames", "case_few_frames_of_several_as_one", "case_split_sizes_bind_nothing", "case_random",
+         "case_results_are_the_callers", "case_coalesced", "case_long_scatters",
+         "case_inputs_inside_outputs"]  # fmt: skip
 MODULES = ["torch_calls", "torch_collectives", "torch_profile", "torch_short"]
 RUN = "torch_cases:run"
 
@@ -64,7 +65,7 @@ def test_the_local_rank_is_the_launchers(mpirun):
 
 def test_torchrun(torchrun):
     """Without MPI: the ranks meet at torch's store, also if mpirun has started torchrun."""
-    names = [f"case_{name}" for name in ("futures", "groups", "failures", "all_reduce", "messages")]
+    names = [f"case_{name}" for name in ("futures", "groups", "failures", "coalesced", "messages")]
     env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     torchrun(RUN, [MODULES, names], **env)
 

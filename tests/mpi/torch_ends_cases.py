@@ -211,10 +211,6 @@ def refusals():
     mistakes = {
         "input has 4 elements": lambda bad, **group: dist.all_gather(
             [torch.zeros(3)] * 2, torch.zeros(3 + bad), async_op=True, **group),
-        r"split sizes \[2, 3\] of input": lambda bad, **group: dist.all_to_all_single(
-            torch.zeros(4), torch.zeros(4), [2, 2], [2, 2 + bad], async_op=True, **group),
-        "tensors on rank [01] are on device": lambda bad, **group: dist.all_reduce(
-            torch.zeros(3, device="meta") if bad else three, async_op=True, **group),
         "AVG on bool": lambda bad, **group: dist.all_reduce(
             three.bool() if bad else three, dist.ReduceOp.AVG if bad else dist.ReduceOp.SUM, async_op=True, **group),
     }  # fmt: skip
@@ -224,7 +220,7 @@ def refusals():
         dist.all_reduce(three)
     for reason, call in mistakes.items():
         group = dist.new_group()
-        with pytest.raises(Exception, match=reason.replace("[01]", "1")):
+        with pytest.raises(Exception, match=reason):
             call(rank == 1, group=group).wait()
         with pytest.raises(dist.DistBackendError, match="rank 1 refused.*the group can no longer be used"):
             while True:

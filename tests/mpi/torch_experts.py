@@ -195,6 +195,9 @@ def case_rows_of_fixed_size():
             assert counts[e].item() == len(want)
             zeros = x.new_zeros((20 * N - len(want), x.size(1))).cpu()
             same(rows[e], torch.cat([torch.stack(want), zeros]) if want else zeros, f"expert {e}")
+    rows, counts, handle, _, _ = experts.low_latency_dispatch(x[:0], idx[:0], 0, given.experts)
+    assert rows.shape == (2, 0, x.size(1)) and not counts.any()
+    assert experts.low_latency_combine(rows, idx[:0], idx[:0].float(), handle)[0].shape == (0, x.size(1))
 
 
 def case_mistakes_are_told_to_all():

@@ -1,18 +1,17 @@
-"""Cases of test_torch_strategies.py: Hugging Face's accelerate and Trainer, which do not know the backend."""
+"""Cases of test_torch_strategies.py: Hugging Face's accelerate, which does not know the backend."""
 
 import os
-import tempfile
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ucc_hetero.torch
 
-ucc_hetero.torch.replace(["gloo"])  # as UCCH_TORCH_REPLACE=gloo; both request gloo on the host
+ucc_hetero.torch.replace(["gloo"])  # as UCCH_TORCH_REPLACE=gloo; it requests gloo on the host
 Accelerator(cpu=True)  # makes the process group
 
 from torch_cases import close, run  # noqa: E402, F401
@@ -64,30 +63,3 @@ def case_accelerate():
         close(accelerator.gather(loss.detach().reshape(1)).mean().item(), want, 1e-5, "accelerate")
     texts = accelerator.gather_for_metrics([f"rank {accelerator.process_index}"], use_gather_object=True)
     assert sorted(set(texts)) == [f"rank {r}" for r in range(size)], texts
-
-
-class InOrder(Trainer):
-    """Distributes the sequences in order."""
-
-    def _get_train_sampler(self, *_):
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
-def case_trainer():
-    size = dist.get_world_size()
-    data = [{"input_ids": row, "labels": row} for row in rows(size)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder, use_cpu=True, per_device_train_batch_size=SHARE, num_train_epochs=1, learning_rate=0.1,
-            lr_scheduler_type="constant", optim="sgd", max_grad_norm=0.0, logging_steps=1, report_to=[],
-            save_strategy="no", disable_tqdm=True, seed=0, average_tokens_across_devices=False,
-        )  # fmt: skip
-        job = InOrder(fresh(), arguments, train_dataset=data)
-        job.train()
-    got = [entry["loss"] for entry in job.state.log_history if "loss" in entry]
-    for one, want in zip(got, reference(size), strict=True):
-        close(float(one), want, 1e-3, "Trainer")  # it rounds the reported loss
-    flat = torch.cat([p.detach().flatten() for p in job.model.parameters()])
-    first = flat.clone()
-    dist.broadcast(first, 0)
-    assert torch.equal(flat, first)

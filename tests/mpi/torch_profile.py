@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch_cases import N, R
+from torch_catalogue import NAMES, Made, drawn_blocks, made
 
 HOST = torch.device("cpu")
 
@@ -15,41 +16,24 @@ def filled(*shape):
     return torch.full(shape, float(R), device=HOST)
 
 
-def calls(t, outs, whole):
-    group = dist.group.WORLD
-    ring = {"dst": (R + 1) % N, "src": (R - 1) % N}
+#: Ranges of calls; the rest are named as their operators.
+TITLES = {
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "reduce_": "reduce",
+    "_allgather_base_": "all_gather", "allgather_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
+    "gather_": "gather", "scatter_": "scatter", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter", "alltoall_base_": "all_to_all", "alltoall_": "all_to_all", "send": "send",
+    "recv_": "recv", "recv_any_source_": "recvAnySource", "barrier": "barrier",
+}  # fmt: skip
 
-    def exchange():
-        work = dist.irecv(outs[0], ring["src"])
-        dist.send(t, ring["dst"])
-        work.wait()
 
-    def from_anyone():
-        work = group.recv_anysource([outs[0]], 7)
-        dist.send(t, ring["dst"], tag=7)
-        work.wait()
-        assert work._source_rank() == ring["src"]
-
-    rooted = {"scatter": outs if R == 0 else [], "gather": outs if R == 0 else None}
-    return [
-        ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t)),
-        ("allreduce_", "all_reduce", [t], lambda: dist.all_reduce(t, async_op=True).wait()),
-        ("allreduce_coalesced_", "all_reduce", outs, lambda: group.allreduce_coalesced(outs).wait()),
-        ("broadcast_", "broadcast", [t], lambda: dist.broadcast(t, 0)),
-        ("reduce_", "reduce", [t], lambda: dist.reduce(t, 0)),
-        ("allgather_", "all_gather", [t], lambda: dist.all_gather(outs, t)),
-        ("_allgather_base_", "all_gather", [t], lambda: group.all_gather_single(whole, t).wait()),
-        ("allgather_into_tensor_coalesced_", "all_gather", [t],
-         lambda: group.all_gather_single_coalesced([whole], [t]).wait()),
-        ("gather_", "gather", [t], lambda: dist.gather(t, rooted["gather"], 0)),
-        ("scatter_", "scatter", rooted["scatter"], lambda: dist.scatter(t, rooted["scatter"] or None, 0)),
-        ("reduce_scatter_", "reduce_scatter", outs, lambda: dist.reduce_scatter(t, outs)),
-        ("_reduce_scatter_base_", "reduce_scatter", [whole], lambda: group.reduce_scatter_single(t, whole).wait()),
-        ("alltoall_base_", "all_to_all", [whole], lambda: dist.all_to_all_single(whole.clone(), whole)),
-        ("alltoall_", "all_to_all", outs, lambda: dist.all_to_all([torch.empty_like(o) for o in outs], outs)),
-        ("barrier", "barrier", [], dist.barrier), ("send", "send", [t], exchange), ("recv_", "recv", [t], exchange),
-        ("recv_any_source_", "recvAnySource", [t], from_anyone),
-    ]  # fmt: skip
+def calls():
+    """Operator, and a call that runs it; its tensors are on the host, whatever the default device is."""
+    blocks = drawn_blocks(1, (3, 2), device=HOST)
+    for name in (*NAMES, "send recv_any_source_"):
+        for operator in name.split():
+            if operator in TITLES:
+                yield operator, made(name, blocks)
+    yield "barrier", Made(dist.barrier, [], [], [])
 
 
 PROFILERS = [
@@ -64,12 +48,14 @@ def events(profiler, name):
 
 
 def case_every_call_has_its_ranges():
-    t, outs, whole = filled(3, 2), [filled(3, 2) for _ in range(N)], filled(N * 3, 2)
-    for operation, title, inputs, call in calls(t, outs, whole):
+    for operation, one in calls():
         with random.choice(PROFILERS)() as active:
-            call()
-        what, shapes = f"{operation} of {type(active)}", [list(each.shape) for each in inputs]
-        (host,), (complete,) = events(active, f"c10d::{operation}"), events(active, f"ucch:{title}")
+            work = one.call(**random.choice(({}, {"async_op": True})))
+            if work is not None:
+                work.wait()
+        one.check(operation)
+        what, shapes = f"{operation} of {type(active)}", [list(each.shape) for each in one.inputs]
+        (host,), (complete,) = events(active, f"c10d::{operation}"), events(active, f"ucch:{TITLES[operation]}")
         assert not host.is_async and complete.is_async, what
         assert host.input_shapes == complete.input_shapes == shapes, (what, complete.input_shapes, shapes)
 

@@ -6,33 +6,8 @@ import tempfile
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_cases import DEVICE, N, R, close
-from torch_model import SHARE, fresh, loss_of, reference, sgd, share, train
-
-
-def case_ddp():
-    from torch.distributed._composable.replicate import replicate
-
-    for more in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}):
-        model = DDP(fresh(), **more)
-        train(model, sgd(model.parameters()))
-    for model in (DDP(fresh(), find_unused_parameters=True), replicate(fresh())):
-        train(model, sgd(model.parameters()))
-
-
-def case_ddp_no_sync():
-    model = DDP(fresh())
-    optimizer = sgd(model.parameters())
-    for step, want in enumerate(reference()):
-        x, y = share(step)
-        with model.no_sync():
-            (loss_of(model(x[: SHARE // 2]), y[: SHARE // 2]) / 2).backward()
-        (loss_of(model(x[SHARE // 2 :]), y[SHARE // 2 :]) / 2).backward()
-        mean = loss_of(model.module(x), y).detach()
-        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-        close(mean.item(), want, 1e-5, f"step {step}")
-        optimizer.step()
-        optimizer.zero_grad()
+from torch_cases import DEVICE, N, R
+from torch_model import fresh, loss_of, sgd, share, train
 
 
 def case_ddp_hooks():
@@ -78,48 +53,6 @@ def case_ddp_join():
     first = flat.clone()
     dist.broadcast(first, 0)
     assert torch.equal(flat, first)
-
-
-def fully_sharded(mesh, **more):
-    from torch.distributed.fsdp import fully_shard
-
-    model = fresh()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, **more)
-    return fully_shard(model, mesh=mesh, **more)
-
-
-def case_fsdp2():
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    mesh = dist.init_device_mesh(DEVICE, (N,))
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = fully_sharded(mesh, mp_policy=half)
-    train(model, sgd(model.parameters()), tolerance=5e-2)
-
-
-def case_checkpoint():
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    mesh = dist.init_device_mesh(DEVICE, (N,))
-    model = fully_sharded(mesh)
-    optimizer = sgd(model.parameters())
-    train(model, optimizer)
-    folder = [tempfile.mkdtemp() if R == 0 else None]
-    dist.broadcast_object_list(folder, src=0)
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
-    other = fully_sharded(mesh)
-    second = sgd(other.parameters())
-    x, y = share(0)
-    loss_of(other(x), y).backward()
-    second.step()
-    weights, moments = get_state_dict(other, second)
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
-    set_state_dict(other, second, model_state_dict=weights, optim_state_dict=moments)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one.to_local(), two.to_local())
 
 
 def case_checkpoint_meanwhile():

@@ -355,6 +355,8 @@ NONSENSE = {
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
     "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
+    "no call": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 0, 1, 1),
+    "last call": struct.pack("<IIQ", 24, CALLS, KEY) + struct.pack("<QQII", 2**64 - 1, 2, 1, 1),
     "rank": struct.pack("<IIQ", 256, REPORT, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
     "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
     "link": struct.pack("<IIQ", 104, CUT, KEY) + struct.pack("<ii96s", 0, 2, b"a - b"),

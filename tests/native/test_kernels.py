@@ -161,15 +161,15 @@ def test_fused_calls(library, dtype):
                 "kind": lib.MOVE_COMBINE if sums else lib.MOVE_COPY, "n": count if sums else source.nbytes,
             }  # fmt: skip
             sides[rng.integers(2)].append(move)
-        meetings = [ffi.new("unsigned[40]") for _ in sides]
-        asked = [
-            ffi.new("ucch_moves *", {"n": len(each), "arrived": arrived, "each": each})
-            for each, arrived in zip(sides, meetings, strict=True)
-        ]
+        together = [ffi.new("ucch_by_move *") for _ in sides]
         blocks = rng.choice([1, 2, 5, 32], 2).tolist()
+        asked = [
+            ffi.new("ucch_moves *", {"n": len(each), "width": width, "number": 1, "by_move": by_move, "each": each})
+            for each, width, by_move in zip(sides, blocks, together, strict=True)
+        ]
         beside(*(partial(run, library, f"fused_SUM_{dtype}", *each) for each in zip(blocks, asked, strict=True)))
         assert (data[-1] == wanted).all() and list(words)[1:] == told[1:]
-        assert not any(any(arrived) for arrived in meetings)
+        assert not any(any(by_move.arrived) for by_move in together)
 
 
 class Flagged:
@@ -185,7 +185,7 @@ class Flagged:
         }
         self.replays = {incoming: ffi.new("ucch_replays *") for incoming in (False, True)}
         self.counts = {incoming: ffi.new("ucch_replayed *") for incoming in (False, True)}
-        self.arrived = {incoming: ffi.new("unsigned[40]") for incoming in (False, True)}
+        self.by_move = {incoming: ffi.new("ucch_by_move *") for incoming in (False, True)}
 
     def run(self, incoming, data, count, hash_, blocks, kind=0, own=0):
         """Run a side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
@@ -199,7 +199,7 @@ class Flagged:
             "slot": lib.SLOT_SRC if incoming else lib.SLOT_DST, "stride": 64 + 2 * self.room,
         }  # fmt: skip
         of = {
-            "n": 1, "arrived": self.arrived[incoming], "replays": self.replays[incoming],
+            "n": 1, "width": blocks, "by_move": self.by_move[incoming], "replays": self.replays[incoming],
             "counts": self.counts[incoming], "hash": hash_, "each": [move],
         }  # fmt: skip
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
@@ -224,7 +224,7 @@ def test_words_with_flags(library, blocks, begun):
         replays = channel.replays[incoming]
         assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
         assert channel.steps[incoming].pieces == channel.words[incoming] == (begun + turn + 1) % 2**32
-        assert not channel.counts[incoming].running and not any(channel.arrived[incoming])
+        assert not channel.counts[incoming].running and not any(channel.by_move[incoming].arrived)
 
     def send():
         for turn, (sent, _, count, hash_) in enumerate(messages):
@@ -319,7 +319,7 @@ class Lane:
             "slot": self.slot, "stride": self.stride, "to": (1 << 32) - 1, "flags": 6 | receives,
         }  # fmt: skip
         run(self.library, "lane", blocks, ffi.new("ucch_lane_copy *", fields))
-        assert lines[1].done == number and not any(self.arrived[receives])
+        assert lines[1].done == number and not any(self.arrived[receives][0:10])
         return lines[1]
 
 

@@ -1,6 +1,8 @@
-"""The arithmetic of measurements, the roofline against an independent count, and the checker of results."""
+"""The arithmetic of measurements, the limit of links against an independent count, and the checker of results."""
 
+import runpy
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,6 @@ from ucc_hetero.bench.interleave import measure
 from ucc_hetero.bench.memory import Memory, open_memory
 from ucc_hetero.bench.options import parse
 from ucc_hetero.bench.output import Row
-from ucc_hetero.bench.roofline import Links, crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, sizes, verdict
 from ucc_hetero.bench.stats import overlap as overlap_of
 from ucc_hetero.bench.table import BENCHES, COLLECTIVES
@@ -69,34 +70,29 @@ def test_verdict(interval, says):
     assert verdict(interval) == says
 
 
-KINDS = sorted({row.kind for row in COLLECTIVES.values()})
+CLUSTER = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "bench_cluster.py"))
+KINDS = sorted({COLLECTIVES[test.collective].kind for case in CLUSTER["CASES"] for test in case.tests})
 SIZE = 840  # divisible by all numbers of ranks here
 
 
-def blocks(kind, ranks, root):
+def blocks(kind, ranks):
     """(ranks that contribute to a block of the results, ranks that need it, its bytes)."""
     everyone = set(range(ranks))
-    if kind == "reduce_all":
-        yield everyone, everyone, SIZE
-    elif kind == "reduce_root":
-        yield everyone, {root}, SIZE
-    elif kind == "bcast":
-        yield {root}, everyone, SIZE
+    if kind in ("reduce_all", "bcast"):
+        yield everyone if kind == "reduce_all" else {0}, everyone, SIZE
     for r in range(ranks):
         if kind == "reduce_scatter":
             yield everyone, {r}, SIZE / ranks
-        elif kind in ("gather_all", "gather_root"):
-            yield {r}, everyone if kind == "gather_all" else {root}, SIZE
-        elif kind == "scatter_root":
-            yield {root}, {r}, SIZE
+        elif kind == "gather_all":
+            yield {r}, everyone, SIZE
         elif kind == "exchange":
             yield from (({r}, {other}, SIZE) for other in range(ranks))
 
 
-def crossing(kind, ranks, root, inside):
+def crossing(kind, ranks, inside):
     """Blocks that must cross: those (or one side's partial sum) that the other side needs."""
     enters = leaves = 0.0
-    for sources, needers, nbytes in blocks(kind, ranks, root):
+    for sources, needers, nbytes in blocks(kind, ranks):
         enters += nbytes * bool(needers & inside and sources - inside)
         leaves += nbytes * bool(needers - inside and sources & inside)
     return max(enters, leaves)
@@ -107,31 +103,16 @@ def crossing(kind, ranks, root, inside):
 def test_bytes_that_must_cross(kind, ranks):
     for count in range(1, ranks):
         for inside in map(set, combinations(range(ranks), count)):
-            got = crossing_bytes(kind, SIZE, count, ranks, has_root=0 in inside)
-            assert got == pytest.approx(crossing(kind, ranks, 0, inside))
+            got = CLUSTER["crossing_bytes"](kind, SIZE, count, ranks)
+            assert got == pytest.approx(crossing(kind, ranks, inside))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_bytes_of_a_port(kind, ranks):
-    busiest = max(crossing(kind, ranks, 0, {rank}) for rank in range(ranks))
-    if kind == "reduce_all":
-        # All ports together carry P-1 vectors to be summed, and P-1 back.
-        busiest = 2 * (ranks - 1) * SIZE / ranks
-    assert port_bytes(kind, SIZE, ranks) == pytest.approx(busiest)
-
-
-def test_least_time_of_one_island_and_of_two():
-    flat = Links(1e-6, None, 1e9, ())
-    assert least_seconds("reduce_all", 1000, flat, [[0, 1, 2, 3]]) == pytest.approx(1e-6 + 1.5e-6)
-    assert least_seconds("barrier", 0, flat, [[0, 1]]) == pytest.approx(1e-6)
-    bridged = Links(1e-6, 5e-6, 1e9, (1e8, 1e8))
-    assert least_seconds("reduce_all", 1000, bridged, [[0, 1], [2, 3]]) == pytest.approx(5e-6 + 1e-5)
-    # Three islands: four vectors over three bridges of this rate, instead of one over one.
-    three = Links(1e-6, 5e-6, 1e9, (1e8,) * 3)
-    assert least_seconds("reduce_all", 1200, three, [[0, 1], [2, 3], [4]]) == pytest.approx(5e-6 + 4 * 1200 / 3e8)
-    # The root's island receives three blocks, the others send one or two.
-    assert least_seconds("gather_root", 1000, bridged, [[0], [1, 2, 3]]) == pytest.approx(5e-6 + 3e-5)
+def test_least_time_of_two_hosts_and_of_three():
+    limit, test = CLUSTER["limit"], CLUSTER["Test"]("allreduce", 1200)
+    assert limit(test, [0, 1, 1, 0], [1e8, 1e8]) == pytest.approx(1200 / 1e8)
+    assert limit(test, [0, 1, 1, 0], [1e8, 1e7]) == pytest.approx(1200 / 1e7)
+    # Three hosts: four vectors over three links of this rate, instead of one over one.
+    assert limit(test, [0, 0, 1, 1, 2], [1e8] * 3) == pytest.approx(4 * 1200 / 3e8)
 
 
 INT, FLOAT = np.dtype(np.int32), np.dtype(np.float32)

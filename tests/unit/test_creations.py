@@ -65,13 +65,13 @@ def test_creations_that_all_ranks_have_begun():
 
 def test_what_is_under_way():
     """Of a communicator's creations; its number may have a new use once it is freed."""
-    one, other = Thread((0,), 7), Thread((0, 1), 8, 3)
+    one, other = Thread((0, 1), 7), Thread((0, 1), 8, 3)
     assert [creations.under_way(claimed) for claimed in (7, 8, 9)] == [True, True, False]
     one.leave()
     assert not creations.under_way(7)
     creations.forget(7)
-    again = Thread((0,), 7)
-    creations.agree(Ranks({1: {creations.Key((0, 1), 8, 4): 1}}), 0)  # another tag
+    again, theirs = Thread((0, 1), 7), {creations.Key((0, 1), 7): 1, creations.Key((0, 1), 8, 4): 1}  # another tag
+    creations.agree(Ranks({1: theirs}), 0)
     assert creations.completes(again.ident) and not creations.completes(other.ident)
     again.leave()
     other.leave()

@@ -91,6 +91,9 @@ def test_file_is_named(tmp_path, capsys):
     assert tool.main(["-c", str(tmp_path / "no.yaml"), "true"]) == 2
     assert tool.main(["true"]) == 2
     assert "-np: say how many ranks" in capsys.readouterr().err
+    for word in ("--master-port 65536", "--master-port -1", "-x =1", "--start-timeout nan", "--mpi-args 'x"):
+        assert tool.main([*word.split(), "--dry-run", "-np", "1", "true"]) == 2
+        assert f"ucch-run: {word}: " in capsys.readouterr().err
 
 
 def test_fewer_ranks_than_slots():

@@ -224,7 +224,8 @@ def test_mistakes_on_the_command_line(capsys):
         with pytest.raises(SystemExit) as caught:
             emulate.main([*words, "--", "true"])
         assert caught.value.code == 2
-    assert "rate 'fast'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "rate 'fast'" in said and "--slots: 'two': one number" in said
 
 
 def test_ssh_command_line():

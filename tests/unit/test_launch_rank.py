@@ -291,13 +291,11 @@ def test_a_wrapper_that_is_killed_alone_leaves_nothing(tmp_path):
     script = "import fcntl, sys, time; fcntl.flock(f := open(sys.argv[1]), 2); print(1, flush=True); time.sleep(1000)"
     words = ["sh", "-c", f"{sys.executable} -c '{script}' {path}; true"]
     wrapper = [sys.executable, "-I", "-S", rank.__file__, "--report", "--", *words]
-    with subprocess.Popen(
-        wrapper, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.read(1) == b"1"
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen(wrapper, **how) as process, path.open() as lock:
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
         process.kill()
-    with path.open() as lock:
-        until(lambda: is_free(lock))
+        until(lambda: is_free(lock))  # before the pipe is closed, which may end a program that is still writing
 
 
 def test_reports_are_taken_out_of_the_stream():

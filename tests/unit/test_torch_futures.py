@@ -4,7 +4,6 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -255,11 +254,6 @@ def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch, insta
     with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python") as e:
         next(dist.rendezvous("env://"))
     assert str(e.value).count("ucch-run") == 1
-
-
-def test_ranks_that_chose_the_same_backend_go_on():
-    store = dist.HashStore()
-    in_threads(*(partial(rendezvous.await_all, store, rank, [0, 1, 2], 0) for rank in range(3)))
 
 
 def groups_that_threads_make_at_once():

@@ -40,7 +40,7 @@ class Cuda:
         self.notes = []
         self.main = self.current = Stream("main", self.notes)
         self.here = threading.local()
-        self.is_initialized = lambda: False
+        self.is_initialized = self.is_current_stream_capturing = lambda: False
 
     def Stream(self, device):
         return Stream("side", self.notes, device)
@@ -79,7 +79,7 @@ def test_calls_that_order_themselves_take_streams_in_turn(cuda):
     side, taken = streams.SideStream(FIRST, 2), []
     for _ in range(4):
         request = SimpleNamespace(in_stream=True, finished=True)
-        side.run(lambda stream: taken.append(stream) or request, (), None, asynchronous=True)  # noqa: B023
+        side.run(lambda stream: taken.append(stream) or [request], (), None, asynchronous=True)  # noqa: B023
     assert taken == taken[:2] * 2 and len({*taken, cuda.main.cuda_stream}) == 3
 
 

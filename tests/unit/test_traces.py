@@ -8,7 +8,7 @@ import pytest
 
 from ucc_hetero.__main__ import main
 from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, clock_offsets, document, parse_part, used
-from ucc_hetero.trace.timeline import parts_of
+from ucc_hetero.trace.timeline import parts_of, write
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
 
@@ -145,3 +145,10 @@ def test_parts_are_merged_where_there_is_no_trace(tmp_path, capsys):
     assert [r["rank"] for r in json.loads(path.read_text())["otherData"]["ranks"]] == [0]
     assert main(["trace", str(tmp_path / "other.json")]) == 1
     assert "neither a trace nor files that ranks left (other.json.0.ring" in capsys.readouterr().err
+
+
+def test_where_a_trace_cannot_be_written_nothing_is_left(tmp_path):
+    (tmp_path / "t.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "t.json", {})
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json"]

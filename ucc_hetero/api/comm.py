@@ -362,6 +362,12 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a communicator can be neither pickled nor copied: its processes make another one together, by Dup() or "
+            "Communicator(comm)"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name in ("_runner", "_fault_watch") and "_seat" in vars(self):
             self._begin_late()
@@ -546,57 +552,57 @@ class Communicator(ObjectMethods, GroupMethods, FaultMethods):
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 
     def Ibarrier(self, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("barrier", None, None), stream)
+        return self._runner.posted("barrier", None, None, None, -1, None, stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("bcast", None, buf, None, root), stream)
+        return self._runner.posted("bcast", None, buf, None, root, None, stream)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
+        return self._runner.posted("reduce", sendbuf, recvbuf, op, root, None, stream)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
+        return self._runner.posted("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
+        return self._runner.posted("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> Request:
-        return self._runner.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
+        return self._runner.posted("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
+        return self._runner.posted("gather", sendbuf, recvbuf, None, root, None, stream)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
+        return self._runner.posted("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
+        return self._runner.posted("scatter", sendbuf, recvbuf, None, root, None, stream)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
+        return self._runner.posted("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("allgather", sendbuf, recvbuf), stream)
+        return self._runner.posted("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
+        return self._runner.posted("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
+        return self._runner.posted("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
+        return self._runner.posted("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        return self._runner.start(CallSpec("alltoallw", sendbuf, recvbuf))
+        return self._runner.posted("alltoallw", sendbuf, recvbuf, None, -1, None)
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
+        return self._runner.posted("scan", sendbuf, recvbuf, op, -1, None, stream)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        return self._runner.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
+        return self._runner.posted("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 

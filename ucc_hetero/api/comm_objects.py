@@ -47,6 +47,8 @@ class Objects:
         self._runner, self._pickle = runner, MPI.pickle
         #: By method, root and number of objects: the call's name in errors and records, the call, and its buffers.
         self._known: dict[tuple[str, int, int], tuple[str, CallSpec, _Slots]] = {}
+        #: Methods with roots that were found valid.
+        self._rooted: set[tuple[str, int]] = set()
         self._room = {
             "bcast": _BYTES,
             "allgather": _BYTES if runner.size <= lib.UCCH_PARCEL_RANKS else _FEW,
@@ -61,21 +63,24 @@ class Objects:
         objects in rank order, or nothing if only the root needs them.
         """
         runner, room = self._runner, self._room[name]
-        with runner.refusing:
-            root = root_of(CallSpec(what, None, None, None, root), runner.size, runner.rank)
+        try:
+            if type(root) is not int or (what, root) not in self._rooted:
+                root = root_of(CallSpec(what, None, None, None, root), runner.size, runner.rank)
+                self._rooted.add((what, root))
             gives = name == "allgather" or root in (-1, runner.rank)
-            given = [self._pickle.dumps(thing) for thing in things] if gives else []
+            given = list(map(self._pickle.dumps, things)) if gives else []
             if gives and name in ("alltoall", "scatter") and len(given) != runner.size:
                 raise ValueError(f"{what} on rank {runner.rank}: {len(given)} objects for {runner.size} ranks")
+        except Exception as error:
+            runner.refuse(error)
+            raise
         key = what, root, len(given)
         label, call, slots = self._known.get(key) or self._known.setdefault(key, self._call(name, *key))
         self._fill(slots.send if name != "bcast" else slots.recv, given, room)
         runner.run_labelled(label, call, slots.send_at, slots.recv_at)
         found = self._taken(slots.recv.tobytes(), room)
         pickles = self._long(name, given, found, root) if isinstance(found, tuple) else found
-        return (
-            [self._pickle.loads(each) for each in pickles] if name != "allgather" or root in (-1, runner.rank) else []
-        )
+        return list(map(self._pickle.loads, pickles)) if name != "allgather" or root in (-1, runner.rank) else []
 
     def _call(self, name: str, what: str, root: int, gives: int) -> tuple[str, CallSpec, _Slots]:
         came = self._runner.size if name in ("allgather", "alltoall") else 1
@@ -84,7 +89,7 @@ class Objects:
         return label, CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root), slots
 
     def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
-        longer = max(map(len, given), default=0) > room - _HEAD
+        longer = bool(given) and max(map(len, given)) > room - _HEAD
         for i, pickled in enumerate(given):
             head = (len(pickled) << 1 | longer).to_bytes(_HEAD, "little")
             packed = head if longer else head + pickled
@@ -92,11 +97,13 @@ class Objects:
 
     def _taken(self, data: bytes, room: int) -> list[bytes] | tuple[int, ...]:
         """The received pickles; or, on all ranks, their lengths if any rank has a pickle longer than a slot."""
-        heads = [int.from_bytes(data[at : at + _HEAD], "little") for at in range(0, len(data), room)]
-        if any(head & 1 for head in heads):
-            return tuple([head >> 1 for head in heads])
-        starts = range(_HEAD, len(data), room)
-        return [data[at : at + (head >> 1)] for at, head in zip(starts, heads, strict=True)]
+        lengths, found, longer = [], [], 0
+        for at in range(0, len(data), room):
+            head = int.from_bytes(data[at : at + _HEAD], "little")
+            longer |= head & 1
+            lengths.append(head >> 1)
+            found.append(data[at + _HEAD : at + _HEAD + (head >> 1)])
+        return tuple(lengths) if longer else found
 
     def _long(self, name: str, given: list[bytes], lengths: tuple[int, ...], root: int) -> list[memoryview]:
         """Exchange pickles of known lengths in one call."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from .. import env, log
 from ..device import DeviceRuntime
 from ..machine.facts import Facts
+from ..planner.algorithms import added
 from ..planner.rules import Table
 from ..planner.select import Tuning, agreed
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
@@ -69,7 +70,7 @@ class Known:
             _say_of_messages()
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
         #: True if usual calls need no other team than that of all ranks.
-        self.one_team = self.topology.flat and not self.topology.deep
+        self.one_team = self.topology.flat and not self.topology.deep and not added()
         #: Teams that most calls need: of this rank's island, and of all ranks.
         self.main = [(self.island.ranks, "native")] * (self.island.size > 1)
         if not self.topology.flat:

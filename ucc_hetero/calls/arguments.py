@@ -97,9 +97,18 @@ class _Args:
             found = replace(found, buffer=self.gathered(found.blocks, found.buffer.dtype, which))
         return found
 
-    def blocks(self, which: str) -> Buffer:
-        """The blocks of a call with a datatype per rank, packed as bytes."""
-        return self.gathered(as_blocks(self.spec(which), self.size, **self._expected(which)), DTYPES["uint8"], which)
+    def blocks(self, which: str, apart: Buffer | None = None) -> tuple[Buffer, list[int], tuple[int, ...] | None]:
+        """The blocks of a call with a datatype per rank as bytes: the memory from the first to the last, their lengths
+        and displacements. Packed if they have gaps inside, or if the memory overlaps with ``apart``."""
+        found, dtype = as_blocks(self.spec(which), self.size, **self._expected(which)), DTYPES["uint8"]
+        lengths = [block.nbytes for block in found]
+        start = min((block.ptr for block in found if block.count), default=0)
+        end = max((block.ptr + block.nbytes for block in found if block.count), default=0)
+        overlap = apart is not None and start < apart.ptr + apart.nbytes and apart.ptr < end
+        if overlap or not all(block.contiguous and block.vendor == "host" for block in found):
+            return self.gathered(found, dtype, which), lengths, None
+        whole = Buffer(start, end - start, dtype, "host", 0, found[0].owner, found[0].readonly)
+        return whole, lengths, tuple([block.ptr - start if block.count else 0 for block in found])
 
     def gathered(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
         """New memory for the blocks, one behind the other."""
@@ -291,19 +300,18 @@ def _alltoallv(args: _Args) -> Bound:
 
 
 def _alltoallw(args: _Args) -> Bound:
-    """Bind a datatype per rank: blocks are packed as bytes, move as an alltoallv, and are unpacked."""
+    """Bind a datatype per rank: blocks are bytes, and move as in an alltoallv."""
     p, me = args.size, args.rank
-    recv, send = args.blocks("recvbuf"), None
-    incoming = outgoing = [each.copy.nbytes for each in args.copies]
+    recv, incoming, recv_displs = args.blocks("recvbuf")
+    send, outgoing, send_displs = None, incoming, recv_displs
     if not is_in_place(args.send):
-        send = args.blocks("sendbuf")
-        outgoing = [each.copy.nbytes for each in args.copies[p:]]
+        send, outgoing, send_displs = args.blocks("sendbuf", recv)
         args.check_count("recvbuf", incoming[me], outgoing[me], "bytes of this rank's own block")
     counts = [0] * (p * p)
     counts[me::p] = incoming
     counts[me * p : (me + 1) * p] = outgoing
     call = Call("alltoallv", p, tuple(counts))
-    return Bound(call, DTYPES["uint8"], send is None, send, recv, local=True)
+    return Bound(call, DTYPES["uint8"], send is None, send, recv, send_displs, recv_displs, local=True)
 
 
 #: Binder of each collective. reduce_scatter has an argument of its own (``recvcounts``): see ``bind``.
@@ -488,6 +496,8 @@ def _word(word: Any) -> Any:
     """One element of a buffer specification in hashable form."""
     if word is None or type(word) in (int, str):
         return word
+    if isinstance(word, np.integer):
+        return int(word)
     if type(word) is tuple:
         return tuple, _numbers(word)  # (counts, displs), where a list is counts alone
     if type(word) in (list, _ndarray):
@@ -499,7 +509,12 @@ def _word(word: Any) -> Any:
     raise TypeError("not a simple description")
 
 
+_INTEGERS = frozenset({int})
+
+
 def _numbers(values: Any) -> tuple[Any, ...]:
     if type(values) is _ndarray:
         return tuple(values.tolist())
-    return tuple(_numbers(v) if type(v) in (list, tuple, _ndarray) else v for v in values)
+    if _INTEGERS.issuperset(map(type, values)):
+        return tuple(values)
+    return tuple([v if type(v) is int else _word(v) for v in values])

@@ -46,7 +46,7 @@ class Closing(State, ABC):
 
     @property
     def busy(self) -> int:
-        posted: int = sum(each.active for each in self.messengers)
+        posted: int = sum(each.active for each in self.posters)
         return posted + sum(call.owner is self for call in list(under_way))
 
     def close(self, seconds: float | None = None) -> bool | None:

@@ -4,8 +4,7 @@ packs."""
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -27,6 +26,7 @@ from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, Op, Reduction, op_of
 from .arguments import Bound, CallSpec, Copy, bind, label_of, look_up, number_of, reduced_by_mpi, reduction_of
+from .counts import CountExchange, CountsAlong, all_counts, told_counts, unequal_root
 from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -59,14 +59,6 @@ class BoundedDict(dict[_K, _V]):
         return value
 
 
-class CountExchange(NamedTuple):
-    """The exchange of counts before a call: this rank's are in ``mine``, those of all ranks arrive in ``rows``."""
-
-    mine: Any
-    rows: Any
-    prepared: Prepared
-
-
 @dataclass(slots=True, eq=False)
 class ProgramPool:
     """Idle programs of calls that differ only in addresses. ``exchange`` runs before each of them; its ``counts`` must
@@ -78,14 +70,15 @@ class ProgramPool:
     counts: bytes = b""
     local: bool = False
 
-    def in_c(self) -> tuple[Any, ...] | None:
-        """The exchange of counts as C takes it (cffi_build/python/repeat.c); None if there is none."""
+    def in_c(self, spare: int) -> tuple[Any, ...]:
+        """The pool as C takes it (cffi_build/python/repeat.c); ``spare``: the most idle programs."""
         if self.exchange is None:
-            return None
+            return self, self.idle, spare, None
         prepared = self.exchange.prepared
         sends, receives = number_of(prepared.send), number_of(prepared.recv)
         held = prepared.pool, prepared.program
-        return prepared.program.address, sends, receives, self.counts, held, prepared
+        exchange = prepared.program.address, sends, receives, self.counts, held, prepared
+        return self, self.idle, spare, exchange
 
     def take(self) -> Program | None:
         """Take a program out; None if all are in use."""
@@ -124,8 +117,8 @@ class Prepared:
     """
 
     __slots__ = (
-        "_copied_back", "_rank", "_stream", "bound", "compare_counts", "copies", "counted", "exchange", "label",
-        "mpi_reduction", "pool", "program", "recv", "repeatable", "reusable_in", "send", "staged",
+        "_copied_back", "_rank", "_stream", "bound", "copies", "counted", "counts_along", "exchange", "kept", "label",
+        "mpi_reduction", "nbytes", "pool", "program", "recv", "repeatable", "reusable_in", "send", "staged",
     )  # fmt: skip
 
     def __init__(
@@ -136,11 +129,15 @@ class Prepared:
         self._rank, self.staged, self._stream = rank, staged, stream
         #: Recorded behind the copies of the results in a stream.
         self._copied_back: Event | None = None
-        #: Raises ``MismatchError`` if counts that were sent along with the data do not match.
-        self.compare_counts: Callable[[], None] | None = None
-        #: The reduction by MPI; and the list in which this object waits for its next call.
+        #: Counts that were sent along with the data.
+        self.counts_along: CountsAlong | None = None
+        #: The reduction by MPI.
         self.mpi_reduction: MPIReduction | None = None
+        #: The list in which this object waits for its next call, and the caller's buffers in that call.
         self.reusable_in: list[Prepared] | None = None
+        self.kept: object = None
+        #: Bytes of the longer buffer.
+        self.nbytes = max(0 if buffer is None else buffer.nbytes for buffer in (bound.send, bound.recv))
         #: True if the next call with the same signature and counts differs only in addresses.
         self.repeatable = True
         #: True if no rank knew all counts by itself; ``exchange``: the exchange of counts that this call made, if any.
@@ -201,8 +198,8 @@ class Prepared:
 
     def finish(self) -> None:
         """Copy the results to the caller's memory. ``MismatchError`` if the ranks' counts do not match."""
-        if self.compare_counts is not None:
-            self.compare_counts()
+        if self.counts_along is not None:
+            self.counts_along.check()
         event, self._copied_back = self._copied_back, None
         if event is None:
             self._copy_back(None)
@@ -227,8 +224,8 @@ class Prepared:
     def explained(self, failure: Exception) -> Exception:
         """The ``MismatchError`` that explains a failure if the ranks' counts do not match; else the failure."""
         try:
-            if self.compare_counts is not None:
-                self.compare_counts()
+            if self.counts_along is not None:
+                self.counts_along.check()
         except MismatchError as mismatch:
             mismatch.__cause__ = failure
             return mismatch
@@ -237,8 +234,10 @@ class Prepared:
         return failure
 
     def give_back(self) -> None:
-        if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
-            self.mpi_reduction.release()
+        if self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
+            if self.mpi_reduction is not None:
+                self.mpi_reduction.release()
+            self.kept, self.bound = None, self.bound._replace(send=None, recv=None)
             self.reusable_in.append(self)
             return
         self.pool.give_back(self.program)
@@ -257,8 +256,9 @@ class Preparation:
 
         self._state, self.members, self._cache = state, state.members, cache
         self._in_place = MPI.IN_PLACE
-        #: Short reductions by MPI that have ended and can be reused, by signature.
-        self.mpi_reductions: BoundedDict[Hashable, list[Prepared]] = BoundedDict()
+        #: Short reductions by MPI, and non-blocking calls with counts along, that have ended and can be reused, by
+        #: signature.
+        self.reusable: BoundedDict[Hashable, list[Prepared]] = BoundedDict()
         self._run, self._start = run, start
         self.rank, self.size = state.rank, state.size
         #: UCCH_CHECK: compare every rank's call before data is sent.
@@ -282,21 +282,25 @@ class Preparation:
         program = Program(recipe.program(self.members.board), self.members.board, recipe)
         return self._cache.keep(key, ProgramPool(label, [program]))
 
-    def keep(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
-        """Let calls with this signature, which differ only in addresses, skip preparation, also on later communicators
-        of these ranks."""
+    def _can_repeat(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> bool:
+        """True if calls with this signature differ from this one only in addresses."""
         if key is None or not prepared.repeatable:
-            return
+            return False
         # Not if both buffers began at one address, and the call was bound in place: the signature has two buffers, and
         # the next ones may differ.
         if prepared.bound.in_place and send_at and recv_at:
-            return
+            return False
         # Not if the buffer begins at a displacement or is a copy. A rank may pass a buffer that its part of the call
         # does not use.
-        if any(
+        return not any(
             used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
             for used, seen in ((prepared.send, send_at), (prepared.recv, recv_at))
-        ):
+        )
+
+    def keep(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
+        """Let calls with this signature, which differ only in addresses, skip preparation, also on later communicators
+        of these ranks."""
+        if not self._can_repeat(prepared, key, send_at, recv_at):
             return
         pool, mine, recipe = prepared.pool, prepared.exchange, prepared.program.recipe
         known = self._cache.get(key)
@@ -318,6 +322,29 @@ class Preparation:
         elif recipe is not None and len(self._inherited) < _MOST_ENTRIES:
             self._inherited[key] = prepared.label, recipe, self.used[prepared.label]
         self._cache.keep(key, pool)
+
+    def keep_reusable(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
+        """Let a non-blocking call with counts along be started again, once it has ended."""
+        if self._can_repeat(prepared, key, send_at, recv_at):
+            prepared.reusable_in = self.reusable.get(key) or self.reusable.keep(key, [])
+
+    def reused(self, key: Hashable, call: CallSpec, send_at: Any, recv_at: Any) -> Prepared | None:
+        """A call with counts along that has ended, with other addresses; its counts are on their way. None if there is
+        none, or the addresses are special."""
+        ended = self.reusable.get(key)
+        if not ended or call.op is not None:
+            return None
+        first, second = sorted(map(number_of, (send_at, recv_at)))
+        prepared = ended.pop()
+        along, overlap = prepared.counts_along, first > 0 and second - first < prepared.nbytes
+        assert along is not None
+        if overlap or not along.start():
+            ended.append(prepared)
+            return None
+        prepared.kept = call
+        prepared.send = ffi.cast("void *", number_of(send_at)) if prepared.send else _NULL
+        prepared.recv = ffi.cast("void *", number_of(recv_at)) if prepared.recv else _NULL
+        return prepared
 
     def prepare(
         self,
@@ -346,9 +373,11 @@ class Preparation:
         if self.check:
             self.compare(bound.label)
         alone = bound.bound.local and rows is None
-        compare_counts = self._attach_counts(call.name, bound.bound.call) if alone else None
+        along = self._attach_counts(call.name, bound.bound.call) if alone else None
+        if along is not None:
+            along.start()
         prepared = self._lowered(bound, sets_up, stream)
-        prepared.compare_counts = compare_counts
+        prepared.counts_along = along
         prepared.exchange, prepared.counted = bound.exchange, bound.counted
         prepared.repeatable = prepared.in_place and not self.check
         return prepared
@@ -356,9 +385,7 @@ class Preparation:
     def _prepare_mpi_reduction(self, call: CallSpec, sets_up: bool) -> Prepared:
         """Prepare a call whose operation MPI computes, or reuse one of the same signature that has ended."""
         name, send, recv, op, root, counts = call
-        key, ended, send_at, recv_at = look_up(
-            self.mpi_reductions, self._in_place, name, send, recv, op_of(op), root, counts
-        )
+        key, ended, send_at, recv_at = look_up(self.reusable, self._in_place, name, send, recv, op_of(op), root, counts)
         if ended and not sets_up:
             prepared = ended.pop()
             assert prepared.mpi_reduction is not None
@@ -367,7 +394,7 @@ class Preparation:
         reduction = MPIReduction(call, self.size, self.rank)
         prepared = self.prepare(reduction.transfer, sets_up=sets_up, label=reduction.label)
         if key is not None and prepared.repeatable and not sets_up and reduction.fits(send_at, recv_at):
-            prepared.reusable_in = self.mpi_reductions.keep(key, []) if ended is None else ended
+            prepared.reusable_in = self.reusable.keep(key, []) if ended is None else ended
         prepared.mpi_reduction = reduction
         return prepared
 
@@ -498,7 +525,7 @@ class Preparation:
         return self._bounces[0]
 
     def _choice(self, spec: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
-        nbytes = elements(spec.call) * spec.dtype.itemsize
+        nbytes = elements(spec.call) * spec.compute.itemsize
         inputs = self.members.topology, spec.call.collective, nbytes, tuning
         return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
 
@@ -517,7 +544,7 @@ class Preparation:
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
-        if spec.memory is None and not members.known.one_team:
+        if spec.memory is None and not (members.known.one_team and choice.algorithm == "flat"):
             plan = members.teams.fitted(plan)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
@@ -571,71 +598,23 @@ class Preparation:
 
     def _exchange_counts(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Bind the counts of all ranks. Returns also the exchange that was made, None if ``rows`` are given."""
-        call, me, p = bound.call, self.rank, self.size
-        if call.collective == "alltoallv":
-            mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
-        elif name == "reduce_scatter":
-            assert bound.send is not None
-            mine = call.counts[me], bound.send.count
-        else:  # only the root knows what it expects; every rank compares a hash of that with the counts
-            mine = call.counts[me], _fingerprint(call.counts) if me == call.root else 0
+        call = bound.call
         label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
-        made = self._gather_rows(label, np.array(mine, np.int64)) if rows is None else None
-        rows = rows if made is None else made.rows
-        if call.collective == "alltoallv":
-            counts = self._count_matrix(name, rows)
-        else:
-            counts = tuple(rows[:, 0].tolist())
-            if name == "reduce_scatter":
-                self._check_total(name, counts, rows[:, 1])
-            elif rows[call.root, 1] != _fingerprint(counts):
-                self._raise_unequal_counts(name, label, call)
+        mine = np.array(told_counts(name, bound, self.rank), np.int64)
+        made = self._gather_rows(label, mine) if rows is None else None
+        counts = all_counts(name, call, self.rank, rows if made is None else made.rows)
+        if counts is None:
+            told = self._gather_rows(label, np.array(call.counts, np.int64))
+            told.prepared.give_back()
+            raise unequal_root(name, call.root, self.rank, told.rows)
         return bound._replace(call=call._replace(counts=counts), local=False), made
 
-    def _count_matrix(self, name: str, rows: Any) -> tuple[int, ...]:
-        """Number of elements from each rank to each. ``MismatchError`` if a receiver expects another number."""
-        sent, expected = np.split(rows, 2, axis=1)
-        for sender, receiver in np.argwhere(sent != expected.T):
-            raise MismatchError(
-                f"{name} on rank {self.rank}: rank {sender} sends {sent[sender, receiver]} elements to rank "
-                f"{receiver}, which expects {expected[receiver, sender]}"
-            )
-        return tuple(sent.ravel().tolist())
-
-    def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
-        """``MismatchError`` if a rank does not send as many elements as all ranks receive."""
-        for rank, count in enumerate(sent):
-            if count != sum(counts):
-                raise MismatchError(
-                    f"{name} on rank {self.rank}: rank {rank} sends {count} elements, and the ranks' recvbufs "
-                    f"together hold {sum(counts)}"
-                )
-
-    def _raise_unequal_counts(self, name: str, label: str, call: Call) -> None:
-        """Raise ``MismatchError`` on every rank, naming the rank whose count is not what the root expects."""
-        made = self._gather_rows(label, np.array(call.counts, np.int64))
-        made.prepared.give_back()
-        due = made.rows[call.root]
-        for rank, row in enumerate(made.rows):
-            if row[rank] != due[rank]:
-                raise MismatchError(
-                    f"{name} on rank {self.rank}: root {call.root} counts {due[rank]} elements of rank {rank}, "
-                    f"which has {row[rank]}"
-                )
-
-    def _attach_counts(self, name: str, call: Call) -> Callable[[], None]:
-        """Send the counts along with a non-blocking call. Returns a function that compares them at its end, as libucc
-        does not."""
+    def _attach_counts(self, name: str, call: Call) -> CountsAlong:
+        """The counts that go along with a non-blocking call."""
         me, p, root = self.rank, self.size, call.root
         if self._gathers_counts(call):
-            along = self._counts_along(name, call)
-            gathering, expected = self._start(along.prepared), call.counts[me::p]
-
-            def compare_rows() -> None:
-                gathering.Wait()
-                self._check_expected(name, along.rows, expected)
-
-            return compare_rows
+            along, expected = self._counts_along(name, call), call.counts[me::p]
+            return CountsAlong(self._start, along.prepared, lambda: self._check_expected(name, along.rows, expected))
         ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
         peers = [peer for peer in range(p) if ones[peer]]
         mine = due = np.array([call.counts[me if root >= 0 and me != root else peer] for peer in peers], np.int64)
@@ -644,15 +623,13 @@ class Preparation:
         got = np.empty(len(peers), np.int64)
         bound = bind(CallSpec("alltoallv", [mine, ones], [got, ones]), p, me)
         label = f"{name}{f' root={root}' if root >= 0 else ''}: counts along"
-        request = self._start(self._lowered(_BoundCall(bound, label)))
 
         def compare() -> None:
-            request.Wait()
             for peer, one, two in zip(peers, got, due, strict=True):
                 if one != two:
                     raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
 
-        return compare
+        return CountsAlong(self._start, self._lowered(_BoundCall(bound, label)), compare)
 
     def _gathers_counts(self, call: Call) -> bool:
         """True if all ranks gather the counts that go along with a call: rows this short need no libucc on a host."""
@@ -679,7 +656,7 @@ class Preparation:
 
     def forget(self) -> None:
         self._cache.clear()
-        self.mpi_reductions.clear()
+        self.reusable.clear()
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on, equal on all ranks. Collective."""
@@ -700,8 +677,3 @@ class Preparation:
 
 def _tuning_on_host(tuning: Tuning) -> Tuning:
     return replace(tuning, queued=False) if tuning.queued else tuning
-
-
-def _fingerprint(counts: Sequence[int]) -> int:
-    data = np.array(counts, np.int64).tobytes()
-    return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from .. import log
 from ..bindings.handle import Kept
 from ..docstrings import forms
 from ..errors import NotSupported, UCCHError
-from ..native.libraries import ffi, lib, refuse_children, wait_all
+from ..native.libraries import ffi, lib, posted, refuse_children, requests, wait_all
 from ..native.waiting import progress_mpi, refuse_finalized, wait_in_slices
 
 _peek = lib.ucch_peek
@@ -557,8 +558,49 @@ class Request:
         return ready, None if ready is None else [None] * len(ready)
 
 
-#: Methods that some requests have in C, too (p2p/quick.py).
-WAYS = Request.Wait, Request.Test, Request._ended, Request._arm
+def _make_progress() -> None:
+    refuse_children()
+    refuse_finalized()
+    progress_mpi()
+    run_poll_hooks()
+
+
+#: Held while a request becomes an ordinary one: another thread may wait for it, or drop it.
+_becoming = threading.RLock()
+
+
+class PostedRequest(posted, Request):  # type: ignore[misc]
+    """The request of a call that was begun in C, where it is also waited for (cffi_build/python/messages.c).
+
+    For all else, and after an error, it becomes an ordinary request."""
+
+    def become_ordinary(self, op: Any, keep: object, **about: Any) -> None:
+        done = self._done
+        super().__init__(op, keep, **about)
+        self._done = done
+
+    def _ops(self) -> list[Any]:
+        address = self._address()
+        return [ffi.cast("ucch_op *", address)] if address else super()._ops()
+
+    def _describe(self, state: int, status: Any) -> None:
+        if status is None or self._fill(state, status):
+            return
+        if "_call" not in vars(self):
+            self._become_ordinary()
+        super()._describe(state, status)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_call", "_keep", "_op", "_owner", "_timeout"):
+            with _becoming:
+                if name in vars(self) or self._become_ordinary() is not False:
+                    return object.__getattribute__(self, name)
+            if name in ("_call", "_keep"):  # another thread's wait has just ended it
+                return None
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+requests(PostedRequest, _make_progress, Request.Wait, Request.Test, Request._ended, Request._arm)
 
 
 def native_of(request: Request) -> Any:
@@ -594,7 +636,8 @@ class Launched(Request):
     def __init__(self, op: Any, about: tuple[Any, str, float], owner: Any) -> None:
         """``about``: program, label and time limit of the call; ``owner`` raises its error."""
         # The base class's constructor is not called: each line here adds to the time of a launch.
-        self._op, self._about, self._owner, self._done = op, about, owner, False
+        self.op = self._op = op
+        self._about, self._owner, self._done = about, owner, False
 
     def __del__(self, release: Any = _release) -> None:
         """Release the engine's object; the launched call goes on."""

@@ -32,8 +32,10 @@ from .preparation import BoundedDict, Preparation, Prepared, ProgramCache, Progr
 from .request import (
     Captured,
     Launched,
+    PostedRequest,
     Request,
     dropped_calls,
+    fill_empty,
     forget,
     poll_hooks,
     reap,
@@ -80,9 +82,12 @@ class Runner(Closing):
         self._repeater: Any = None
         every = sampled()
         if repeater and not every:
-            self._repeater = repeater(self.run, self._await, self._interrupted, self._go_on_counted, MPI.IN_PLACE)
+            goes_on = self._await, self._interrupted, self._go_on_counted, self._adopt, fill_empty
+            self._repeater = repeater((self.run, self._begin_call, *goes_on), MPI.IN_PLACE, dropped_calls)
         self.in_c = self._repeater
         super().__init__(mpi, seat, queues)
+        if self._repeater is not None:
+            self.posters.append(self._repeater)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation. A caller that has more to poll replaces it.
         self.wait: Callable[[Any], int] = wait_op
@@ -99,8 +104,9 @@ class Runner(Closing):
         #: Persistent calls that have not been freed: their requests must be freed before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
-        #: Runs a blocking call, with the arguments of :meth:`run` by position.
+        #: Runs a call, and begins one and returns its request, with the arguments of :meth:`run` by position.
         self.blocking: Callable[..., None] = self.run if self._repeater is None else self._repeater.call
+        self.posted: Callable[..., Request] = self._begin_call if self._repeater is None else self._repeater.start
         #: As :meth:`start`, for a caller that makes progress itself for a moment and wakes the progress thread then.
         self.begin: Callable[[CallSpec, Any, Completion], Request] = self._begin
         if self._verification is not None:
@@ -153,18 +159,13 @@ class Runner(Closing):
             self.refuse(error)
             raise
 
-    def _go_on_counted(self, held: tuple[ProgramPool, Program], state: int, *call: Any) -> None:
+    def _go_on_counted(self, pool: ProgramPool, state: int, *call: Any) -> None:
         """Go on with a call of :meth:`run` after the exchange of its counts, which began in C and is in this state."""
-        pool, program = held
         exchange = pool.exchange
         assert exchange is not None
-        pool.give_back(program)
-        try:
+        with self.refusing:
             self._run_prepared(exchange.prepared, state)
             self._run_call(CallSpec(*call[:6]), exchange.rows)
-        except Exception as error:
-            self.refuse(error)
-            raise
 
     def _run_call(self, call: CallSpec, rows: Any = None) -> None:
         """``rows``: the counts of all ranks, if they have been exchanged."""
@@ -197,21 +198,22 @@ class Runner(Closing):
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
         """Run a call on host memory that is part of a larger one: ranks compare ``label``, which is also the key for
         repeating it. Without Python if it is the same string again."""
-        named = call._replace(name=label)
         try:
-            with self.refusing:
-                if self._repeater is not None and self._repeater.attempt(*named):
-                    return
-                pool = self._cache.get(label) or self._prepared.inherited(label)
-                if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call, named):
-                    return
-                self.check_ready()
-                prepared = self._prepared.prepare(call, label=label)
-                self._run_prepared(prepared)
-                self._prepared.keep(prepared, label, send_at, recv_at)
-                prepared.give_back()
-        except CollectiveTimeout:
-            note_abandoned()
+            if self._repeater is not None and self._repeater.attempt(label, *call[1:]):
+                return
+            pool = self._cache.get(label) or self._prepared.inherited(label)
+            named = call._replace(name=label)
+            if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call, named):
+                return
+            self.check_ready()
+            prepared = self._prepared.prepare(call, label=label)
+            self._run_prepared(prepared)
+            self._prepared.keep(prepared, label, send_at, recv_at)
+            prepared.give_back()
+        except Exception as error:
+            self.refuse(error)
+            if isinstance(error, CollectiveTimeout):
+                note_abandoned()
             raise
 
     def _run_from_pool(
@@ -233,16 +235,17 @@ class Runner(Closing):
         except BaseException:
             self._interrupted((pool, program), *keep)
             raise
-        if state < 0:
+        if state < 0 or state == 1:
             pool.give_back(program)
-        elif state == 1:
-            room = (pool, program)
-            # C tells roots apart by their addresses, and an object that is no int may change.
-            if call is not None and self._repeater is not None and type(call.root) is int and not pool.local:
-                room = self._repeater.keep(room, program.address, pool.in_c(), *call)
-            if room is not None:
-                room[0].give_back(room[1])
+        if state == 1 and call is not None:
+            self._leave_to_c(pool, program, call)
         return bool(state >= 0)
+
+    def _leave_to_c(self, pool: ProgramPool, program: Program, call: CallSpec) -> None:
+        """Let C make the next call like this one."""
+        # C tells roots apart by their addresses, and an object that is no int may change.
+        if self._repeater is not None and type(call.root) is int and not pool.local:
+            self._repeater.keep(*pool.in_c(program.spare), *call)
 
     def _await(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
         """Wait for a program that was started, and raise its failure. An exception here is followed by
@@ -265,6 +268,11 @@ class Runner(Closing):
             if request is None or not request.lasting:  # a launch wakes the thread itself if it has to
                 lib.ucch_progress_thread(1)
         return request
+
+    def _begin_call(
+        self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
+    ) -> Request:
+        return self.start(CallSpec(name, send, recv, op, root, counts), stream)
 
     def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
@@ -292,13 +300,15 @@ class Runner(Closing):
                 recv_at = _cast("void *", recv_at)
             request = self._request(program, pool, (call, send_at, recv_at))  # first: Ctrl-C may interrupt here
             if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
+                self._leave_to_c(pool, program, call)
                 return request
             forget(request)
             pool.give_back(program)  # for example the same buffer for both sides: the general way handles or refuses it
         self.check_ready()
-        prepared = self._prepared.prepare(call)
-        if not prepared.bound.local:
-            self._prepared.keep(prepared, key, send_at, recv_at)
+        if (prepared := self._prepared.reused(key, call, send_at, recv_at)) is None:
+            prepared = self._prepared.prepare(call)
+            keep = self._prepared.keep_reusable if prepared.bound.local else self._prepared.keep
+            keep(prepared, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -312,6 +322,17 @@ class Runner(Closing):
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that is about to start; made before, so that Ctrl-C cannot lose the call."""
+        held = program, keep  # the program outlives a return to a full pool
+        return Request(program.op, held, self._end_of(program, pool, keep, prepared), owner=self)
+
+    def _adopt(self, request: PostedRequest, pool: ProgramPool, program: Program, *buffers: Any) -> None:
+        """Take over the request of a call that was begun in C."""
+        request.become_ordinary(program.op, (program, buffers), finish=self._end_of(program, pool, buffers), owner=self)
+
+    def _end_of(
+        self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None
+    ) -> Callable[[int, Any], None]:
+        """What is to be done when a program has ended."""
         given_back = False
 
         def finish(state: int, status: Any) -> None:
@@ -328,7 +349,7 @@ class Runner(Closing):
             else:
                 prepared.give_back()
 
-        return Request(program.op, keep, finish, owner=self)
+        return finish
 
     def _streamed(self, call: CallSpec, stream: int, completion: Completion) -> Request:
         """The request of a call that starts when ``stream`` reaches this point.
@@ -437,7 +458,8 @@ class Runner(Closing):
                 both = _cast("void *", send_at), _cast("void *", recv_at)
                 state = _run(program.handle, *both, self._timeout, seconds)
                 if state != 1 and state >= 0:
-                    requests.append(self._request(program, pool, keep))
+                    finish = self._end_of(program, pool, keep)
+                    requests.append(Request(program.op, (program, keep), finish, owner=self))
                 else:
                     pool.give_back(program)
             except BaseException:
@@ -614,7 +636,7 @@ class Runner(Closing):
             self.members.await_quiet(self.ended_by_refusal)
         if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with the failed call's operations: they are leaked.
-            quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
+            quarantine.keep((self.members, self._cache, self._prepared.reusable, self._persistent))
             self._persistent = {}  # else a dropped call that ends later would release its own
             self.members.abandon()
             return

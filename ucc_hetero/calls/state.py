@@ -90,8 +90,8 @@ class State(Limited):
         #: True in a child of the process that made it, and after ``MPI.Finalize``.
         self.orphaned = False
         self.refusing = Refusing(self.refuse)
-        #: They have requests that are not in ``under_way`` (p2p/quick.py).
-        self.messengers: list[Any] = []
+        #: Objects of C: they have begun calls whose requests are not in ``under_way``.
+        self.posters: list[Any] = []
 
     # --- its end ------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     plan.add_argument("--hosts", metavar="N,N", help="ranks on each host of that layout; all on one without it")
     plan.add_argument("--weights", metavar="W,W", help="relative bandwidth of each rank's link in that layout")
     plan.add_argument("--algorithm", metavar="NAME", help="show this one, not the one that would be chosen")
-    plan.add_argument("--fragments", type=int, metavar="N", default=1, help="of --algorithm (1)")
+    plan.add_argument("--fragments", type=int, metavar="N", help="of --algorithm (1)")
     plan.add_argument("--run", dest="measure", action="store_true", help="also measure it (under mpirun)")
     plan.add_argument("--json", action="store_true", help="as JSON")
     topo = command("topo", _topo, "draw the host, its devices and ports; under mpirun all hosts, ranks and islands")
@@ -101,7 +101,9 @@ def _layout(args: argparse.Namespace) -> Topology:
 
 def _plan(args: argparse.Namespace) -> int:
     nbytes = _bytes(args.size)
-    wanted = Choice(args.algorithm, args.fragments) if args.algorithm else None
+    if args.fragments is not None and not args.algorithm:
+        raise ValueError(f"--fragments {args.fragments}: is of --algorithm, which is not given")
+    wanted = Choice(args.algorithm, 1 if args.fragments is None else args.fragments) if args.algorithm else None
     if args.vendors or args.hosts or not _in_job():
         if args.measure:
             raise ValueError("plan --run measures on a job's own ranks: start it under mpirun, without --vendors")
@@ -215,6 +217,8 @@ def _tune(args: argparse.Namespace) -> int:
 def _trace(args: argparse.Namespace) -> int:
     from ..trace.timeline import merge, write
 
+    if args.file.is_dir():
+        raise ValueError(f"{args.file} is a folder: name the file that UCCH_TRACE named")
     if args.file.exists():
         print(f"{args.file} is whole; open it at ui.perfetto.dev")
         return 0

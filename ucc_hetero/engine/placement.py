@@ -8,9 +8,11 @@ after.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..device import kernels
@@ -81,6 +83,8 @@ class Placement:
         self.slots: dict[tuple[int, int], tuple[Place, int]] = {}
         self.places = self._user_places()
         self.displs = {"send": spec.send_displs, "recv": spec.recv_displs}
+        #: Of buffers whose fragments take turns in scratch: (first element, where it is) of each fragment.
+        self.turns: dict[str, list[tuple[int, int]]] = {}
         self._stage()
 
     @property
@@ -131,7 +135,8 @@ class Placement:
         if spec.divisor and self.recv_length:
             scaled = []
             for fragment, first, n in self._cuts("recv", self.recv_length):
-                at = Place(places["recv"].base, places["recv"].offset + first * self.itemsize)
+                base, offset, _ = self.span(Region("recv", first, n))
+                at = Place(base, offset)
                 scaled.append(Local(lib.UCCH_SCALE, spec.compute.code, 0, at, at, n, spec.divisor, fragment))
             self.after = scaled + self.after
 
@@ -152,17 +157,28 @@ class Placement:
         spec, user = self.spec, self.places[name]
         if not into and spec.in_place and self.row.shares:
             user = Place(lib.UCCH_RECV, 0)
-        here = self.places[name] = self._scratch(count * self.itemsize)
         pieces = self._pieces(name, count)
         self.displs[name] = None
+        self.places[name] = self._scratch(self._turns(name, count, pieces) * self.itemsize)
         kind, theirs = (lib.UCCH_CAST, spec.dtype.code) if cast else (lib.UCCH_COPY, self.code)
         for fragment, dense, actual, n in pieces:
             outside = Place(user.base, user.offset + actual * spec.dtype.itemsize)
-            inside = Place(here.base, here.offset + dense * self.itemsize)
+            inside = Place(*self.span(Region(name, dense, n))[:2])
             if into:
                 self.before.append(Local(kind, theirs, self.code, outside, inside, n, fragment=fragment))
             else:
                 self.after.append(Local(kind, self.code, theirs, inside, outside, n, fragment=fragment))
+
+    def _turns(self, name: str, count: int, pieces: Sequence[tuple[int, int, int, int]]) -> int:
+        """Let a buffer's fragments take turns in scratch, which then stays in caches. Returns the elements of scratch.
+
+        A fragment enters its place when the one before it there has left it (``Plan.in_flight``).
+        """
+        most, longest = self.plan.in_flight, max(piece[3] for piece in pieces)
+        if pieces[0][0] < 0 or most * longest >= count:
+            return count
+        self.turns[name] = [(first, fragment % most * longest) for fragment, first, _, _ in pieces]
+        return most * longest
 
     def _pieces(self, name: str, count: int) -> list[tuple[int, int, int, int]]:
         """(fragment or -1, dense offset, offset in the caller's memory, elements) of each part of the buffer."""
@@ -196,8 +212,12 @@ class Placement:
         return [at(self.rank, peer) for peer in range(self.spec.call.ranks)]
 
     def offset(self, region: Region) -> int | None:
-        """Offset of a dense region in the caller's memory, in elements; None if it spans blocks that are not
-        adjacent."""
+        """Offset of a dense region in the caller's memory or in scratch, in elements; None if it spans blocks that are
+        not adjacent."""
+        if region.buffer in self.turns:
+            turns = self.turns[region.buffer]
+            first, at = turns[bisect_right(turns, region.offset, key=itemgetter(0)) - 1]
+            return region.offset - first + at
         displs = self.displs.get(region.buffer)
         if displs is None or not region.count:
             return region.offset

@@ -31,7 +31,7 @@ from ..machine.vendors import VENDORS, Library
 
 __all__ = [
     "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "mapped", "messenger", "owned",
-    "piece", "posted", "preload_ucx", "repeater", "wait_all",
+    "piece", "posted", "preload_ucx", "repeater", "requests", "wait_all",
 ]  # fmt: skip
 
 #: In loading order: each file needs those before it. Absolute paths keep files of another UCX out.
@@ -67,13 +67,15 @@ def _repeats() -> Any:
 
 
 _repeat = _repeats()
-#: Type of tables of blocking calls that can be repeated without Python; None if unavailable.
+#: Type of tables of calls that can be repeated without Python; None if unavailable.
 repeater: Any = getattr(_repeat, "Repeater", None)
 #: Begins a one-sided transfer of one piece; returns 0 if the general way has to do it.
 piece: Any = getattr(_repeat, "piece", lambda *_: 0)
-#: Sends and receives plain arrays without Python; the base class of its requests; and waits for several of them.
+#: Sends and receives plain arrays without Python.
 messenger: Any = getattr(_repeat, "Messenger", None)
+#: The base class of requests of calls that were begun in C; tells C their class; and waits for several of them.
 posted: Any = getattr(_repeat, "Posted", type("Posted", (), {}))
+requests: Any = getattr(_repeat, "requests", lambda *_: None)
 wait_all: Any = getattr(_repeat, "wait_all", lambda _: False)
 _untrack: Any = getattr(_repeat, "untrack", None)
 

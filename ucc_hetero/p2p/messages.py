@@ -109,14 +109,14 @@ class Messages(Limited):
             self._slots[self.any_source] = lib.UCCH_ALL_PEERS
         self._slots.pop(self.rank, None)
 
-    def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...], request: type) -> Any:
+    def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...]) -> Any:
         """Make a `messenger`; ``queues``: containers that are empty while nothing unusual is to be looked at."""
         tags = int(ffi.cast("uintptr_t", self.worker)), int(ffi.cast("uintptr_t", self.state.board.native)), self._base
         ranks = self.rank, self.size, self.any_source, self.any_tag
         slots = [self._slots.get(rank, self.size) for rank in (*range(self.size), self.any_source)]
-        self.in_c = messenger(functions, queues, request, (*tags, _COMM_MASK), ranks, slots)
+        self.in_c = messenger(functions, queues, (*tags, _COMM_MASK), ranks, slots)
         self.in_c.timeout = self.timeout
-        self.state.messengers.append(self.in_c)
+        self.state.posters.append(self.in_c)
         return self.in_c
 
     # --- arguments ----------------------------------------------------------------------------------------------------

@@ -4,53 +4,16 @@ If anything is unusual, and for other memory, they go the general way of :class:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..calls.request import WAYS, Request, dropped_calls, forget, kept_by, run_poll_hooks, set_status
-from ..native.libraries import ffi, messenger, posted, refuse_children
-from ..native.waiting import progress_mpi, refuse_finalized
+from ..calls.request import PostedRequest, Request, dropped_calls, forget, kept_by, set_status
+from ..native.libraries import ffi, messenger
 from .messages import Messages, held
 from .probe import awaited, object_arrived, probe
-from .transfer import Transfer
-
-#: Held while a request becomes an ordinary one: another thread may wait for it, or drop it.
-_becoming = threading.RLock()
-
-
-class PostedRequest(posted, Request):  # type: ignore[misc]
-    """The request of a message that was begun in C, where it is also waited for.
-
-    For all else, and after an error, it becomes an ordinary request."""
-
-    def become_ordinary(self, transfer: Transfer, about: dict[str, Any]) -> None:
-        done = self._done
-        super().__init__(transfer.op, transfer, **about)
-        self._done = done
-
-    def _ops(self) -> list[Any]:
-        address = self._address()
-        return [ffi.cast("ucch_op *", address)] if address else super()._ops()
-
-    def _describe(self, state: int, status: Any) -> None:
-        if status is None or self._fill(state, status):
-            return
-        if "_call" not in vars(self):
-            self._become_ordinary()
-        super()._describe(state, status)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_call", "_keep", "_op", "_owner", "_timeout"):
-            with _becoming:
-                if name in vars(self) or self._become_ordinary() is not False:
-                    return object.__getattribute__(self, name)
-            if name in ("_call", "_keep"):  # another thread's wait has just ended it
-                return None
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 class Quick:
@@ -64,10 +27,10 @@ class Quick:
         self._made: Any = None
         if messenger is None or messages.lanes != ffi.NULL:  # a lane may bring what a receive waits for
             return
-        ends = set_status, self._go_on, self._give_up, self._adopt, _make_progress
+        ends = set_status, self._go_on, self._give_up, self._adopt
         queues = held, dropped_calls, messages.captured.waiting
-        functions = *general, partial(object_arrived, messages), *ends, *WAYS
-        self._made = made = messages.make_messenger(functions, queues, PostedRequest)
+        functions = *general, partial(object_arrived, messages), *ends
+        self._made = made = messages.make_messenger(functions, queues)
         self.send, self.recv, self.sendrecv = made.send, made.recv, made.sendrecv
         self.isend, self.irecv, self.probe, self.iprobe = made.isend, made.irecv, made.probe, made.iprobe
         self._poll = made.poll
@@ -123,7 +86,8 @@ class Quick:
     # --- the ends of messages that were begun in C --------------------------------------------------------------------
 
     def _adopt(self, request: PostedRequest, *message: Any) -> None:
-        request.become_ordinary(*self._messages.adopt(*message))
+        transfer, about = self._messages.adopt(*message)
+        request.become_ordinary(transfer.op, transfer, **about)
 
     @staticmethod
     def _go_on(requests: Sequence[Request], status: Any) -> None:
@@ -135,10 +99,3 @@ class Quick:
             if not request.finished:
                 self._messages.withdraw(kept_by(request))
                 forget(request)
-
-
-def _make_progress() -> None:
-    refuse_children()
-    refuse_finalized()
-    progress_mpi()
-    run_poll_hooks()

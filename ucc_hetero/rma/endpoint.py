@@ -277,7 +277,7 @@ class Endpoint(Sided):
     def notify(
         self, data: bytes = b"", *, counter: int | None = None, stream: Any = None, timeout: float | None = None
     ) -> Request:
-        """Send a notification behind all earlier transfers with this peer.
+        """Send a notification behind all earlier transfers and notifications.
 
         Args:
             data: The notification.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from itertools import accumulate
-from typing import Any, TypeAlias, TypeVar, cast
+from operator import attrgetter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..calls.arguments import CallSpec
 from .dispatch import Dispatch, KeyedCall
 from .layout import (
+    OPERATIONS,
     Finish,
     TorchReduction,
     copy_back,
@@ -33,10 +35,6 @@ from .operators import PLAIN, modes, seen, through_operator
 from .streams import started
 from .work import Work
 
-#: A flat tensor, and the number of its elements that belong to each rank.
-_Shares: TypeAlias = tuple[Any, list[int]]
-_M = TypeVar("_M", bound=Callable[..., Any])
-
 _SUM = dist.ReduceOp.RedOpType.SUM
 #: What torch's options call an argument of a short form (``group.reduce(tensor, root, op, timeout)``), by its type and
 #: by its name.
@@ -44,24 +42,11 @@ _BY_TYPE: dict[type, str] = {
     dist.ReduceOp: "reduceOp", type(_SUM): "reduceOp", int: "rootRank", timedelta: "timeout",
 }  # fmt: skip
 _BY_NAME = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
-#: Types of split sizes that are not given: None, or an empty list. numpy's arrays, e.g., have no truth value.
-_LEFT_OUT = frozenset({list, type(None)})
-
-
-def _one(tensors: Any, method: str) -> Any:
-    """The single tensor of a list: old versions of torch allowed several devices per process."""
-    if not isinstance(tensors, torch.Tensor):
-        if len(tensors) != 1:
-            raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
-        tensors = tensors[0]
-    return tensors
+_type_of = attrgetter("dtype")
 
 
 def _options(kind: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Options of a call, of this type of torch's, or None: ``given`` are options or arguments of torch's short form."""
-    first = given[0] if given else None
-    if not named and len(given) < 2 and type(first) not in _BY_TYPE:
-        return first
+    """Options of a call, of this type of torch's: ``given`` are options or arguments of torch's short form."""
     if wrong := named.keys() - _BY_NAME.keys():
         raise TypeError(f"unexpected argument {min(wrong)!r}; known are opts, {', '.join(_BY_NAME)}")
     opts = kind()
@@ -74,26 +59,104 @@ def _options(kind: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
     return opts
 
 
-def _takes(kind: Any, tensors: int) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
-    """Decorate a method whose first arguments are ``tensors`` and whose last one is torch's options of this type: it
-    takes torch's short form, too. A ``key`` is passed on."""
+def _collective(
+    operator: str,
+    options: Any,
+    count: int,
+    calls_of: Callable[..., list[KeyedCall]] | None = None,
+    *,
+    method: str | None = "",
+    several: bool = False,
+) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Decorate a collective of ``count`` arguments and then torch's options of this type.
 
-    def decorated(method: Callable[..., Work]) -> Callable[..., Work]:
-        @wraps(method)
-        def made(self: Any, *args: Any, opts: Any = None, **named: Any) -> Work:
-            given = args[tensors:] if opts is None else (opts, *args[tensors:])
-            more = {"key": named.pop("key")} if "key" in named else {}
-            return method(self, *args[:tensors], _options(kind, given, named), **more)
+    The decorated method takes torch's short form, too. Calls that repeat earlier ones take the short path: ``calls_of``
+    finds their keys; ``several`` if there may be other than one. Others are shown as in :func:`.through_operator`. If
+    arguments are wrong, the other ranks get a ``RefusedError`` instead of a hang.
+    """
+
+    def decorated(body: Callable[..., Work]) -> Callable[..., Work]:
+        general = through_operator(operator, method)(body)
+
+        @wraps(body)
+        def made(self: Any, *args: Any, opts: Any = None, **named: Any) -> Any:
+            before, given = self._posted, args[count:] if opts is None else (opts, *args[count:])
+            args, opts = args[:count], given[0] if given else None
+            try:
+                if named or len(given) > 1 or type(opts) in _BY_TYPE:
+                    opts = _options(options, given, named)
+                if calls_of is not None and not modes():
+                    calls = calls_of(self, opts, *args)
+                    work = self._repeat(calls, opts) if several or len(calls) == 1 else None
+                    if work is not None and not calls:
+                        return work
+                    if work is not None:  # the rest of several
+                        rest = (each[len(each) - len(calls) :] for each in args)
+                        return self._combined([work, made(self, *rest, opts)])
+                return general(self, *args, *[None] * (count - len(args)), opts)
+            except (TypeError, ValueError, RuntimeError) as mistake:
+                if self._posted == before and not isinstance(mistake, dist.DistBackendError):
+                    self.refuse(mistake, args)
+                raise
 
         return made
 
     return decorated
 
 
-def _list(tensors: Any) -> Any:
-    """The first of a list of lists: old versions of torch had one list for each device of the process."""
-    one = tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
-    return list(one) if PLAIN.issuperset(map(type, one)) else [waited(each) for each in one]
+def _in_place(name: str, group: Dispatch, opts: Any, tensors: Any) -> list[KeyedCall]:
+    """Calls that work in each tensor of a list, for :meth:`.Dispatch._repeat`."""
+    calls: list[KeyedCall] = []
+    op = None if name == "bcast" else OPERATIONS.get(hash(_SUM if opts is None else opts.reduceOp))
+    root = -1 if name == "allreduce" else 0 if opts is None else opts.rootRank
+    sends = name == "reduce" and root != group.place[0]
+    for tensor in tensors if type(tensors) is list else ():
+        memory = tensor.dtype, tensor.numel(), tensor.device
+        if sends:
+            calls.append(((name, memory, None, op, root), tensor, None))
+        else:
+            calls.append(((name, None, memory, op, root), None, tensor))
+    return calls
+
+
+def _pairs(name: str, group: Dispatch, opts: Any, outputs: Any, inputs: Any, *splits: Any) -> list[KeyedCall]:
+    """Calls from inputs to outputs for :meth:`.Dispatch._repeat`, which has none if one of them has split sizes, other
+    memory in common than an allgather's in place, or tensors without memory of their own."""
+    for each in splits:
+        if each is not None and (type(each) is not list or each):  # numpy's arrays, e.g., have no truth value
+            return []
+    if isinstance(outputs, torch.Tensor):
+        outputs, inputs = (outputs,), (inputs,)
+    rank, size = group.place
+    calls: list[KeyedCall] = []
+    op = None
+    if name == "reduce_scatter_block":
+        op = OPERATIONS.get(hash(_SUM if opts is None else opts.reduceOp))
+    for output, input in zip(outputs, inputs, strict=True):
+        if not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input):
+            return []
+        if name == "alltoall" and ((*output.shape, 1)[0] % size or (*input.shape, 1)[0] % size):
+            return []
+        try:
+            at, length = input.data_ptr() - output.data_ptr(), input.nbytes
+        except RuntimeError:
+            return []
+        send, key_in = input, (input.dtype, input.numel(), input.device)
+        if name == "allgather" and at == rank * length:
+            send = key_in = None  # type: ignore[assignment]
+        elif -length < at < output.nbytes:
+            return []
+        calls.append(((name, key_in, (output.dtype, output.numel(), output.device), op, -1), send, output))
+    return calls
+
+
+def _one(tensors: Any, method: str) -> Any:
+    """The single tensor of a list: old versions of torch allowed several devices per process."""
+    if not isinstance(tensors, torch.Tensor):
+        if len(tensors) != 1:
+            raise ValueError(f"{method} takes a list of one tensor, got {len(tensors)}")
+        tensors = tensors[0]
+    return tensors
 
 
 def _reduction(opts: Any) -> TorchReduction:
@@ -105,18 +168,9 @@ def _root(opts: Any) -> int:
     return 0 if opts is None else int(opts.rootRank)
 
 
-def _in_place(kind: str, what: Hashable, tensors: Sequence[Any], *, sends: bool = False) -> list[KeyedCall]:
-    """Calls that work in these tensors, for :meth:`.Dispatch._repeat`. ``sends``: this rank receives nothing."""
-    calls: list[KeyedCall] = []
-    for tensor in tensors:
-        key = kind, what, tensor.dtype, tensor.numel(), tensor.device
-        calls.append((key, tensor, None) if sends else (key, None, tensor))
-    return calls
-
-
-def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
+def _splits(given: Any, size: int, tensor: Any, what: str) -> list[int] | None:
     """Split sizes as a list; None for equal sizes. torch passes on whatever its caller gave it."""
-    splits = [] if given is None else [int(n) for n in given]
+    splits, rows = [] if given is None else [int(n) for n in given], tensor.size(0) if tensor.dim() else 1
     if not splits:
         if rows % size:
             raise ValueError(f"{what} has {rows} rows, not a multiple of the {size} ranks; give split sizes")
@@ -126,20 +180,16 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
     return splits
 
 
-def _refusing(method: _M) -> _M:
-    """Decorate a collective: if arguments are wrong, the other ranks get a ``RefusedError`` instead of a hang."""
+def _blocks(flat: Any, counts: Sequence[int], unit: int) -> list[Any]:
+    """A tensor with the numbers of elements for each rank, ``unit`` times ``counts``, and where they begin."""
+    counts = [n * unit for n in counts] if unit != 1 else counts
+    return [flat, (counts, [0, *accumulate(counts[:-1])])]
 
-    @wraps(method)
-    def made(self: Any, *args: Any, **more: Any) -> Any:
-        before = self._posted
-        try:
-            return method(self, *args, **more)
-        except (TypeError, ValueError, RuntimeError) as mistake:
-            if self._posted == before and not isinstance(mistake, dist.DistBackendError):
-                self.refuse(mistake, args)
-            raise
 
-    return cast(_M, made)
+def _rows(flat: Any, splits: list[int] | None, size: int) -> list[Any]:
+    """As :func:`_blocks`, by the splits of the rows; None for equal ones."""
+    splits = splits or [1] * size
+    return _blocks(flat, splits, flat.numel() // (sum(splits) or 1))
 
 
 @not_compiled
@@ -148,29 +198,22 @@ class Collectives(Dispatch):
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
+    @_collective("allreduce_", c10d.AllreduceOptions, 1, partial(_in_place, "allreduce"))
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, in place."""
-        if more or named or type(opts) in _BY_TYPE:
-            opts = _options(c10d.AllreduceOptions, (opts, *more), named)
-        if type(tensors) is not list or len(tensors) != 1:
-            return self._allreduce_one(tensors, opts, key=None)
-        calls = _in_place("allreduce", getattr(opts, "reduceOp", opts), tensors)
-        return self._repeat(calls, opts) or self._allreduce_one(tensors, opts, key=calls[0][0])
-
-    @_refusing
-    @through_operator("allreduce_")
-    def _allreduce_one(self, tensors: Any, opts: Any, *, key: Hashable) -> Work:
         tensor = _one(tensors, "allreduce")
-        how = _reduction(opts)
         if tensor.is_sparse:
-            return self._sum_sparse(tensor, how)
+            return self._sum_sparse(tensor, _reduction(opts))
+        return self._reduce_in_place("allreduce", tensor, opts, -1)
+
+    def _reduce_in_place(self, name: str, tensor: Any, opts: Any, root: int) -> Work:
         if not tensor.numel():
             return Work(self, [tensor])
+        how = _reduction(opts)
         operand = how.operand(tensor)
-        if operand is not tensor:  # e.g. the tensor times the factor of PREMUL_SUM
-            key = None
-        finish = copy_back(operand, tensor)
-        return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], finish, key=key)
+        if root not in (-1, self.place[0]):
+            return self._post(CallSpec(name, operand, None, how.op, root), opts, [tensor])
+        return self._post(CallSpec(name, None, operand, how.op, root), opts, [tensor], copy_back(operand, tensor))
 
     def _sum_sparse(self, tensor: Any, how: TorchReduction) -> Work:
         """Sum a sparse COO tensor in place, before this returns. Each rank gathers the non-zero elements of all."""
@@ -191,60 +234,27 @@ class Collectives(Dispatch):
         self.allgather([parts], [rows.contiguous()]).wait()
         return torch.cat(parts)
 
+    @_collective(
+        "allreduce_coalesced_", c10d.AllreduceCoalescedOptions, 1, partial(_in_place, "allreduce"), several=True
+    )
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        calls = _in_place("allreduce", getattr(opts, "reduceOp", opts), tensors)
-        return self._together(calls, opts, self._allreduce_each, tensors)
+        return self._combined(self.allreduce([tensor], opts) for tensor in tensors)
 
-    @through_operator("allreduce_coalesced_")
-    def _allreduce_each(self, tensors: Sequence[Any], opts: Any) -> Work:
-        calls = (self.allreduce([tensor], opts) for tensor in tensors)
-        return self._combined(calls, "allreduce_coalesced_", tensors)
-
-    def broadcast(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
+    @_collective("broadcast_", c10d.BroadcastOptions, 1, partial(_in_place, "bcast"))
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Send the root's tensor to all ranks."""
-        if more or named or type(opts) in _BY_TYPE:
-            opts = _options(c10d.BroadcastOptions, (opts, *more), named)
-        root = _root(opts)
-        if type(tensors) is not list or len(tensors) != 1:
-            return self._broadcast_one(tensors, opts, root=root, key=None)
-        calls = _in_place("broadcast", root, tensors)
-        return self._repeat(calls, opts) or self._broadcast_one(tensors, opts, root=root, key=calls[0][0])
-
-    @_refusing
-    @through_operator("broadcast_")
-    def _broadcast_one(self, tensors: Any, opts: Any, *, root: int, key: Hashable) -> Work:
-        tensor = _one(tensors, "broadcast")
+        tensor, root = _one(tensors, "broadcast"), _root(opts)
         if not tensor.numel():
             return Work(self, [tensor])
-        target, finish = (to_send(tensor), None) if self.rank() == root else to_receive(tensor)
-        call = CallSpec("bcast", None, target, None, root)
-        return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
+        target, finish = (to_send(tensor), None) if self.place[0] == root else to_receive(tensor)
+        return self._post(CallSpec("bcast", None, target, None, root), opts, [tensor], finish)
 
-    def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> Work:
+    @_collective("reduce_", c10d.ReduceOptions, 1, partial(_in_place, "reduce"))
+    def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce to the root, in place there."""
-        if more or named or type(opts) in _BY_TYPE:
-            opts = _options(c10d.ReduceOptions, (opts, *more), named)
-        root = _root(opts)
-        if type(tensors) is not list or len(tensors) != 1:
-            return self._reduce_one(tensors, opts, root=root, key=None)
-        calls = _in_place("reduce", (root, getattr(opts, "reduceOp", opts)), tensors, sends=root != self._place[0])
-        return self._repeat(calls, opts) or self._reduce_one(tensors, opts, root=root, key=calls[0][0])
+        return self._reduce_in_place("reduce", _one(tensors, "reduce"), opts, _root(opts))
 
-    @_refusing
-    @through_operator("reduce_")
-    def _reduce_one(self, tensors: Any, opts: Any, *, root: int, key: Hashable) -> Work:
-        tensor = _one(tensors, "reduce")
-        if not tensor.numel():
-            return Work(self, [tensor])
-        how = _reduction(opts)
-        operand = how.operand(tensor)
-        key = key if operand is tensor else None
-        if self.rank() != root:
-            return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor], key=key)
-        call, finish = CallSpec("reduce", None, operand, how.op, root), copy_back(operand, tensor)
-        return self._post(call, opts, [tensor], finish, key=key)
-
-    @_takes(c10d.BarrierOptions, 0)
+    @_collective("barrier", c10d.BarrierOptions, 0, method=None)
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called it. By then earlier collectives of the group are complete, and so is what
         was queued in the caller's current stream."""
@@ -257,39 +267,9 @@ class Collectives(Dispatch):
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
+    @_collective("_allgather_base_", c10d.AllgatherOptions, 2, partial(_pairs, "allgather"), method="all_gather_single")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather the ranks' tensors, in rank order, in one tensor."""
-        calls = self._pairs("allgather", None, (output,), (input,))
-        return self._repeat(calls, opts) or self._gather_one(output, input, opts, key=calls[0][0])
-
-    def _pairs(self, kind: str, what: Hashable, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[KeyedCall]:
-        """Calls from inputs to outputs for :meth:`_repeat`. In place an allgather's input is its rank's part of the
-        output; calls with other memory in common have no key, nor have those of tensors without memory of their own."""
-        calls: list[KeyedCall] = []
-        hidden = modes()
-        for output, input in zip(outputs, inputs, strict=True):
-            key, send = None, input
-            if not (hidden or (not (type(output) in PLAIN and type(input) in PLAIN) and seen(output, input))):
-                try:
-                    at = input.data_ptr() - output.data_ptr()
-                except RuntimeError:
-                    calls.append((None, input, output))
-                    continue
-                inside = kind == "allgather" and at == self._place[0] * input.nbytes
-                if inside or not -input.nbytes < at < output.nbytes:
-                    key = kind, what, inside, input.dtype, input.numel(), output.dtype, output.numel(), output.device
-                    send = None if inside else input
-            calls.append((key, send, output))
-        return calls
-
-    def _inside(self, input: Any, output: Any) -> bool:
-        """True if ``input`` is this rank's part of ``output`` (in place)."""
-        at = self._place[0] * input.numel() * input.element_size()
-        return bool(input.data_ptr() == output.data_ptr() + at)
-
-    @_refusing
-    @through_operator("_allgather_base_", "all_gather_single")
-    def _gather_one(self, output: Any, input: Any, opts: Any, *, key: Hashable) -> Work:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
@@ -297,35 +277,24 @@ class Collectives(Dispatch):
             )
         if not input.numel():
             return Work(self, [output])
-        target, finish = to_receive(output)
-        return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
+        flat, finish = to_receive(output)
+        return self._gather_into(flat, input, opts, [output], finish)
 
-    def _gather_into(
-        self,
-        flat: Any,
-        tensor: Any,
-        opts: Any,
-        outputs: Sequence[Any],
-        finish: Finish,
-        form: str = "",
-        key: Hashable = None,
-    ) -> Work:
-        send = without_overlap(to_send(tensor), flat, self.rank() * tensor.numel() * elements_of(tensor))
-        own = send is tensor and flat is outputs[0]
-        call = CallSpec("allgather", None if self._inside(send, flat) else send, flat)
-        return self._post(call, opts, outputs, finish, form, tensor, key if own else None)
+    def _gather_into(self, flat: Any, tensor: Any, opts: Any, outputs: Sequence[Any], finish: Finish) -> Work:
+        own = self.place[0] * tensor.numel() * elements_of(tensor)
+        send = without_overlap(to_send(tensor), flat, own)
+        in_place = send.data_ptr() == flat.data_ptr() + own * flat.element_size()
+        return self._post(CallSpec("allgather", None if in_place else send, flat), opts, outputs, finish)
 
-    @_refusing
-    @_takes(c10d.AllgatherOptions, 2)
-    @through_operator("allgather_")
+    @_collective("allgather_", c10d.AllgatherOptions, 2)
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather every rank's tensor in a list. Sizes may differ: each is that of the list's tensor."""
-        tensor, outputs = _one(inputs, "allgather"), _list(output_lists)
-        counts = self._per_rank(outputs, "allgather", "output")
-        if counts[self.rank()] != tensor.numel() or any(each.dtype != tensor.dtype for each in outputs):
+        tensor, rank = _one(inputs, "allgather"), self.place[0]
+        outputs, counts = self._parts(output_lists, "allgather", "output")
+        if counts[rank] != tensor.numel() or {*map(_type_of, outputs)} != {tensor.dtype}:
             raise ValueError(
-                f"allgather on rank {self.rank()}: input has {tensor.numel()} elements of {tensor.dtype}, but its "
-                f"tensor in the output list has {counts[self.rank()]} of {outputs[self.rank()].dtype}"
+                f"allgather on rank {rank}: input has {tensor.numel()} elements of {tensor.dtype}, but its "
+                f"tensor in the output list has {counts[rank]} of {outputs[rank].dtype}"
             )
         if not sum(counts):
             return Work(self, outputs)
@@ -333,46 +302,42 @@ class Collectives(Dispatch):
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
         unit = elements_of(tensor)
-        send = without_overlap(to_send(tensor), flat, unit * sum(counts[: self.rank()]))
+        send = without_overlap(to_send(tensor), flat, unit * sum(counts[:rank]))
         recv = [flat, [n * unit for n in counts]]
-        return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
+        return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish)
 
-    @through_operator("allgather_coalesced_")
+    @_collective("allgather_coalesced_", c10d.AllgatherOptions, 2)
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Do several allgathers; ``output_lists[r]`` receives the tensors of rank r."""
-        calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
-        return self._combined(calls, "allgather_coalesced_", inputs)
+        return self._combined(
+            self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs)
+        )
 
+    @_collective(
+        "allgather_into_tensor_coalesced_", c10d.AllgatherOptions, 2, partial(_pairs, "allgather"),
+        method="all_gather_single_coalesced", several=True,
+    )  # fmt: skip
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        calls = self._pairs("allgather", None, outputs, inputs)
-        return self._together(calls, opts, self._gather_each, outputs, inputs)
+        return self._combined(self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
 
-    @through_operator("allgather_into_tensor_coalesced_", "all_gather_single_coalesced")
-    def _gather_each(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Work:
-        calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
-
-    @_refusing
-    @_takes(c10d.GatherOptions, 2)
-    @through_operator("gather_")
+    @_collective("gather_", c10d.GatherOptions, 2)
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), _root(opts)
         if not tensor.numel():
             return Work(self, [])
-        if self.rank() != root:
-            return self._post(CallSpec("gather", to_send(tensor), None, None, root), opts, [], inputs=tensor)
-        outputs = _list(output_lists)
-        counts = self._per_rank(outputs, "gather", "output")
-        if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
+        if self.place[0] != root:
+            return self._post(CallSpec("gather", to_send(tensor), None, None, root), opts, [])
+        outputs, counts = self._parts(output_lists, "gather", "output")
+        if {*counts} != {tensor.numel()} or {*map(_type_of, outputs)} != {tensor.dtype}:
             raise ValueError(
                 f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
             )
         flat, finish = to_receive_all(outputs)
         send = without_overlap(to_send(tensor), flat, root * tensor.numel() * elements_of(tensor))
-        return self._post(CallSpec("gather", send, flat, None, root), opts, outputs, finish, inputs=tensor)
+        return self._post(CallSpec("gather", send, flat, None, root), opts, outputs, finish)
 
-    @_refusing
+    @_collective("gather_", c10d.GatherOptions, 2, method=None)
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather equal tensors at the root, in rank order, in one tensor."""
         parts = [[*output.view(-1).tensor_split(self.size())]] if self.rank() == _root(opts) else []
@@ -380,34 +345,29 @@ class Collectives(Dispatch):
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
-    @_refusing
-    @_takes(c10d.ScatterOptions, 2)
-    @through_operator("scatter_")
+    @_collective("scatter_", c10d.ScatterOptions, 2)
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Send each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), _root(opts)
         if not tensor.numel():
             return Work(self, [tensor])
         target, finish = to_receive(tensor)
-        send, inputs = None, ()
-        if self.rank() == root:
-            inputs = _list(input_lists)
-            counts = self._per_rank(inputs, "scatter", "input")
-            if any(n != tensor.numel() for n in counts):
+        send = None
+        if self.place[0] == root:
+            inputs, counts = self._parts(input_lists, "scatter", "input")
+            if {*counts} != {tensor.numel()}:
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
             send = to_send_all(inputs)
-            if target.data_ptr() != send.data_ptr() + root * target.numel() * target.element_size():
+            if target.data_ptr() != send.data_ptr() + root * target.nbytes:
                 send = without_overlap(send, target)
-        return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
+        return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish)
 
+    @_collective(
+        "_reduce_scatter_base_", c10d.ReduceScatterOptions, 2, partial(_pairs, "reduce_scatter_block"),
+        method="reduce_scatter_single",
+    )  # fmt: skip
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, and scatter equal parts: rank r gets part r."""
-        calls = self._pairs("reduce_scatter", getattr(opts, "reduceOp", opts), (output,), (input,))
-        return self._repeat(calls, opts) or self._reduce_scatter_one(output, input, opts, key=calls[0][0])
-
-    @_refusing
-    @through_operator("_reduce_scatter_base_", "reduce_scatter_single")
-    def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, *, key: Hashable) -> Work:
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
@@ -415,137 +375,77 @@ class Collectives(Dispatch):
             )
         if not output.numel():
             return Work(self, [output])
+        return self._reduce_scatter(output, input, None, opts)
+
+    def _reduce_scatter(self, output: Any, flat: Any, counts: list[int] | None, opts: Any) -> Work:
         how = _reduction(opts)
-        return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input, key)
-
-    def _reduce_scatter(
-        self,
-        output: Any,
-        operand: Any,
-        how: TorchReduction,
-        counts: Any,
-        opts: Any,
-        form: str,
-        inputs: Any,
-        key: Hashable = None,
-    ) -> Work:
         target, finish = how.to_receive(output)
-        operand = without_overlap(operand, target)
+        operand = without_overlap(how.operand(flat), target)
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
-        call = CallSpec(name, operand, target, how.op, -1, counts)
-        own = operand is inputs and target is output
-        return self._post(call, opts, [output], finish, form, inputs, key if own else None)
+        return self._post(CallSpec(name, operand, target, how.op, -1, counts), opts, [output], finish)
 
-    @_refusing
-    @_takes(c10d.ReduceScatterOptions, 2)
-    @through_operator("reduce_scatter_")
+    @_collective("reduce_scatter_", c10d.ReduceScatterOptions, 2)
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks; rank r gets tensor r. Sizes may differ."""
-        output = _one(outputs, "reduce_scatter")
-        inputs = _list(input_lists)
-        counts = self._per_rank(inputs, "reduce_scatter", "input")
-        if counts[self.rank()] != output.numel():
+        output, rank = _one(outputs, "reduce_scatter"), self.place[0]
+        inputs, counts = self._parts(input_lists, "reduce_scatter", "input")
+        if counts[rank] != output.numel():
             raise ValueError(
-                f"reduce_scatter on rank {self.rank()}: output has {output.numel()} elements, but its tensor in the "
-                f"input list has {counts[self.rank()]}"
+                f"reduce_scatter on rank {rank}: output has {output.numel()} elements, but its tensor in the "
+                f"input list has {counts[rank]}"
             )
         if not sum(counts):
             return Work(self, [output])
-        how = _reduction(opts)
-        operand = how.operand(to_reduce_all(inputs))
-        uneven = None if min(counts) == max(counts) else counts
-        return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
+        return self._reduce_scatter(output, to_reduce_all(inputs), None if min(counts) == max(counts) else counts, opts)
 
+    @_collective(
+        "reduce_scatter_tensor_coalesced_", c10d.ReduceScatterOptions, 2, partial(_pairs, "reduce_scatter_block"),
+        method="reduce_scatter_single_coalesced", several=True,
+    )  # fmt: skip
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        calls = self._pairs("reduce_scatter", getattr(opts, "reduceOp", opts), outputs, inputs)
-        return self._together(calls, opts, self._reduce_scatter_each, outputs, inputs)
-
-    @through_operator("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced")
-    def _reduce_scatter_each(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Work:
-        calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
+        return self._combined(self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
+    @_collective("alltoall_base_", c10d.AllToAllOptions, 4, partial(_pairs, "alltoall"), method="all_to_all_single")
     def all_to_all_single(
-        self,
-        output: Any,
-        input: Any,
-        output_splits: Any = None,
-        input_splits: Any = None,
-        opts: Any = None,
-        **named: Any,
+        self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
     ) -> Work:
         """Send rows of the first dimension to every rank; split sizes count rows."""
-        key = None
-        equal = {type(output_splits), type(input_splits)} <= _LEFT_OUT and not (output_splits or input_splits)
-        if equal and not named and type(opts) not in _BY_TYPE:
-            calls = self._pairs("alltoall", (output.shape[:1], input.shape[:1]), (output,), (input,))
-            if (work := self._repeat(calls, opts)) is not None:
-                return work
-            key = calls[0][0]
-        return self._exchange_rows(output, input, output_splits, input_splits, opts=opts, key=key, **named)
-
-    @_refusing
-    @_takes(c10d.AllToAllOptions, 4)
-    @through_operator("alltoall_base_", "all_to_all_single")
-    def _exchange_rows(
-        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any, *, key: Hashable
-    ) -> Work:
-        into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
-        outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
+        size = self.place[1]
+        into, outof = _splits(output_splits, size, output, "output"), _splits(input_splits, size, input, "input")
         target, finish = to_receive(output)
         send = without_overlap(to_send(input), target)
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return Work(self, [output])
-            own = key if send is input and target is output else None
-            return self._post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input, own)
-        given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
-        return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
+            return self._post(CallSpec("alltoall", send, target), opts, [output], finish)
+        call = CallSpec("alltoallv", _rows(send, outof, size), _rows(target, into, size))
+        return self._post(call, opts, [output], finish)
 
-    def _scaled(self, splits: list[int] | None, flat: Any) -> list[int]:
-        if splits is None:
-            return [flat.numel() // self.size()] * self.size()
-        rows = sum(splits)
-        return [n * (flat.numel() // rows) for n in splits] if rows else splits
-
-    @_refusing
-    @through_operator("alltoall_")
+    @_collective("alltoall_", c10d.AllToAllOptions, 2)
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send one tensor to every rank; sizes may differ."""
-        outputs, inputs = _list(outputs), _list(inputs)
-        into = self._per_rank(outputs, "alltoall", "output")
-        outof = self._per_rank(inputs, "alltoall", "input")
+        outputs, into = self._parts(outputs, "alltoall", "output")
+        inputs, outof = self._parts(inputs, "alltoall", "input")
         flat, finish = to_receive_all(outputs)
-        send = without_overlap(to_send_all(inputs), flat)
-        unit = elements_of(inputs[0])
-        given, taken = (send, [n * unit for n in outof]), (flat, [n * unit for n in into])
-        return self._exchange(given, taken, opts, list(outputs), finish, "alltoall_", inputs)
-
-    def _exchange(
-        self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
-    ) -> Work:
-        send, recv = ([flat, (counts, list(accumulate(counts, initial=0))[:-1])] for flat, counts in (given, taken))
-        return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
+        send, unit = without_overlap(to_send_all(inputs), flat), elements_of(inputs[0])
+        call = CallSpec("alltoallv", _blocks(send, outof, unit), _blocks(flat, into, unit))
+        return self._post(call, opts, outputs, finish)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _together(self, calls: list[KeyedCall], opts: Any, post: Callable[..., Work], *tensors: Sequence[Any]) -> Work:
-        """Repeat several calls as one, and ``post`` in full those that cannot be repeated."""
-        work = None if type(opts) in _BY_TYPE else self._repeat(calls, opts)
-        if work is not None and not calls:
-            return work
-        rest = post(*(each[len(each) - len(calls) :] for each in tensors), opts)
-        return rest if work is None else self._combined([work, rest])
-
-    def _per_rank(self, tensors: Sequence[Any], method: str, what: str) -> list[int]:
-        if len(tensors) != self.size():
+    def _parts(self, tensors: Any, method: str, what: str) -> tuple[list[Any], list[int]]:
+        """(The tensors of a list, one for each rank; their numbers of elements). Old versions of torch had one list for
+        each device of the process."""
+        one = tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
+        found = list(one) if PLAIN.issuperset(map(type, one)) else [waited(each) for each in one]
+        if len(found) != self.place[1]:
             raise ValueError(
-                f"{method} on rank {self.rank()}: {len(tensors)} {what} tensors for a group of {self.size()}; "
+                f"{method} on rank {self.place[0]}: {len(found)} {what} tensors for a group of {self.place[1]}; "
                 "one per rank is needed"
             )
-        return [tensor.numel() for tensor in tensors]
+        return found, [*map(torch.Tensor.numel, found)]
 
     # Names of these methods in torch up to 2.12.
     _allgather_base = all_gather_single
@@ -560,9 +460,7 @@ class PointToPoint(Dispatch):
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self._repeat_message(tensor, dest, tag, outgoing=True)) is not None:
-            return work
-        return self._send_one([tensor], dest, tag)
+        return self._repeat_message(tensor, dest, tag, outgoing=True) or self._send_one([tensor], dest, tag)
 
     @through_operator("send")
     def _send_one(self, tensors: Any, dest: int, tag: int) -> Work:
@@ -571,9 +469,7 @@ class PointToPoint(Dispatch):
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self._repeat_message(tensor, origin, tag, outgoing=False)) is not None:
-            return work
-        return self._receive_one([tensor], origin, tag)
+        return self._repeat_message(tensor, origin, tag, outgoing=False) or self._receive_one([tensor], origin, tag)
 
     @through_operator("recv_")
     def _receive_one(self, tensors: Any, origin: int, tag: int) -> Work:

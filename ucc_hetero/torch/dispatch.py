@@ -25,10 +25,9 @@ from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
 from .fabric_messages import FabricMessages
 from .futures import CallbackThread, this_thread
-from .layout import Finish, is_plain
+from .layout import NUMPY_TYPES, Finish, is_plain
 from .not_compiled import not_compiled
 from .operators import PLAIN, modes, seen
-from .profiling import profiled
 from .streams import (
     EnteredStream,
     Ready,
@@ -54,11 +53,11 @@ class GroupComm:
         #: Number of side streams for asynchronous calls. Queued calls keep their order themselves, and so can use two.
         self.streams = 1 if self.runner.members.channels is None else 2
         self._check_aborted = check_aborted
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         #: The runner's time limit; -1 before the first call.
         self._seconds = -1.0
         #: Messages have a lock of their own: a peer may need a message of ours before it makes the collective.
-        self._message_lock = threading.RLock()
+        self.message_lock = threading.RLock()
         self.runner.wait = partial(wait_op, poll_hook=self._poll)
         self.runner.exchanges = False
 
@@ -68,46 +67,34 @@ class GroupComm:
 
     def call(self, call: CallSpec, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""
-        with self._lock:
-            self._limited(seconds).blocking(*call)
+        with self.lock:
+            self.within(seconds).blocking(*call)
 
-    def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
-        """Start a collective; with ``stream``, when the stream gets there.
+    def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> list[Request]:
+        """Start a collective; with ``stream``, when the stream gets there. Returns its one request.
 
         If the stream cannot wait for the end of the call, the host waits in ``wait()``; the stream is not held for it,
         as torch may allocate memory at any time, which waits for streams. If a call without a stream does not end at
         once, the caller wakes the progress thread. Among devices of several vendors an ``alltoallv`` exchanges its
         counts first, and the host waits for these.
         """
-        with self._lock:
+        with self.lock:
             agrees = stream is not None and call.name == "alltoallv" and not self.runner.members.topology.flat
-            return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
+            return [self.within(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)]
 
-    def repeat(self, calls: Sequence[Repetition], seconds: float, stream: int | None, keep: tuple[Any, ...]) -> int:
-        with self._lock:
-            if seconds != self._seconds:
-                self._limited(seconds)
-            return self.runner.repeat(calls, stream, keep)
-
-    def repeat_for(
-        self, moment: float, calls: Sequence[Repetition], seconds: float, keep: Any
-    ) -> tuple[int, list[Request]]:
-        with self._lock:
-            if seconds != self._seconds:
-                self._limited(seconds)
-            return self.runner.repeat_for(moment, calls, keep)
-
-    def repeat_in_stream(self, calls: Sequence[Repetition], seconds: float, stream: int) -> list[Request]:
-        with self._lock:
-            if seconds != self._seconds:
-                self._limited(seconds)
-            return self.runner.repeat_in_stream(calls, stream)
+    def repeat_in_stream(self, calls: list[Repetition], seconds: float, stream: int) -> list[Request]:
+        """As :meth:`start` in a stream, for calls that were made before. Only calls that were made stay in the list."""
+        with self.lock:
+            requests = self.within(seconds).repeat_in_stream(calls, stream)
+        if len(requests) < len(calls):
+            del calls[len(requests) :]
+        return requests
 
     def refuse(self, mistake: Exception) -> None:
-        with self._lock:
+        with self.lock:
             self.runner.refuse(mistake)
 
-    def _limited(self, seconds: float) -> Runner:
+    def within(self, seconds: float) -> Runner:
         """The runner, with the time limit of the next call. The limit also holds for teams that the call creates."""
         runner = self.runner
         if self._seconds != seconds:
@@ -115,32 +102,28 @@ class GroupComm:
             runner.members.teams.timeout = seconds or NO_LIMIT
         return runner
 
-    def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a send of the data that is there when ``stream`` gets to it."""
-        with self._message_lock:
-            messages = self.messages
+    def begin(self, tensor: Any, peer: int, tag: int, outgoing: bool, seconds: float, stream: int | None) -> Request:
+        """Start a message. With ``stream`` it sends the data that is there, or may write to the tensor, when the stream
+        gets to it. ``peer`` -1 is any rank."""
+        comm, messages = self.communicator, self.messages
+        if stream is None and tensor.dtype in NUMPY_TYPES:
+            tensor = tensor.detach().numpy()  # messages of numpy's arrays begin and end in C
+        with self.message_lock:
             messages.timeout = seconds
-            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
+            if outgoing:
+                return comm.Isend(tensor, peer, tag, stream=stream)
+            return comm.Irecv(tensor, messages.any_source if peer < 0 else peer, tag, stream=stream)
 
-    def goes_by_lane(self, peer: int) -> bool:
-        """As :meth:`.Messages.goes_by_lane`; ``peer`` -1 is any."""
-        return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
-
-    def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
-        """Raise if peer, tag or memory are not valid for a message by a lane (:meth:`goes_by_lane`)."""
+    def goes_by_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> bool:
+        """As :meth:`.Messages.goes_by_lane`; raises if peer, tag or memory are not valid for a message by a lane."""
         messages, arrays = self.messages, self.messages.arrays
+        if not messages.goes_by_lane(messages.any_source if peer < 0 else peer):
+            return False
         any_source = not outgoing and peer < 0
         messages.check("dest" if outgoing else "source", messages.any_source if any_source else peer, tag)
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
         messages.captured.load()
-
-    def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
-        """Start a receive, which may write once ``stream`` gets to it. ``source`` -1 is any rank."""
-        with self._message_lock:
-            messages = self.messages
-            messages.timeout = seconds
-            origin = messages.any_source if source < 0 else source
-            return messages.start(messages.incoming(tensor, origin, tag, stream=stream))
+        return True
 
 
 #: Seconds that an asynchronous call is polled before it returns.
@@ -152,11 +135,7 @@ _MANY = 64
 #: Key of the communicator for collectives on host tensors; those for callbacks have keys from 1.
 _HOSTS = -1
 
-#: (outgoing, from any source) -> the dispatcher's name of a message.
-_MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
-
-
-#: A call that may repeat an earlier one: all of it but addresses, None if it cannot; the tensor to send, and the one to
+#: A call that may repeat an earlier one: all of it but addresses (:func:`_key_of`), the tensor to send, and the one to
 #: receive into, or None.
 KeyedCall: TypeAlias = tuple[Hashable, Any, Any]
 
@@ -166,8 +145,6 @@ class _Batch(threading.local):
     works: list[Work] | None = None
     #: Side streams that the calls of one combined Work share: each is entered once. None otherwise.
     joined: dict[SideStream, EnteredStream] | None = None
-    #: True inside a call that a profiler records: inner calls are not recorded.
-    profiled = False
 
 
 @not_compiled
@@ -191,7 +168,8 @@ class Dispatch:
         self, comm: Communicator, name: str, timeout: timedelta | None, hosts: Communicator | None = None
     ) -> None:
         """Initialize the group. Not ``__init__``: torch's base class has its own."""
-        self._place = comm.rank, comm.size
+        #: Rank and size of the group.
+        self.place = comm.rank, comm.size
         #: Communicators by level of callbacks (0: none), and the one for host tensors if they have one of their own.
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         if hosts is not None:
@@ -200,12 +178,10 @@ class Dispatch:
         self._hosts = self._comms[0] if hosts is None else self._comms[_HOSTS]
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}
-        #: Ranks with which messages have gone by lanes; the device of their tensors; functions that return the device's
-        #: current stream, and whether it is being captured.
+        #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
+        #: current stream, and whether that is being captured.
         self._lane_peers: set[int] = set()
-        self._lane_device: Any = None
-        self._lane_stream: Callable[[], int] = _no_device
-        self._lane_captured: Callable[[], bool] = _no_device
+        self._lane: tuple[Any, Callable[[], int], Callable[[], bool]] | None = None
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         #: Time limit of a call in seconds; 0: none.
@@ -220,91 +196,64 @@ class Dispatch:
         self.done_work = Work(self, [])
 
     def rank(self) -> int:
-        return self._place[0]
+        return self.place[0]
 
     @property
     def group_name(self) -> str:
         return self._name
 
     def size(self) -> int:
-        return self._place[1]
+        return self.place[1]
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
-    def _post(
-        self,
-        call: CallSpec,
-        opts: Any,
-        outputs: Sequence[Any],
-        finish: Finish = None,
-        form: str = "",
-        inputs: Any = None,
-        key: Hashable = None,
-    ) -> Work:
-        """Start a collective. A call with ``async_op=False`` on host memory runs to its end here.
-
-        A profiler shows the call as ``form``, the name in torch's dispatcher, by default the call's own; and the shapes
-        of ``inputs``, by default of ``outputs``. ``key``: that of the same call in :meth:`_repeat`, which has not made
-        it; without one it may be a repeated call, if it has no counts.
-        """
-        if profiler._is_profiler_enabled and not self._batch.profiled:
-            again = partial(self._post, call, opts, outputs, finish)  # a profiler sees no calls of the fast path
-            return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
-        if key is None and (key := _key_of(call)) is not None:
-            repeated = self._repeat([(key, call.send, call.recv)], opts, finish)
+    def _post(self, call: CallSpec, opts: Any, outputs: Sequence[Any], finish: Finish = None) -> Work:
+        """Start a collective. A call with ``async_op=False`` on host memory runs to its end here."""
+        key = _key_of(call)
+        if key is not None:
+            recv = call.recv[0] if type(call.recv) is list else call.recv
+            repeated = self._repeat([(key, call.send, recv)], opts, outputs, finish)
             if repeated is not None:
                 return repeated
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
-        seconds = self._timeout(opts)
-        try:
-            work = self._start(seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
-        return self._register(work)
-
-    def _start(
-        self,
-        seconds: float,
-        call: CallSpec,
-        outputs: Sequence[Any],
-        finish: Finish,
-        asynchronous: bool,
-        key: Hashable,
-    ) -> Work:
-        """Queue a collective in a stream, start it, or run it to its end."""
-        device = device_of(call.recv, call.send)
-        if device is not None:
-            self._known(device)
-        has_memory = call.send is not None or call.recv is not None
-        comm = self._comm(on_host=has_memory and device is None)
-        self._posted += 1  # from here on the communicator itself reports wrong arguments to the other ranks
+        device, asynchronous = device_of(call.recv, call.send), getattr(opts, "asyncOp", True)
         mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
-            if mean:
-                call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
-            start = partial(comm.start, call, seconds)
-            work = self._in_stream(device, start, call[1:3], outputs, finish, asynchronous)
-        elif asynchronous:
-            work = Work(self, outputs, (comm.start(call, seconds),), finish, call)
-            work.collective = True
-            work.poll(_MOMENT)
-        else:
-            comm.call(call, seconds)
-            if finish is not None:
-                finish()
-            work = Work(self, outputs)
+            self._known(device)
+        try:
+            comm = self._comm(on_host=device is None and not (call.send is None and call.recv is None))
+            self._posted += 1  # from here on the communicator itself reports wrong arguments to the other ranks
+            if device is not None:
+                if mean:
+                    call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self.place[1], finish)
+                start = partial(comm.start, call, self._timeout(opts))
+                work = self._in_stream(self._side(device), start, call[1:3], outputs, finish, asynchronous)
+                assert work is not None, "an error is raised where a call cannot be started"
+            elif asynchronous:
+                work = Work(self, outputs, comm.start(call, self._timeout(opts)), finish, call)
+                work.collective = True
+                work.poll(_MOMENT)
+            else:
+                comm.call(call, self._timeout(opts))
+                if finish is not None:
+                    finish()
+                work = Work(self, outputs)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
         if key is not None and not this_thread.level:
             comm.runner.make_repeatable(key, call, on_host=device is None, mean=mean)
-        return work
+        return self._register(work)
 
-    def _repeat(self, calls: list[KeyedCall], opts: Any, finish: Finish = None) -> Work | None:
+    def _repeat(
+        self, calls: list[KeyedCall], opts: Any, outputs: Sequence[Any] | None = None, finish: Finish = None
+    ) -> Work | None:
         """Make calls again that differ from earlier ones only in their addresses. Returns one Work for them, or None if
         the first one has to be posted in full; those that are left to be posted stay in the list.
 
         Calls on a device are queued in a stream: the caller's own if the caller would wait for them at once. torch
-        itself keeps memory that its streams use. ``finish`` runs once the data of a single call is there. Few Python
-        functions are called here, as each costs a hundredth of a short call's time.
+        itself keeps memory that its streams use. ``outputs`` and ``finish`` are those of a single call, as in
+        :meth:`_post`. Few Python functions are called here, as each costs a hundredth of a short call's time.
         """
         if profiler._is_profiler_enabled or this_thread.level or not calls or modes():
             return None
@@ -318,72 +267,69 @@ class Dispatch:
         try:
             if self._aborted or self._closed or self.in_flight:
                 self._check_usable()
-            if not getattr(opts, "asyncOp", True):
-                stream = None if device is None else current_handle(device)
-                work, made = self.done_work, comm.repeat(again, seconds, stream, (calls,))
-            elif finish is not None:
-                return None
-            elif device is None:
-                work, made = self._repeat_for_a_moment(comm, calls, again, seconds)
+            if getattr(opts, "asyncOp", True):
+                results = _results(calls) if outputs is None else [*outputs]
+                if device is None:
+                    work, made = self._repeat_for_a_moment(comm, again, seconds, calls, results, finish)
+                else:
+                    side = self._sides.get(device) or self._side(device)
+                    work, made = self._repeat_beside(comm, again, seconds, calls, results, finish, side)
             else:
-                work, made = self._repeat_beside(comm, calls, again, seconds, device)
+                stream = None if device is None else current_handle(device)
+                with comm.lock:
+                    work, made = self.done_work, comm.within(seconds).repeat(again, stream, (calls,))
+                if finish is not None or again[0][0].mean:
+                    self._complete(again[:made], calls, finish)
         except UCCHError as failure:
             raise torch_error(failure) from failure
         if not made:
             return None
         self._posted += 1
-        for (repeatable, _, _), (_, _, recv) in zip(again[:made], calls, strict=False):
-            if repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
-                divide()
-        if finish is not None:
-            finish()
         del calls[:made]
         if self._batch.works is not None:
             self._batch.works.append(work)
         return work
 
+    def _complete(self, made: Sequence[Repetition], calls: Sequence[KeyedCall], finish: Finish) -> None:
+        """Do what is left of calls whose data is there, or is there once the current stream gets to this point."""
+        for (repeatable, _, _), (_, _, recv) in zip(made, calls, strict=False):
+            if repeatable.mean and (divide := mean_of(recv, self.place[1], None)) is not None:
+                divide()
+        if made and finish is not None:
+            finish()
+
     def _repeat_for_a_moment(
-        self, comm: GroupComm, calls: list[KeyedCall], again: list[Repetition], seconds: float
-    ) -> tuple[Work, int]:
+        self, comm: GroupComm, again: list[Repetition], seconds: float, calls: list[KeyedCall], results: list[Any],
+        finish: Finish,
+    ) -> tuple[Work, int]:  # fmt: skip
         """As :meth:`_repeat`, for asynchronous calls on host memory; returns also the number of calls made."""
-        memory = _results(calls)
-        made, requests = comm.repeat_for(_MOMENT, again, seconds, tuple(calls))
-        work = Work(self, memory[:made], requests)
+        with comm.lock:
+            made, requests = comm.within(seconds).repeat_for(_MOMENT, again, tuple(calls))
+        if made < len(calls):
+            del results[made:]
+        work = Work(self, results, requests, finish if made else None)
         if requests:
             work.collective = True
             lib.ucch_progress_thread(1)
         return work, made
 
     def _repeat_beside(
-        self, comm: GroupComm, calls: list[KeyedCall], again: list[Repetition], seconds: float, device: Any
-    ) -> tuple[Work, int]:
+        self, comm: GroupComm, again: list[Repetition], seconds: float, calls: list[KeyedCall], results: list[Any],
+        finish: Finish, side: SideStream,
+    ) -> tuple[Work, int]:  # fmt: skip
         """As :meth:`_repeat`, for asynchronous calls in a side stream; returns also the number of calls made."""
-        joined = self._batch.joined
-        for repeatable, _, _ in again:
-            if repeatable.mean or repeatable.program is None:
-                return self.done_work, 0
-        if module(device).is_current_stream_capturing():
+        first = again[0][0]
+        if first.program is None or side.captured():
             return self.done_work, 0  # a side stream that was entered but gets no call would never rejoin the capture
-        side = self._sides.get(device) or self._side(device)
-        if joined is None:
-            entered = side.enter()
-        else:
-            entered = joined.get(side) or joined.setdefault(side, side.enter())
-        requests = comm.repeat_in_stream(again, seconds, entered.handle)
-        if not requests:
-            return self.done_work, 0
-        made, ready = calls[: len(requests)], side.ready(entered, marked=joined is None)
-        return Work(self, _results(made), requests, None, made, ready=ready), len(requests)
+        if first.mean:
+            finish = partial(self._complete, again, tuple(calls), finish)
+        work = self._in_stream(side, partial(comm.repeat_in_stream, again, seconds), tuple(calls), results, finish)
+        if len(again) < len(calls):
+            del results[len(again) :]
+        return work or self.done_work, len(again)
 
     def _side(self, device: Any) -> SideStream:
         return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
-
-    def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-        self._batch.profiled = True
-        try:
-            return profiled(name, inputs, start)
-        finally:
-            self._batch.profiled = False
 
     def _register(self, work: Work) -> Work:
         """Add a Work to this thread's batch, if calls are being coalesced."""
@@ -392,22 +338,30 @@ class Dispatch:
         return work
 
     def _in_stream(
-        self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
-    ) -> Work:
-        side = self._side(device)
+        self,
+        side: SideStream,
+        start: Callable[[int], list[Request]],
+        memory: Sequence[Any],
+        outputs: Sequence[Any],
+        finish: Finish,
+        asynchronous: bool = True,
+    ) -> Work | None:
+        """Make calls in a stream, and queue ``finish`` behind them; None if ``start`` has made none."""
         shared, joined = self._batch.joined, None
         if asynchronous and shared is not None:
             joined = shared.get(side) or shared.setdefault(side, side.enter())
-        memory = *memory, *outputs
-        request, ready = side.run(start, memory, finish, asynchronous=asynchronous, joined=joined)
-        if type(request) is Captured:  # a captured call never ends for the host
+        memory = memory, outputs
+        requests, ready = side.run(start, memory, finish, asynchronous=asynchronous, joined=joined)
+        if not requests:
+            return None
+        if type(requests[0]) is Captured:  # a captured call never ends for the host
             return Work(self, outputs, ready=ready)
-        return Work(self, outputs, (request,), None if ready else finish, memory, ready=ready)
+        return Work(self, outputs, requests, None if ready else finish, memory, ready=ready)
 
     def _known(self, device: Any) -> None:
         if device.type not in TORCH:
             raise ValueError(
-                f"tensors on rank {self._place[0]} are on device {str(device)!r}; the backend ucch takes those of the "
+                f"tensors on rank {self.place[0]} are on device {str(device)!r}; the backend ucch takes those of the "
                 f"host, and of {' and '.join(map(repr, TORCH))}"
             )
 
@@ -444,9 +398,6 @@ class Dispatch:
         self, tensor: Any, peer: int, tag: int, *, outgoing: bool, outputs: Sequence[Any], finish: Finish = None
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
-        if profiler._is_profiler_enabled and not self._batch.profiled:
-            again = partial(self._post_message, tensor, peer, tag, outgoing=outgoing, outputs=outputs, finish=finish)
-            return self._profiled(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()
         self._posted += 1
@@ -461,16 +412,13 @@ class Dispatch:
                 fabric = self._fabric
                 if fabric is not None and fabric.carries(peer, tag):
                     return self._register(fabric.post(self, tensor, peer, outgoing, outputs, finish))
-                if comm.goes_by_lane(peer):
-                    comm.check_lane(tensor, peer, tag, outgoing)
-                    self._lane_of(device)
+                if comm.goes_by_lane(tensor, peer, tag, outgoing):
+                    if self._lane is None or device != self._lane[0]:
+                        self._lane = device, stream_query(device), capture_query(device)
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
                         self._lane_peers.add(peer)
                     return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
-            if outgoing:
-                request = comm.send(tensor, peer, tag, self.seconds, stream)
-            else:
-                request = comm.receive(tensor, peer, tag, self.seconds, stream)
+            request = comm.begin(tensor, peer, tag, outgoing, self.seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, tensor, None if outgoing else ReceiveStatus())
@@ -482,23 +430,19 @@ class Dispatch:
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, stream: int
     ) -> Work:
         self.streams_wait = self._in_graphs = True
-        messages = self._comms[0].messages
-        messages.timeout = self.seconds
-        if outgoing:
-            message = messages.outgoing(tensor, peer, tag, stream=stream)
-        else:
-            message = messages.incoming(tensor, messages.any_source if peer < 0 else peer, tag, stream=stream)
+        message = self._comms[0].begin(tensor, peer, tag, outgoing, self.seconds, stream)
         assert isinstance(message, CapturedMessage), "the stream is being captured"
         return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
     def _repeat_message(self, tensor: Any, peer: int, tag: int, *, outgoing: bool) -> Work | None:
         """Start a message by a lane if one with this peer was sent that way before. None if it has to be posted in
         full."""
-        if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
+        lane = self._lane
+        if lane is None or peer not in self._lane_peers or tensor.is_cpu or tensor.device != lane[0]:
             return None
         if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.data_ptr()):
             return None
-        if profiler._is_profiler_enabled or self._lane_captured():
+        if profiler._is_profiler_enabled or lane[2]():
             return None
         if modes() or (type(tensor) not in PLAIN and seen(tensor)):
             return None
@@ -510,17 +454,12 @@ class Dispatch:
         except UCCHError as failure:
             raise torch_error(failure) from failure
 
-    def _lane_of(self, device: Any) -> None:
-        """Keep the stream queries for the device of tensors that go by lanes."""
-        if device != self._lane_device:
-            self._lane_stream, self._lane_captured = stream_query(device), capture_query(device)
-            self._lane_device = device
-
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a message by a lane, after what is queued in the current stream."""
-        messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
+        assert self._lane is not None
+        messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane[1]
         messages.timeout = seconds
         message = messages.start_in_lane(
             tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, incoming=not outgoing
@@ -533,10 +472,8 @@ class Dispatch:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
-        """Return one Work for several calls. A profiler shows them as one call named ``form``."""
-        if form and profiler._is_profiler_enabled and not self._batch.profiled:
-            return self._profiled(form, inputs, partial(self._combined, calls))
+    def _combined(self, calls: Iterable[Work]) -> Work:
+        """Return one Work for several calls."""
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -595,7 +532,11 @@ class Dispatch:
                 raise torch_error(failure) from failure
         # Calls that are never waited for hold memory until they are polled: poll the oldest in each call, and all now
         # and then. Not during a capture: the rest of their work must not become part of the graph.
-        for oldest in _oldest(self.in_flight):
+        try:
+            first = (*islice(self.in_flight, 2),)  # two, as each call adds one
+        except RuntimeError:  # another thread removed one at the same time
+            first = ()
+        for oldest in first:
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
         if self._posted % _MANY == 0 and not (self.in_flight and captures()):
@@ -612,12 +553,16 @@ def _results(calls: Sequence[KeyedCall]) -> list[Any]:
 
 
 def _key_of(call: CallSpec) -> Hashable:
-    """All of a call but addresses; None if it has counts of its own, or no tensors."""
+    """All of a call but addresses; None if its counts may differ on other ranks, or it has no tensors."""
     name, send, recv, op, root, counts = call
-    if counts is not None or (send is recv) or type(send) is list or type(recv) is list:
+    if counts is not None or name == "alltoallv" or send is recv:
         return None
-    sides = [each if each is None else (each.dtype, each.numel(), each.device) for each in (send, recv)]
-    return name, *sides, op, root
+    sent = None if send is None else (send.dtype, send.numel(), send.device)
+    if type(recv) is list:
+        received: Any = recv[0].dtype, tuple(recv[1]), recv[0].device
+    else:
+        received = None if recv is None else (recv.dtype, recv.numel(), recv.device)
+    return name, sent, received, op, root
 
 
 def _repetitions(known: Mapping[Hashable, RepeatableCall], calls: Sequence[KeyedCall], device: int) -> list[Repetition]:
@@ -642,16 +587,3 @@ def _repetitions(known: Mapping[Hashable, RepeatableCall], calls: Sequence[Keyed
         if (send_at or send is None) and (recv_at or recv is None):
             found.append((repeatable, send_at, recv_at))
     return found if len(found) == len(calls) else []
-
-
-def _oldest(works: dict[Any, None]) -> tuple[Any, ...]:
-    """The two oldest calls: each call adds one, so polling two keeps the number of ended calls small."""
-    try:
-        return tuple(islice(works, 2))
-    except RuntimeError:  # another thread removed one at the same time
-        return ()
-
-
-def _no_device() -> Any:
-    """Placeholder of the stream queries before the first message by a lane."""
-    raise AssertionError("no message has gone by a lane")

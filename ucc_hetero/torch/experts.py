@@ -526,7 +526,7 @@ def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
     source = place.new_full((total + 1, count), total)
     numbers = torch.arange(total, device=device).unsqueeze(1).expand(-1, count)
     source.scatter_(0, torch.where(chosen, place, total)[:, :-1], numbers)
-    received = tokens.index_select(0, source[:-1].t().flatten()).view(count, total, -1)
+    received = tokens.index_select(0, source[:-1].t().flatten()).view(count, total, tokens.size(1))
     rows = torch.where(mine < count, mine * total + place.gather(1, mine), -1)
     return received, chosen[:, :-1].sum(0, dtype=torch.int32), rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +20,11 @@ Finish: TypeAlias = Callable[[], object] | None
 _LONG = 4 << 20
 #: Element types that the engine knows; tensors of other types are moved as bytes.
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES)
+#: Those that numpy has, too.
+NUMPY_TYPES = frozenset(getattr(torch, name) for name in DTYPES if hasattr(np, name))
+
+
+_detached, _flat = methodcaller("detach"), methodcaller("reshape", -1)
 
 
 def waited(tensor: Any) -> Any:
@@ -114,7 +120,7 @@ def _joined(tensors: Sequence[Any], form: Callable[[Any], Any]) -> Any:
     together = _adjacent(tensors)
     if together is not None:
         return together
-    parts = [(tensor.detach() if is_plain(tensor) else form(tensor)).reshape(-1) for tensor in tensors]
+    parts = [*map(_flat, map(_detached, tensors if is_plain(*tensors) else map(form, tensors)))]
     return torch.cat(parts, out=_room(sum(map(len, parts)), parts[0])) if len(parts) > 1 else parts[0]
 
 
@@ -142,9 +148,9 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
     together = _adjacent(tensors)
     if together is not None:
         return together, None
-    first, places = tensors[0], [tensor.detach() if is_plain(tensor) else _writable(tensor) for tensor in tensors]
-    counts = [tensor.numel() for tensor in tensors]
-    flat = _room(sum(counts), first)
+    places = [*map(_detached if is_plain(*tensors) else _writable, tensors)]
+    counts = [*map(torch.Tensor.numel, tensors)]
+    flat = _room(sum(counts), tensors[0])
 
     def finish() -> None:
         for place, part in zip(places, flat.split(counts), strict=True):
@@ -167,17 +173,9 @@ def without_overlap(send: Any, target: Any, own: int = -1) -> Any:
 
 
 _KINDS: Any = dist.ReduceOp.RedOpType
-_OPS: dict[Any, Op] = {
-    _KINDS.SUM: OPS["SUM"],
-    _KINDS.AVG: OPS["AVG"],
-    _KINDS.PRODUCT: OPS["PROD"],
-    _KINDS.MIN: OPS["MIN"],
-    _KINDS.MAX: OPS["MAX"],
-    _KINDS.BAND: OPS["BAND"],
-    _KINDS.BOR: OPS["BOR"],
-    _KINDS.BXOR: OPS["BXOR"],
-    _KINDS.PREMUL_SUM: OPS["SUM"],
-}
+_NAMES = {"PRODUCT": "PROD"} | {name: name for name in ("SUM", "AVG", "MIN", "MAX", "BAND", "BOR", "BXOR")}
+#: Number of a kind, to which ``ReduceOp`` and its kinds hash -> its operation.
+OPERATIONS: dict[int, Op] = {int(getattr(_KINDS, name)): OPS[ours] for name, ours in _NAMES.items()}
 
 #: Narrow types that no library reduces -> the type in which they are reduced; the result is rounded once.
 _WIDER = {
@@ -219,20 +217,13 @@ class TorchReduction(NamedTuple):
         return fresh, copy_back(fresh, tensor)
 
 
-_NUMBERED = frozenset({dist.ReduceOp, _KINDS})
-_PREMUL = int(_KINDS.PREMUL_SUM)
-#: Number of a kind -> its reduction. ``ReduceOp`` and its kinds hash to that number, so both find it quickly.
-_PLAIN = {int(kind): TorchReduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
-
-
 def torch_reduction(op: Any) -> TorchReduction:
     """The reduction for a ``ReduceOp``, or for one of its kinds."""
-    if type(op) not in _NUMBERED:
+    if type(op) not in (dist.ReduceOp, _KINDS):
         raise ValueError(f"{op!r} is not a reduce operation of torch.distributed")
-    number = hash(op)
-    known = _PLAIN.get(number)
+    known = OPERATIONS.get(hash(op))
     if known is not None:
-        return known
-    if number == _PREMUL and hasattr(op, "op"):
+        return TorchReduction(known)
+    if op == _KINDS.PREMUL_SUM and hasattr(op, "op"):
         return TorchReduction(OPS["SUM"], op.__getstate__()[1])  # not every version of torch has op.factor
-    raise ValueError(f"reduce operation {op} is not one of {', '.join(str(k).rpartition('.')[2] for k in _OPS)}")
+    raise ValueError(f"reduce operation {op} is not one of PREMUL_SUM, {', '.join(_NAMES)}")

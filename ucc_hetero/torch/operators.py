@@ -16,9 +16,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 from torch.distributed import distributed_c10d as c10d
 
 from ..machine import vendors
+from .profiling import profiled
 from .streams import tensors_in
 from .work import CombinedWork
 
@@ -55,17 +57,15 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def seen(*tensors: Any) -> bool:
     """True if Python code would see an operator with these tensors: a mode of torch's dispatcher, or their class."""
-    return bool(modes()) or _have_code(tensors)
-
-
-def _have_code(values: Sequence[Any]) -> bool:
-    for value in values:
+    if modes():
+        return True
+    for value in tensors:
         if type(value) in PLAIN:
             continue
         if isinstance(value, torch.Tensor):
             if torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python):
                 return True
-        elif isinstance(value, (list, tuple)) and _have_code(value):
+        elif isinstance(value, (list, tuple)) and not PLAIN.issuperset(map(type, value)) and seen(*value):
             return True
     return False
 
@@ -117,26 +117,32 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def through_operator(name: str, method: str = "") -> Callable[[_M], _M]:
-    """Decorate a method of a group: modes of torch's dispatcher and tensors that wrap others see its operator.
-
-    Arguments that torch's own method does not have must be given by keyword.
+def through_operator(name: str, torch_name: str | None = "") -> Callable[[_M], _M]:
+    """Decorate a method of a group: modes of torch's dispatcher and tensors that wrap others see its operator, and
+    profilers its name.
 
     Args:
         name: The operator's name.
-        method: The name of torch's method, if it is not the operator's without its last underscore.
+        torch_name: The name of torch's method, if it is not the operator's without its last underscore. None: only
+            profilers see the call.
     """
     operator = getattr(torch.ops.c10d, name).default
     count = [each.name for each in operator._schema.arguments].index("process_group")
-    torch_method = getattr(dist.ProcessGroup, name.rstrip("_"), None) or getattr(dist.ProcessGroup, method)
+    torch_method: Any = None
+    if torch_name is not None:
+        torch_method = getattr(dist.ProcessGroup, name.rstrip("_"), None) or getattr(dist.ProcessGroup, torch_name)
 
     def decorated(method: _M) -> _M:
+        def shown(self: Any, *args: Any) -> Any:
+            return profiled(name, tensors_in(args[count - 1 : count]), partial(method, self, *args))
+
         @wraps(method)
-        def made(self: Any, *args: Any, **more: Any) -> Any:
-            if not seen(*args):
-                return method(self, *args, **more)
+        def made(self: Any, *args: Any) -> Any:
+            run = shown if profiler._is_profiler_enabled else method
+            if torch_method is None or not seen(*args):
+                return run(self, *args)
             tensors, others = args[:count], args[count:]
-            call = _Call(operator, self, lambda *given: method(self, *given, *others, **more))
+            call = _Call(operator, self, lambda *given: run(self, *given, *others))
             with _served(call):
                 return call.make(tensors, _as_torch_takes(others), torch_method)
 

@@ -16,14 +16,6 @@ from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
 from ..native.threaded import ThreadedCall
 from .work import Work
 
-#: The engine's names of collectives -> the dispatcher's. Calls with several forms pass their dispatcher name.
-_OPERATIONS = {
-    "allreduce": "allreduce_", "bcast": "broadcast_", "reduce": "reduce_", "barrier": "barrier",
-    "allgather": "allgather_", "allgatherv": "allgather_", "gather": "gather_", "scatter": "scatter_",
-    "reduce_scatter": "reduce_scatter_", "reduce_scatter_block": "reduce_scatter_",
-    "alltoall": "alltoall_", "alltoallv": "alltoall_",
-}  # fmt: skip
-
 #: The dispatcher's names -> the names that Gloo and NCCL show in traces after their own.
 _TITLES = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "reduce_": "reduce",
@@ -41,6 +33,14 @@ _SPANNING = (ActiveProfilerType.LEGACY, ActiveProfilerType.KINETO)
 _PATIENCE = 10.0
 #: Ranges that did not end in time. They never end: a profiler that has stopped would write into memory it has freed.
 _given_up: list[Any] = []
+
+
+class _Thread(threading.local):
+    #: True inside a call that is recorded.
+    inside = False
+
+
+_thread = _Thread()
 
 
 class _Span:
@@ -68,20 +68,21 @@ class _Span:
             _given_up.append(self)
 
 
-def profiled(name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-    """Start a call within its ranges. ``name`` is the engine's or the dispatcher's; ``inputs`` are one or more tensors.
+def profiled(operation: str, tensors: list[Any], start: Callable[[], Work]) -> Work:
+    """Start a call within its ranges; ``operation`` is the dispatcher's name. Calls that this one makes have none.
 
     The ranges end once the call has started, as NCCL's do: it may complete after the profiler has stopped.
     """
-    operation = _OPERATIONS.get(name, name)
-    tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-    host = _RecordFunctionFast(f"c10d::{operation}", tensors)
-    if torch._C._autograd._profiler_type() not in _SPANNING:
-        with host:
-            return start()
-    span = _Span(f"ucch:{_TITLES[operation]}", tensors)
+    if _thread.inside:
+        return start()
+    host, spans = _RecordFunctionFast(f"c10d::{operation}", tensors), None
+    if torch._C._autograd._profiler_type() in _SPANNING:
+        spans = _Span(f"ucch:{_TITLES[operation]}", tensors)
+    _thread.inside = True
     try:
         with host:
             return start()
     finally:
-        span.close()
+        _thread.inside = False
+        if spans is not None:
+            spans.close()

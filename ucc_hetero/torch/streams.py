@@ -66,13 +66,15 @@ def device_of(*memory: Any) -> Any:
     return None
 
 
-def tensors_in(memory: Sequence[Any]) -> Iterator[Any]:
+def tensors_in(memory: Sequence[Any]) -> list[Any]:
     """The tensors in nested sequences, which may also hold counts and None."""
-    for each in memory:
+    found, left = [], list(memory)
+    for each in left:
         if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from tensors_in(each)
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            left += each
+    return found
 
 
 #: (device, handle) -> torch's stream object, as making one takes longer than a kernel launch.
@@ -152,17 +154,14 @@ class Ready:
     ) -> None:
         self._stream, self._events, self._behind = stream, events, behind
         if marked:
-            self.mark()
-
-    def mark(self) -> None:
-        try:
-            event = self._events.pop() if self._events else None
-        except IndexError:  # another thread took the last one
-            event = None
-        if event is None:
-            self._event = self._stream.record_event()
-        else:
-            event.record(self._stream)
+            try:
+                event = events.pop() if events else None
+            except IndexError:  # another thread took the last one
+                event = None
+            if event is None:
+                event = stream.record_event()
+            else:
+                event.record(stream)
             self._event = event
 
     def order(self) -> bool:
@@ -219,6 +218,8 @@ class SideStream:
         self._streams = deque((stream, stream_handle(stream)) for stream in made)
         self._posted, self._lock = self._module.Event(), threading.Lock()
         self._events: deque[Any] = deque()
+        #: True while the calling thread's stream is being captured.
+        self.captured = capture_query(device)
 
     def enter(self) -> EnteredStream:
         """The stream for the next asynchronous call. It waits for what is queued in the caller's stream."""
@@ -230,31 +231,29 @@ class SideStream:
             entered[0].wait_event(self._posted)
         return EnteredStream(*entered, caller)
 
-    def ready(self, entered: EnteredStream, *, marked: bool) -> Ready:
-        """The point at which a stream has completed a call that needs no further work."""
-        return Ready(entered.stream, marked=marked, events=self._events, behind=entered.behind)
-
     def run(
         self,
-        start: Callable[[int], Request],
+        start: Callable[[int], Sequence[Request]],
         memory: Sequence[Any],
         finish: Finish,
         *,
         asynchronous: bool,
         joined: EnteredStream | None = None,
-    ) -> tuple[Request, Ready | None]:
-        """Make a call in a stream, and queue ``finish`` behind it. ``joined``: a side stream that was entered before.
+    ) -> tuple[Sequence[Request], Ready | None]:
+        """Make calls in a stream, and queue ``finish`` behind them. ``joined``: a side stream that was entered before.
 
-        ``memory`` is what the call and ``finish`` read and write; it stays allocated until they end. The second value
-        is None if the stream does not wait for the call: then the host has to wait and to run ``finish``.
+        ``memory`` is what the calls and ``finish`` read and write; it stays allocated until they end. The second value
+        is None if the stream does not wait for the calls: then the host has to wait and to run ``finish``.
         """
         if asynchronous:
             stream, handle, behind = joined or self.enter()
         else:
             stream = behind = current(self._device)
             handle = stream_handle(stream)
-        request = start(handle)
-        waits = request.in_stream or request.finished
+        requests = start(handle)
+        waits = bool(requests)
+        for request in requests:
+            waits = waits and (request.in_stream or request.finished)
         if waits and finish is not None:
             with self._module.stream(stream):
                 finish()
@@ -263,7 +262,7 @@ class SideStream:
                     tensor.record_stream(stream)
         events = self._events if finish is None else None
         marked = asynchronous and joined is None
-        return request, Ready(stream, marked=marked, events=events, behind=behind) if waits else None
+        return requests, Ready(stream, marked=marked, events=events, behind=behind) if waits else None
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:

@@ -74,6 +74,26 @@ def _over(work: Any, async_op: bool) -> _Pending | None:
     return None
 
 
+def _collective(name: str) -> Any:
+    """torchcomms' method for one of the group, which has the same arguments but ``async_op``, the last one."""
+
+    def call(self: Any, *args: Any) -> _Pending | None:
+        return _over(getattr(self._group, name)(*args[:-1]), args[-1] and self._overlaps)
+
+    return call
+
+
+def _reducing(name: str) -> Any:
+    """The same for a method whose argument before ``async_op`` is an operation of torchcomms."""
+    method = _collective(name)
+
+    def call(self: Any, *args: Any) -> _Pending | None:
+        result: _Pending | None = method(self, *args[:-2], _reduction(args[-2]), args[-1])
+        return result
+
+    return call
+
+
 class Backend(torchcomms.TorchCommBackend):
     """What ``torchcomms.new_comm("ucch", ...)`` and ``split`` make. Methods and their arguments are torchcomms'.
 
@@ -148,55 +168,14 @@ class Backend(torchcomms.TorchCommBackend):
     def recv(self, tensor: Any, src: int, async_op: bool) -> _Pending | None:
         return _over(self._group.recv([tensor], src), async_op)
 
-    def _over(self, work: Any, async_op: bool) -> _Pending | None:
-        return _over(work, async_op and self._overlaps)
-
-    def broadcast(self, tensor: Any, root: int, async_op: bool) -> _Pending | None:
-        return self._over(self._group.broadcast(tensor, root), async_op)
-
-    def all_reduce(self, tensor: Any, op: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.allreduce(tensor, _reduction(op)), async_op)
-
-    def reduce(self, tensor: Any, root: int, op: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.reduce(tensor, root, _reduction(op)), async_op)
-
-    def all_gather(self, tensor_list: list[Any], tensor: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.allgather(tensor_list, tensor), async_op)
-
-    all_gather_v = all_gather
-
-    def all_gather_single(self, output: Any, input: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.all_gather_single(output, input), async_op)
-
-    def reduce_scatter(self, output: Any, input_list: list[Any], op: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.reduce_scatter(output, input_list, _reduction(op)), async_op)
-
-    reduce_scatter_v = reduce_scatter
-
-    def reduce_scatter_single(self, output: Any, input: Any, op: Any, async_op: bool) -> _Pending | None:
-        opts = dist.ReduceScatterOptions()
-        opts.reduceOp = _reduction(op)
-        return self._over(self._group.reduce_scatter_single(output, input, opts), async_op)
-
-    def all_to_all_single(self, output: Any, input: Any, async_op: bool) -> _Pending | None:
-        return self._over(self._group.all_to_all_single(output, input), async_op)
-
-    def all_to_all_v_single(
-        self, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int], async_op: bool
-    ) -> _Pending | None:
-        return self._over(self._group.all_to_all_single(output, input, output_splits, input_splits), async_op)
-
-    def all_to_all(self, output_list: list[Any], input_list: list[Any], async_op: bool) -> _Pending | None:
-        return self._over(self._group.alltoall(output_list, input_list), async_op)
-
-    def barrier(self, async_op: bool) -> _Pending | None:
-        return self._over(self._group.barrier(), async_op)
-
-    def scatter(self, output: Any, input_list: list[Any], root: int, async_op: bool) -> _Pending | None:
-        return self._over(self._group.scatter(output, input_list, root), async_op)
-
-    def gather(self, output_list: list[Any], input: Any, root: int, async_op: bool) -> _Pending | None:
-        return self._over(self._group.gather(output_list, input, root), async_op)
+    broadcast, scatter, gather, barrier = map(_collective, ("broadcast", "scatter", "gather", "barrier"))
+    all_reduce, reduce = map(_reducing, ("allreduce", "reduce"))
+    all_gather = all_gather_v = _collective("allgather")
+    all_gather_single = _collective("all_gather_single")
+    reduce_scatter = reduce_scatter_v = _reducing("reduce_scatter")
+    reduce_scatter_single = _reducing("reduce_scatter_single")
+    all_to_all = _collective("alltoall")
+    all_to_all_single = all_to_all_v_single = _collective("all_to_all_single")
 
 
 torchcomms.register_backend(NAME, Backend)

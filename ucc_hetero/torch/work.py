@@ -110,7 +110,7 @@ class Work(dist.Work):
     """
 
     # Class attributes: most calls use the defaults, and setting them costs time.
-    _requests: Sequence[Request] = ()
+    _requests: Sequence[Any] = ()
     _finish: Finish = None
     _keep: object = None
     _source: ReceiveStatus | None = None
@@ -141,6 +141,9 @@ class Work(dist.Work):
             self._requests, self._done = requests, False
             self._finish, self._keep, self._source = finish, keep, source
             group.in_flight[self] = None
+        elif finish is not None:
+            self._finish = finish
+            self._error = self._try_to_deliver()
 
     # --- the end of the call ------------------------------------------------------------------------------------------
 
@@ -196,24 +199,25 @@ class Work(dist.Work):
     def is_over(self) -> bool:
         """True if the call has ended; collects its results. Makes no progress."""
         requests = self._requests
-        if len(requests) == 1 and requests[0].lasting:
-            if _peek(native_of(requests[0])):
-                self._collect()
+        if requests and requests[0].lasting:  # so are the others, all of them calls in a stream
+            for request in requests:
+                if not _peek(request.op):
+                    return False
+            self._collect()
         elif not self._done and all(_peek(each.op) for each in self.pending()):
             self._collect()
         return self._done
 
-    def unfinished(self) -> list[Request]:
-        return [request for request in self._requests if not request.finished]
-
     def pending(self) -> list[PendingOperation]:
         """The native operations that are under way, kept alive: another thread may collect the call at any time."""
-        found = [PendingOperation(request, native_of(request), kept_by(request)) for request in self.unfinished()]
+        found = [PendingOperation(each, native_of(each), kept_by(each)) for each in self._requests if not each.finished]
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
         """Make progress for ``seconds``, which suffices for short calls; the progress thread finishes the others."""
         for request in self._requests:
+            if not self.collective and request.Get_status():  # which makes some progress; of messages in C
+                continue
             if not PendingOperation(request, native_of(request), kept_by(request)).wait(seconds):
                 lib.ucch_progress_thread(1)
                 return
@@ -223,10 +227,9 @@ class Work(dist.Work):
         """Release streams that wait for the call, as the group was aborted."""
 
     def listen(self) -> None:
-        """Make the doorbell (:mod:`.futures`) ring when a request of the call ends."""
-        with self._lock:  # no other thread may collect at the same time
-            for request in self.unfinished():
-                lib.ucch_listen(native_of(request))
+        """Make the doorbell (:mod:`.futures`) ring when an operation of the call ends."""
+        for each in self.pending():
+            lib.ucch_listen(each.op)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the result is there. Raises the call's error.
@@ -266,7 +269,7 @@ class Work(dist.Work):
 
     def _await(self, limit: float) -> None:
         end = time.monotonic() + limit if limit else 0.0
-        arm(self.unfinished())
+        arm([each for each in self._requests if not each.finished])
         for each in self.pending():
             self._until(each.wait, end)
         self._collect()
@@ -308,8 +311,9 @@ class Work(dist.Work):
     def settle(self) -> None:
         """Wait until the call no longer uses its buffers. A receive whose message has not come is cancelled."""
         if self._source is not None:
-            for request in self.unfinished():
-                request.Cancel()
+            for request in self._requests:
+                if not request.finished:
+                    request.Cancel()
         self.wait()
 
     def synchronize(self) -> None:
@@ -322,8 +326,7 @@ class Work(dist.Work):
         """The group rank of a received message's sender."""
         return self._source.source if self._source is not None else self._peer
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
     # --- futures ------------------------------------------------------------------------------------------------------
 
@@ -364,7 +367,7 @@ class Work(dist.Work):
 
 
 class WaitedWork:
-    """What a group keeps of a call that a stream waits for: its requests, without its tensors."""
+    """What a group keeps of a call that a stream waits for: its requests (:class:`.Launched`), without its tensors."""
 
     leaves_work = False
 
@@ -372,13 +375,16 @@ class WaitedWork:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        for each in self._requests:
-            if not _peek(native_of(each)):
+        well = True
+        for request in self._requests:
+            state = _peek(request.op)
+            if not state:
                 return False
+            well = well and state == 1
         work = self._work()
         if work is not None:
             work.is_over()
-        for request in self._requests:
+        for request in () if well else self._requests:
             with suppress(UCCHError):  # the next call raises the failure
                 request.Wait()
         if self._ready is not None:
@@ -432,17 +438,17 @@ class LaneWork(Work):
 
     def is_over(self) -> bool:
         message = self._lane_message
-        if message is not None and (state := _peek(message.op)):
-            self._end(message, state)
+        if message is not None and _peek(message.op):
+            self._collect()
         return self._done
 
-    def _end(self, message: LaneMessage, state: int) -> None:
+    def _collect(self) -> None:
         """Record how the message has ended, once."""
         with self._lock:
-            if self._lane_message is None:
+            message, self._lane_message = self._lane_message, None
+            if message is None:
                 return
-            self._lane_message = None
-            if state == 1:
+            if _peek(message.op) == 1:
                 self._error = self._try_to_deliver()
             else:
                 self._error, self._finish = torch_error(self._group.failure_of(message)), None
@@ -481,18 +487,6 @@ class LaneWork(Work):
                 self._deliver()
                 self._finish = None
         return True
-
-    def is_completed(self) -> bool:
-        message = self._lane_message
-        if message is not None and (state := lib.ucch_test(message.op)):
-            self._end(message, state)
-        if self._ready is None or self._error is not None:
-            return self._done
-        return bool(self._ready.query())
-
-    def listen(self) -> None:
-        for each in self.pending():
-            lib.ucch_listen(each.op)
 
     def let_go(self) -> None:
         """Release waiting streams: the message times out now."""
@@ -563,11 +557,6 @@ class CombinedWork(Work):
         if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
-
-    def listen(self) -> None:
-        """Make the doorbell ring when a request of these calls ends."""
-        for part in self._parts:
-            part.listen()
 
     def pending(self) -> list[PendingOperation]:
         return [each for part in self._parts for each in part.pending()]

@@ -8,6 +8,7 @@ MPI, and they are removed. Otherwise they stay, and ``python -m ucc_hetero trace
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -59,6 +60,8 @@ class TimelineRecorder:
         self._fresh = count(1)
         ring, meta = parts_of(trace, world)
         try:
+            if trace.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(trace))
             trace.parent.mkdir(parents=True, exist_ok=True)
             self._meta: Any = meta.open("w", encoding="utf-8")
             failed = int(lib.ucch_trace_open(os.fsencode(ring), env.get("TRACE_EVENTS")))
@@ -201,9 +204,9 @@ def finish() -> None:
             try:
                 write(path, document([parse_part(*part) for part in parts]))
             except OSError as error:
-                failure = (
-                    f"UCCH_TRACE: {path} could not be written ({error}); the ranks' own files are in the same folder"
-                )
+                kept = parts_of(recorder.trace, recorder.world)[1].exists()
+                where = "the ranks' own files are in the same folder" if kept else "the timeline is lost"
+                failure = f"UCCH_TRACE: {path} could not be written ({error}); {where}"
                 print(failure, file=sys.stderr, flush=True)
         written &= not any(comm.allgather(failure))
     if written:
@@ -215,8 +218,12 @@ def write(path: Path, trace: dict[str, Any]) -> None:
     """Write a Chrome trace; compressed if the name ends in ``.gz``."""
     text = json.dumps(trace, separators=(",", ":"))
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
-    part.replace(path)
+    try:
+        part.write_bytes(gzip.compress(text.encode(), 6) if path.suffix == ".gz" else text.encode())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def merge(trace: Path) -> dict[str, Any]:

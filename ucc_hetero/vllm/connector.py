@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from ..log import log
@@ -34,6 +35,8 @@ def _shorten(request: Any, count: int) -> None:
 
 
 class SchedulerSide:
+    """The scheduler's side of the connector. Public methods are vLLM's."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.hosts: tuple[str, ...] = (settings.host,)
@@ -59,7 +62,7 @@ class SchedulerSide:
             return None
         return remote, max(0, min(remote.tokens, request.num_prompt_tokens - self.settings.own_tokens))
 
-    def added(self, request: Any) -> None:
+    def on_new_request(self, request: Any) -> None:
         """Have the blocks kept that a new request waits for, or leave its last tokens to the decoding engine."""
         if (found := self._remote(request)) is not None:
             self._step.waiting[request.request_id] = found[0]
@@ -75,17 +78,18 @@ class SchedulerSide:
             self._step.scheduled.append(request.request_id)
         return found
 
-    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        """(number of tokens beyond the computed ones that can be loaded, True if they are loaded between steps)."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Return the number of tokens, beyond those computed here, that another engine has; and True if they are loaded
+        between steps."""
         found = self._remote(request)
-        count = found[1] - computed if found else 0
+        count = found[1] - num_computed_tokens if found else 0
         return (count, True) if count > 0 else (0, False)
 
-    def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
-        """Load ``tokens`` into the blocks; they are the last tokens of the remote request."""
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Load this many tokens, the last ones of the remote request, into a request's blocks."""
         if (found := self._taken(request)) is None:
             return
-        remote, total = found
+        (remote, total), tokens = found, num_external_tokens
         parts, ids = [], blocks.get_block_ids()
         for group in self.settings.groups:
             first, last = (total - tokens) // group.block, -(-total // group.block)
@@ -98,20 +102,26 @@ class SchedulerSide:
         params = request.kv_transfer_params
         return bool(self.settings.sends and params and params.get("do_remote_decode"))
 
-    def finished(self, request: Any, blocks: Sequence[list[int]]) -> tuple[bool, dict[str, Any] | None]:
-        """(True if blocks must be kept until they are sent, ``kv_transfer_params`` for the other engine)."""
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Sequence[list[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Offer the blocks of a finished request, in each group of caches, to the engine that decodes.
+
+        Returns True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for
+        that engine.
+        """
         if (found := self._taken(request)) is not None:  # the request ends before its load has started
             self._step.loads.append(Load(request.request_id, found[0], [Part(0, [])] * len(self.settings.groups)))
             return False, None
         own, is_offered, params = self.settings, self._is_offered(request), request.kv_transfer_params
         is_kept = own.keep > 0 and bool(params and params.get("do_remote_prefill"))
-        if not (is_offered or is_kept) or request.status.name not in _COMPLETE or not any(blocks):
+        if not (is_offered or is_kept) or request.status.name not in _COMPLETE or not any(block_ids):
             return False, None
         tokens, kept = request.num_computed_tokens, []
         if is_offered:
             tokens = min(tokens, request.num_prompt_tokens)
         for group in own.groups:
-            each = blocks[group.number][: -(-tokens // group.block)]
+            each = block_ids[group.number][: -(-tokens // group.block)]
             kept.append([_DROPPED if group.windowed and block == _NULL else block for block in each])
         self._step.offers[request.request_id] = kept
         self._offered.add(request.request_id)
@@ -121,20 +131,35 @@ class SchedulerSide:
         self._step.kept.add(request.request_id)
         return True, remote.params() | {"do_remote_prefill": False, "do_remote_decode": True}
 
-    def step(self) -> Step:
-        """Loads and offers since the last step, for the workers."""
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        """Return the loads and offers of this step, for the workers."""
         step, self._step = self._step, Step()
         self._waiting.update(step.waiting)
         return step
 
-    def ended(self, sent: Any) -> None:
+    def update_connector_output(self, connector_output: Any) -> None:
         """Forget requests whose blocks the workers need no more."""
-        self._offered.difference_update(sent or ())
+        self._offered.difference_update(connector_output.finished_sending or ())
 
-    @property
-    def busy(self) -> bool:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Place]) -> None:
+        """Record on which hosts the workers are; each key is a worker's pipeline stage and its rank there."""
+        hosts = tuple(metadata[where].host for where in sorted(metadata))
+        if len(hosts) == self.settings.world and len(set(hosts)) > 1:
+            self.hosts = hosts
+
+    def has_pending_push_work(self) -> bool:
         """True if steps must go on although no request is running."""
         return bool(self._offered or self._step.loads)
+
+
+def _scheduling(method: Any) -> Any:
+    """The same method of a connector in the scheduler's process."""
+
+    @wraps(method)
+    def call(self: UccHeteroConnector, *args: Any, **more: Any) -> Any:
+        return method(self.scheduler, *args, **more)
+
+    return call
 
 
 class WorkerSide:
@@ -191,60 +216,23 @@ class UccHeteroConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Ask vLLM for separate layers, each in blocks of tokens, which pages need."""
         return "NHD"
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Return the number of tokens, beyond those computed here, that another engine has; and True if they are loaded
-        between steps."""
-        return self._scheduler.matched(request, num_computed_tokens)
-
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """Return the groups of caches that a load writes: vLLM must not zero their blocks, which a kernel would do
         meanwhile."""
         return tuple(group.number for group in self.settings.groups)
 
-    def on_new_request(self, request: Any) -> None:
-        """Have the blocks kept for which a request waits, until it is scheduled."""
-        self._scheduler.added(request)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Load this many tokens of another engine into a request's blocks."""
-        self._scheduler.allocated(request, blocks, num_external_tokens)
-
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
-        """Return the loads and offers of this step, for the workers."""
-        return self._scheduler.step()
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        """Record which transfers the workers have completed."""
-        self._scheduler.ended(connector_output.finished_sending)
+    on_new_request = _scheduling(SchedulerSide.on_new_request)
+    get_num_new_matched_tokens = _scheduling(SchedulerSide.get_num_new_matched_tokens)
+    update_state_after_alloc = _scheduling(SchedulerSide.update_state_after_alloc)
+    build_connector_meta = _scheduling(SchedulerSide.build_connector_meta)
+    update_connector_output = _scheduling(SchedulerSide.update_connector_output)
+    request_finished_all_groups = _scheduling(SchedulerSide.request_finished_all_groups)
+    set_xfer_handshake_metadata_pp_aware = _scheduling(SchedulerSide.set_xfer_handshake_metadata_pp_aware)
+    has_pending_push_work = _scheduling(SchedulerSide.has_pending_push_work)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Offer the blocks of a finished request to the engine that decodes.
-
-        Returns True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for
-        that engine.
-        """
-        return self.request_finished_all_groups(request, (block_ids,))
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        """The same, with blocks in each group of caches."""
-        return self._scheduler.finished(request, block_ids)
-
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Place]) -> None:
-        """Record on which hosts the workers are; each key is a worker's pipeline stage and its rank there."""
-        hosts = tuple(metadata[where].host for where in sorted(metadata))
-        if len(hosts) == self.settings.world and len(set(hosts)) > 1:
-            self._scheduler.hosts = hosts
-
-    def has_pending_push_work(self) -> bool:
-        """True if steps must go on although no request is running."""
-        return self._scheduler.busy
-
-    @property
-    def _scheduler(self) -> SchedulerSide:
-        assert self.scheduler is not None
-        return self.scheduler
+        """As ``request_finished_all_groups``, with one group of caches."""
+        return self.request_finished_all_groups(request, (block_ids,))  # type: ignore[no-any-return]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Register the cache and listen for other engines. ``ContractError`` if it cannot be exchanged with any

@@ -25,14 +25,10 @@ except ModuleNotFoundError as error:
         SCHEDULER = 0
         WORKER = 1
 
-    class KVConnectorMetadata:  # type: ignore[no-redef]
-        """Data of a step from the scheduler to the workers."""
+    class _Substitute:
+        """Base class of data that a connector passes on; or that the connector knows several groups of caches."""
 
-    class KVConnectorHandshakeMetadata:  # type: ignore[no-redef]
-        """Data of a worker for the scheduler, from the start."""
-
-    class SupportsHMA:  # type: ignore[no-redef]
-        """The connector knows several groups of caches."""
+    KVConnectorMetadata = KVConnectorHandshakeMetadata = SupportsHMA = KVConnectorStats = _Substitute
 
     class KVConnectorBase_V1:  # type: ignore[no-redef]
         """Base class of a connector."""
@@ -56,9 +52,6 @@ except ModuleNotFoundError as error:
             """Return the requests that have been sent and received."""
             sent, come = self.get_finished(finished_req_ids)
             return SimpleNamespace(finished_sending=sent or set(), finished_recving=come or set(), failed_recving=set())
-
-    class KVConnectorStats:  # type: ignore[no-redef]
-        """Numbers of transfers."""
 
 
 #: What vLLM calls tokens that another engine has computed; None for a vLLM that does not tell them apart.

@@ -12,13 +12,20 @@
 #else
 #define QUADS 4
 #endif
-/* True once a word has reached a number; false if the lane has ended. */
-__device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
-    while ((int)(GET(word) - least) < 0) {
-        if (GET(stop)) return false;
+/* Words of a lane's blocks, behind the counters by slot: how many blocks have done the header, and the message; and how
+ * far the first block has waited, for headers and for pieces. */
+enum { HEADS = UCCH_RING_SLOTS, ENDS, HEADS_PASSED, PASSED };
+
+/* True once a word has reached a number; false if the lane has ended. The first block polls the word of the other rank,
+ * and tells the others on the device: many that poll host memory delay each other's data. */
+__device__ bool reach(const ucch_lane_copy &c, unsigned *word, unsigned least, int which) {
+    unsigned *passed = c.arrived + which;
+    for (unsigned looks = 1; (int)(GET(blockIdx.x ? passed : word) - least) < 0; looks++) {
+        if ((!blockIdx.x || looks % 64 == 0) && GET(c.stop)) return false;
         NAP();
     }
     __threadfence_system();
+    if (!blockIdx.x) PUT(passed, least);
     return true;
 }
 __device__ volatile ucch_slot_header *header(char *data) { return (volatile ucch_slot_header *)data - 1; }
@@ -38,10 +45,10 @@ __device__ void open(const ucch_lane_copy &c, about &m) {
     m.goes = true;
     if (!(c.flags & LANE_HEAD)) return;
     if (!receives) {
-        m.goes = blockIdx.x || reach(c.short_consumed, c.number - UCCH_RING_SLOTS, c.stop);
+        m.goes = blockIdx.x || reach(c, c.short_consumed, c.number - UCCH_RING_SLOTS, HEADS_PASSED);
         return;
     }
-    m.goes = reach(c.short_published, c.number, c.stop);
+    m.goes = reach(c, c.short_published, c.number, HEADS_PASSED);
     if (!m.goes) return;
     const volatile ucch_slot_header *h = header(c.shorts);
     m.bytes = h->more[0];
@@ -64,7 +71,7 @@ __device__ void do_head(const ucch_lane_copy &c, const about &m) {
         h->bytes = is_short ? m.bytes : 0;
         h->more[0] = m.bytes;
         POST(c.short_published, c.number);
-    } else if (receives && last_at(c.arrived + UCCH_RING_SLOTS, gridDim.x)) {
+    } else if (receives && last_at(c.arrived + HEADS, gridDim.x)) {
         if (m.status) PUT(c.short_consumed + 1, c.number);
         POST(c.short_consumed, c.number);
     }
@@ -86,7 +93,8 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         const unsigned long long from = edge(bytes, blockIdx.x, gridDim.x);
         const unsigned long long to = edge(bytes, blockIdx.x + 1, gridDim.x);
         if (threadIdx.x == 0)
-            goes = receives ? reach(c.published, k + 1, c.stop) : reach(c.consumed, k + 1 - UCCH_RING_SLOTS, c.stop);
+            goes =
+                receives ? reach(c, c.published, k + 1, PASSED) : reach(c, c.consumed, k + 1 - UCCH_RING_SLOTS, PASSED);
         __syncthreads();
         if (!goes) break;
         char *here = c.data + p * piece;
@@ -106,7 +114,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         }
     }
     __syncthreads();
-    if (!(c.flags & LANE_LAST) || threadIdx.x || !last_at(c.arrived + UCCH_RING_SLOTS + 1, gridDim.x)) return;
+    if (!(c.flags & LANE_LAST) || threadIdx.x || !last_at(c.arrived + ENDS, gridDim.x)) return;
     volatile ucch_lane_line *line = c.line;
     line->status = GET(c.stop) ? LANE_STOPPED : m.status;
     line->tag = m.tag;

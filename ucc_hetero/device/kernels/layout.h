@@ -101,10 +101,17 @@ typedef struct ucch_move {
     unsigned tag, more;
 } ucch_move;
 
-/* Arguments of a fused kernel. */
+/* What blocks of a fused kernel tell each other, by move: how many have done their part, 0 between kernels; and the
+ * last kernel whose first block has waited. */
+typedef struct ucch_by_move {
+    unsigned arrived[UCCH_MOST_MOVES], passed[UCCH_MOST_MOVES];
+} ucch_by_move;
+
+/* Arguments of a fused kernel. Every move is done by `width` blocks: all, or of twice as many one half sends and the
+ * other half receives. `number`: of the kernel, outside of graphs. */
 typedef struct ucch_moves {
-    unsigned long long n;
-    unsigned *arrived;     /* by move, how many blocks have done their part; 0 between calls */
+    unsigned n, width, number, more;
+    ucch_by_move *by_move;
     ucch_replays *replays; /* of a call in a graph, as are the next two; NULL: it is none */
     ucch_replayed *counts;
     unsigned long long hash;
@@ -148,7 +155,7 @@ static_assert(sizeof(ucch_lane_copy) == 136, "one layout for C and kernels");
 static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
 static_assert(sizeof(ucch_move) == 80, "one layout for C and kernels");
-static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 80, "one layout for C and kernels");
+static_assert(sizeof(ucch_moves) == 48 + UCCH_MOST_MOVES * 80, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copy) == 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copies) == 24 + UCCH_MOST_COPIES * 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_piece) == 32, "one layout for C and kernels");
