@@ -570,7 +570,7 @@ _becoming = threading.RLock()
 
 
 class PostedRequest(posted, Request):  # type: ignore[misc]
-    """The request of a call that was begun in C, where it is also waited for (cffi_build/python/messages.c).
+    """The request of a call that was begun in C, where it is also waited for (cffi_build/python/requests.c).
 
     For all else, and after an error, it becomes an ordinary request."""
 
