@@ -50,10 +50,6 @@ def count_frames(comm, n):
     def done(request, *_):
         request.Wait()
 
-    def until_done(request):
-        while not request.Test():
-            pass
-
     calls = {
         "Barrier": comm.Barrier, "Allreduce": lambda: comm.Allreduce(mine, part),
         "Bcast": lambda: comm.Bcast(part, 1), "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
@@ -76,7 +72,7 @@ def count_frames(comm, n):
         "Irecv, Send, Wait": lambda: done(comm.Irecv(part, me, 2), comm.Send(mine, me, 2)),
         "Irecv, Isend, Waitall": lambda: Request.Waitall([comm.Irecv(part), comm.Isend(mine, me)]),
         "Iallreduce, Wait": lambda: done(comm.Iallreduce(mine, part)),
-        "Ibcast, Test": lambda: until_done(comm.Ibcast(part, 1)),
+        "Ibcast, Wait": lambda: done(comm.Ibcast(part, 1)),
         "Isend, Irecv, Iallgatherv, Waitall": lambda: Request.Waitall(
             [comm.Isend(mine, me), comm.Irecv(part), comm.Iallgatherv(mine, [whole, ns])]
         ),

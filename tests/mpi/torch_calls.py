@@ -4,10 +4,13 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import product
 from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +22,10 @@ from torch_catalogue import NAMES, OPS, drawn_blocks, made, plain, poisoned
 from torch_model import fresh, sgd, train
 
 import ucc_hetero.torch.backend
+from ucc_hetero.calls.request import kept_by
 from ucc_hetero.engine.lowering import _SPARE, Program
 from ucc_hetero.native.libraries import ffi
+from ucc_hetero.torch import collectives
 
 #: Calls through torch's functions, by their operators; gather_single has none.
 SEEN = [name for name in NAMES if name.endswith("_")]
@@ -102,6 +107,28 @@ def case_operations_outlive_their_calls():
         [work.wait() for work in reversed(works)]
         works.clear()
         assert len(refs) == len(held) and all(ref() is not None for ref in refs)
+    comm, sent, got = dist.group.WORLD.communicator, np.full(3, R), np.empty(3, int)
+    for _ in range(3):  # from the second time on in C, where another thread may complete it
+        request = comm.Isend(sent, R, 9)
+        comm.Recv(got, R, 9)
+        request.Wait()
+        assert kept_by(request) is None and got[0] == R
+
+
+def no_room():
+    raise RuntimeError("no room")
+
+
+def case_results_that_cannot_be_copied():
+    """The call has been made, so the group goes on; in repeated calls, too."""
+    group = dist.new_group()
+    for turn in range(4):
+        fails_here = R == 0 and turn > 1
+        with mock.patch.object(collectives, "copy_back", lambda *_: no_room) if fails_here else nullcontext():
+            with pytest.raises(RuntimeError, match="no room") if fails_here else nullcontext():
+                dist.all_reduce(data(R, (4, 2))[:, 0], group=group)
+    dist.all_reduce(total := torch.ones(3), group=group)
+    same(total, torch.full((3,), float(N)))
 
 
 def address_of(op):

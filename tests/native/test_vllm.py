@@ -456,6 +456,15 @@ def test_schedulers_of_windows(secret):
         ]))  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_caches_that_are_divided_by_tokens_are_refused(secret, name, role):
+    config = vllm_engine.facts({"role": "kv_consumer", "port": 7, "extra": {"secret_file": secret}})
+    config.parallel_config = Facts(tensor_parallel_size=2, rank=0, **{name: 2})
+    with pytest.raises(ValueError, match=f"{name}: 2: caches that are divided by tokens"):
+        UccHeteroConnector(config, role, None)
+
+
 def test_workers_of_several_hosts(secret):
     extra = {"secret_file": secret, "host": "10.0.0.1"}
     config = vllm_engine.facts({"role": "kv_producer", "port": 7, "extra": extra})

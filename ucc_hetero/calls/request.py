@@ -591,13 +591,16 @@ class PostedRequest(posted, Request):  # type: ignore[misc]
         super()._describe(state, status)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_call", "_keep", "_op", "_owner", "_timeout"):
-            with _becoming:
-                if name in vars(self) or self._become_ordinary() is not False:
-                    return object.__getattribute__(self, name)
-            if name in ("_call", "_keep"):  # another thread's wait has just ended it
-                return None
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if name not in _ENDED:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        with _becoming:
+            if name not in vars(self) and self._become_ordinary() is False:  # another thread may have completed it
+                return _ENDED[name]
+        return object.__getattribute__(self, name)
+
+
+#: Attributes of an ordinary request, and what they are once it has been completed in C.
+_ENDED: dict[str, Any] = {"_call": None, "_keep": None, "_op": ffi.NULL, "_owner": None, "_timeout": 0.0}
 
 
 requests(PostedRequest, _make_progress, Request.Wait, Request.Test, Request._ended, Request._arm)

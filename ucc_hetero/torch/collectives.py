@@ -207,8 +207,6 @@ class Collectives(Dispatch):
         return self._reduce_in_place("allreduce", tensor, opts, -1)
 
     def _reduce_in_place(self, name: str, tensor: Any, opts: Any, root: int) -> Work:
-        if not tensor.numel():
-            return Work(self, [tensor])
         how = _reduction(opts)
         operand = how.operand(tensor)
         if root not in (-1, self.place[0]):
@@ -244,8 +242,6 @@ class Collectives(Dispatch):
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Send the root's tensor to all ranks."""
         tensor, root = _one(tensors, "broadcast"), _root(opts)
-        if not tensor.numel():
-            return Work(self, [tensor])
         target, finish = (to_send(tensor), None) if self.place[0] == root else to_receive(tensor)
         return self._post(CallSpec("bcast", None, target, None, root), opts, [tensor], finish)
 
@@ -275,8 +271,6 @@ class Collectives(Dispatch):
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; it must "
                 f"have {self.size()} times input's {input.numel()} of {input.dtype}"
             )
-        if not input.numel():
-            return Work(self, [output])
         flat, finish = to_receive(output)
         return self._gather_into(flat, input, opts, [output], finish)
 
@@ -296,8 +290,6 @@ class Collectives(Dispatch):
                 f"allgather on rank {rank}: input has {tensor.numel()} elements of {tensor.dtype}, but its "
                 f"tensor in the output list has {counts[rank]} of {outputs[rank].dtype}"
             )
-        if not sum(counts):
-            return Work(self, outputs)
         flat, finish = to_receive_all(outputs)
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
@@ -324,8 +316,6 @@ class Collectives(Dispatch):
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Gather equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), _root(opts)
-        if not tensor.numel():
-            return Work(self, [])
         if self.place[0] != root:
             return self._post(CallSpec("gather", to_send(tensor), None, None, root), opts, [])
         outputs, counts = self._parts(output_lists, "gather", "output")
@@ -349,8 +339,6 @@ class Collectives(Dispatch):
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Send each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), _root(opts)
-        if not tensor.numel():
-            return Work(self, [tensor])
         target, finish = to_receive(tensor)
         send = None
         if self.place[0] == root:
@@ -373,8 +361,6 @@ class Collectives(Dispatch):
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; it must "
                 f"have {self.size()} times output's {output.numel()} of {output.dtype}"
             )
-        if not output.numel():
-            return Work(self, [output])
         return self._reduce_scatter(output, input, None, opts)
 
     def _reduce_scatter(self, output: Any, flat: Any, counts: list[int] | None, opts: Any) -> Work:
@@ -394,8 +380,6 @@ class Collectives(Dispatch):
                 f"reduce_scatter on rank {rank}: output has {output.numel()} elements, but its tensor in the "
                 f"input list has {counts[rank]}"
             )
-        if not sum(counts):
-            return Work(self, [output])
         return self._reduce_scatter(output, to_reduce_all(inputs), None if min(counts) == max(counts) else counts, opts)
 
     @_collective(
@@ -417,8 +401,6 @@ class Collectives(Dispatch):
         target, finish = to_receive(output)
         send = without_overlap(to_send(input), target)
         if into is None and outof is None:
-            if not send.numel() and not target.numel():
-                return Work(self, [output])
             return self._post(CallSpec("alltoall", send, target), opts, [output], finish)
         call = CallSpec("alltoallv", _rows(send, outof, size), _rows(target, into, size))
         return self._post(call, opts, [output], finish)

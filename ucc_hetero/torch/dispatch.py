@@ -211,8 +211,10 @@ class Dispatch:
         """Start a collective. A call with ``async_op=False`` on host memory runs to its end here."""
         key = _key_of(call)
         if key is not None:
-            recv = call.recv[0] if type(call.recv) is list else call.recv
-            repeated = self._repeat([(key, call.send, recv)], opts, outputs, finish)
+            send, recv = call.send, call.recv[0] if type(call.recv) is list else call.recv
+            if not ((send is not None and send.numel()) or (recv is not None and recv.numel())):
+                return Work(self, outputs)  # on all ranks
+            repeated = self._repeat([(key, send, recv)], opts, outputs, finish)
             if repeated is not None:
                 return repeated
         if self._aborted or self._closed or self.in_flight:
@@ -267,8 +269,11 @@ class Dispatch:
         try:
             if self._aborted or self._closed or self.in_flight:
                 self._check_usable()
+            self._posted += 1  # first: no later error is a refusal
             if getattr(opts, "asyncOp", True):
-                results = _results(calls) if outputs is None else [*outputs]
+                results = [where] if outputs is None else [*outputs]
+                if len(calls) > 1:
+                    results = _results(calls)
                 if device is None:
                     work, made = self._repeat_for_a_moment(comm, again, seconds, calls, results, finish)
                 else:
@@ -283,8 +288,8 @@ class Dispatch:
         except UCCHError as failure:
             raise torch_error(failure) from failure
         if not made:
+            self._posted -= 1
             return None
-        self._posted += 1
         del calls[:made]
         if self._batch.works is not None:
             self._batch.works.append(work)

@@ -215,12 +215,12 @@ class Work(dist.Work):
 
     def poll(self, seconds: float) -> None:
         """Make progress for ``seconds``, which suffices for short calls; the progress thread finishes the others."""
-        for request in self._requests:
-            if not self.collective and request.Get_status():  # which makes some progress; of messages in C
-                continue
-            if not PendingOperation(request, native_of(request), kept_by(request)).wait(seconds):
-                lib.ucch_progress_thread(1)
-                return
+        requests = self._requests
+        if self.collective or (requests and not requests[0].Get_status()):  # that of a message makes progress in C
+            for each in self.pending():
+                if not each.wait(seconds):
+                    lib.ucch_progress_thread(1)
+                    return
         self._collect()
 
     def let_go(self) -> None:
@@ -549,8 +549,7 @@ class CombinedWork(Work):
     def _collect(self) -> None:
         """Record the first error of the parts, which have all been collected."""
         with self._lock:
-            self._error = next((part._error for part in self._parts if part._error is not None), None)
-            self._done = True
+            self._error, self._done = self.exception(), True
 
     def is_over(self) -> bool:
         """True if all calls have ended; collects their results. Makes no progress."""
