@@ -175,11 +175,6 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t count);
 int ucch_scale(int dtype, void *data, uint64_t count, double factor);
 
 /* ---- message.c: tagged messages ---- */
-/* A message that was probed: its tag, its length, and the sender's number of an offer's data, or 0. */
-typedef struct ucch_offer {
-    uint64_t code, bytes, serial;
-} ucch_offer;
-
 ucch_message *ucch_message_new(void);
 void ucch_message_free(ucch_message *message);
 ucch_op *ucch_message_op(ucch_message *message);
@@ -187,8 +182,8 @@ int ucch_send(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const voi
               int mem_type, int sync, double timeout);
 int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout);
-int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes,
-                      ucp_tag_message_h *matched, const ucch_offer *found, int mem_type, double timeout);
+int ucch_recv_taken(ucch_message *message, void *buffer, size_t bytes, ucch_message *taken, int mem_type,
+                    double timeout);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
 int ucch_flush(ucch_message *message, ucp_ep_h ep, int closes, double timeout);
@@ -202,8 +197,8 @@ int ucch_message_after(ucch_message *message, void *stream);
 
 /* ---- offer.c: messages whose data goes by lanes; probes ---- */
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, ucch_offer *found, ucp_tag_message_h *matched);
-void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
+int ucch_probe(ucch_message *probe, ucp_worker_h worker, uint64_t tag, uint64_t mask, int takes);
+int ucch_has_taken(ucch_message *probe);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
 

@@ -36,8 +36,11 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
-    if (s->what == START_MATCHED && s->found.serial) {
-        ucch_discard_locked(m->worker, s->matched);
+    if (s->what == START_RECV && !s->matched) ucch_claim_locked(m, NULL);
+    ucp_tag_message_h matched = s->matched;
+    m->start.matched = NULL;
+    if (matched && s->found.serial) {
+        ucch_discard_locked(m->worker, matched);
         int status = ucch_offer_taken_locked(m);
         if (status < 0) ucch_message_end_locked(m, status);
         return status;
@@ -47,9 +50,8 @@ static int issue_locked(ucch_message *m) {
         /* a receive that fails at once would not report tag and length */
         p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
         m->came = 0;
-        void *request = s->what == START_MATCHED
-                            ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
-                            : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);
+        void *request = matched ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, matched, &p)
+                                : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);
         if (!m->came) return ucch_message_begun_locked(m, request);
         return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* called back before libucp returned */
     }
@@ -120,10 +122,12 @@ static int is_under_way(const ucch_message *m) {
     return m->request != NULL || (m->lane_message && ucch_lane_message_held(m->lane_message));
 }
 
-/* Begin a message: now, or when its turn comes. Returns 0 or a failure. */
-static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
+/* Begin a message: now, or when its turn comes; `taken`: the probe that has the message to receive, or NULL. Returns 0
+ * or a failure. */
+static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, ucch_message *taken, double timeout) {
     if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
     UCCH_LOCKED;
+    if (taken && !taken->start.matched) return UCCH_FAIL_BUSY;
     m->worker = worker;
     m->start = *start;
     int receives = start->what >= START_RECV;
@@ -131,7 +135,8 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->request = NULL;
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
-    m->waits = start->what != START_MATCHED && (m->gate.closed || has_earlier_pending(m));
+    m->waits = !taken && (m->gate.closed || has_earlier_pending(m));
+    if (taken) ucch_claim_locked(m, taken);
     m->op.called_back = !m->waits;
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
@@ -164,21 +169,21 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
               int mem_type, int sync, double timeout) {
     ucch_start start = start_of(sync ? START_SYNC : START_SEND, ep, buffer, bytes, tag);
     start.mem_type = mem_type;
-    return begin(m, worker, &start, timeout);
+    return begin(m, worker, &start, NULL, timeout);
 }
 
 int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout) {
     ucch_start start = {
         .what = START_RECV, .buffer = buffer, .bytes = bytes, .tag = tag, .mask = mask, .mem_type = mem_type};
-    return begin(m, worker, &start, timeout);
+    return begin(m, worker, &start, NULL, timeout);
 }
 
 /* Start a message again as it was started last, without a time limit. Negative: the general way has to do it. */
 int ucch_message_again(ucch_message *m) {
     ucch_start start = m->start;
     if (!m->worker || !m->board || ucch_board_broken(m->board)) return UCCH_FAIL_BROKEN;
-    int status = begin(m, m->worker, &start, 0);
+    int status = begin(m, m->worker, &start, NULL, 0);
     if (UCCH_LOAD(&m->op.state) == UCCH_ACTIVE) ucch_progress_thread(1);
     return status;
 }
@@ -188,20 +193,18 @@ int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
                     int dest, double timeout) {
     ucch_start start = start_of(START_OFFER, ep, data, bytes, tag);
     start.dest = dest;
-    return begin(m, worker, &start, timeout);
+    return begin(m, worker, &start, NULL, timeout);
 }
 
-/* Receive a message that a matching probe has removed. `matched` becomes NULL: the message cannot be received again. */
-int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h *matched,
-                      const ucch_offer *found, int mem_type, double timeout) {
-    ucch_start start = {.what = START_MATCHED,
+/* Receive the message that a probe has taken out; UCCH_FAIL_BUSY if it was received or discarded before. */
+int ucch_recv_taken(ucch_message *m, void *buffer, size_t bytes, ucch_message *taken, int mem_type, double timeout) {
+    ucch_start start = {.what = START_RECV,
                         .buffer = buffer,
                         .bytes = bytes,
-                        .mem_type = mem_type,
-                        .matched = *matched,
-                        .found = *found};
-    *matched = NULL;
-    return begin(m, worker, &start, timeout);
+                        .tag = taken->start.tag,
+                        .mask = taken->start.mask,
+                        .mem_type = mem_type};
+    return begin(m, taken->worker, &start, taken, timeout);
 }
 
 /* Flush an endpoint, or close it behind all that was sent (`closes`); waited for like a message. */
@@ -277,6 +280,7 @@ ucch_message *ucch_message_new(void) {
 }
 
 void ucch_message_free(ucch_message *m) {
+    if (m->start.what == START_PROBE && ucch_probe_dropped(m)) return;
     ucch_gate_free(&m->gate);
     if (m->lane_message) ucch_lane_message_free(m->lane_message);
     free(m);

@@ -192,16 +192,68 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 
 /* ---- probing ---- */
 
-/* True if a matching message has arrived. It stays in libucp's queue if `matched` is NULL. */
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, ucch_offer *found, ucp_tag_message_h *matched) {
-    ucp_tag_recv_info_t info = {0, 0};
+/* Probes that have taken a message out which was not received, in that order. libucp cannot take a message back: if the
+ * owner of the probe drops it, the next receive or probe that matches the message has it. */
+static ucch_message *taken;
+
+/* Where the list has the first dropped one of these, or ends. */
+static ucch_message **find_dropped_locked(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
+    ucch_message **at = &taken;
+    while (*at && !((*at)->is_dropped && (*at)->worker == worker && ((*at)->start.found.code & mask) == tag))
+        at = &(*at)->behind;
+    return at;
+}
+
+/* Take a message over from a probe, or if that is NULL from a dropped one that matches. */
+void ucch_claim_locked(ucch_message *m, ucch_message *from) {
+    if (!taken || (!from && !(from = *find_dropped_locked(m->worker, m->start.tag, m->start.mask)))) return;
+    UCCH_UNLINK(taken, from, behind);
+    m->start.found = from->start.found;
+    m->start.matched = from->start.matched;
+    from->start.matched = NULL;
+    if (from->is_dropped) free(from);
+}
+
+/* Its owner frees a probe. Returns 1 if it lives on, as it has a message. */
+int ucch_probe_dropped(ucch_message *probe) {
     UCCH_LOCKED;
-    ucp_worker_progress(worker);
-    ucp_tag_message_h message = ucp_tag_probe_nb(worker, tag, mask, matched != NULL, &info);
-    *found = (ucch_offer){info.sender_tag, info.length, 0};
-    if (message && is_offer(&info)) note_of_locked(worker, info.sender_tag, matched != NULL, found);
-    if (matched) *matched = message;
-    return message != NULL;
+    probe->is_dropped = 1;
+    return probe->start.matched != NULL;
+}
+
+/* True until the message that a probe has taken out is received or discarded. */
+int ucch_has_taken(ucch_message *probe) { return UCCH_LOAD(&probe->start.matched) != NULL; }
+
+/* Look once for a message; `takes`: take it out. Returns whether there is one. */
+int ucch_probe(ucch_message *m, ucp_worker_h worker, uint64_t tag, uint64_t mask, int takes) {
+    ucch_start *s = &m->start;
+    UCCH_LOCKED;
+    m->worker = worker;
+    *s = (ucch_start){.what = START_PROBE, .tag = tag, .mask = mask, .takes = takes};
+    ucch_progress_locked(); /* for everything: the sender may wait for another message of this rank */
+    ucch_message **at = find_dropped_locked(m->worker, s->tag, s->mask), *dropped = *at;
+    ucp_tag_recv_info_t info = {0, 0};
+    if (dropped) {
+        s->found = dropped->start.found;
+        if (s->takes) {
+            s->matched = dropped->start.matched;
+            m->behind = dropped->behind;
+            *at = m; /* in its place: messages stay in order */
+            dropped->start.matched = NULL;
+            free(dropped);
+        }
+    } else {
+        ucp_tag_message_h found = ucp_tag_probe_nb(m->worker, s->tag, s->mask, s->takes, &info);
+        if (!found) return 0;
+        s->found = (ucch_offer){info.sender_tag, info.length, 0};
+        if (is_offer(&info)) note_of_locked(m->worker, info.sender_tag, s->takes, &s->found);
+        if (s->takes) {
+            s->matched = found;
+            UCCH_APPEND(taken, m, behind);
+        }
+    }
+    m->info = (ucp_tag_recv_info_t){s->found.code, s->found.bytes};
+    return 1;
 }
 
 /* Receive a message and discard it, so that its sender does not wait for ever. */
@@ -211,10 +263,20 @@ void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
     if (request && !IS_STATUS(request)) ucp_request_free(request);
 }
 
-void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found) {
-    UCCH_LOCKED;
-    ucch_discard_locked(worker, matched);
-    if (found->serial) refuse_locked(lanes, found);
+/* Discard messages that probes have taken out; with `lanes` offers, whose senders are told. */
+static void discard_taken_locked(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask) {
+    for (ucch_message **at = &taken, *each; (each = *at) != NULL;) {
+        const ucch_offer *found = &each->start.found;
+        if (each->worker != worker || (found->code & ~UCCH_OFFER_TAG & mask) != tag || (lanes && !found->serial)) {
+            at = &each->behind;
+            continue;
+        }
+        *at = each->behind;
+        ucch_discard_locked(worker, each->start.matched);
+        if (lanes) refuse_locked(lanes, found);
+        each->start.matched = NULL;
+        if (each->is_dropped) free(each);
+    }
 }
 
 /* Discard messages that have arrived with such tags and were never received. Returns their number. */
@@ -223,6 +285,7 @@ int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_tag_message_h matched;
     int n = 0;
     UCCH_LOCKED;
+    discard_taken_locked(worker, NULL, tag, mask);
     ucp_worker_progress(worker);
     for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
         ucch_discard_locked(worker, matched);
@@ -236,6 +299,7 @@ int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, ui
     ucp_tag_message_h matched;
     ucch_offer offer;
     UCCH_LOCKED;
+    discard_taken_locked(worker, lanes, tag, mask);
     ucp_worker_progress(worker);
     while (ucp_tag_probe_nb(worker, tag | UCCH_OFFER_TAG, mask | NOTE_TAG, 0, &info)) {
         int source = source_of(info.sender_tag);

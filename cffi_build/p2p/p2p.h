@@ -8,15 +8,21 @@
 #define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
 #define UCCH_OFFER_TAG ((uint64_t)1 << UCCH_OFFER_BIT)
 
+/* A message that has arrived: its tag, its length, and the sender's number of an offer's data, or 0. */
+typedef struct ucch_offer {
+    uint64_t code, bytes, serial;
+} ucch_offer;
+
 /* Arguments of a message. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_OFFER, START_RECV, START_MATCHED } what;
+    enum { START_SEND, START_SYNC, START_OFFER, START_RECV, START_PROBE } what;
     ucp_ep_h ep; /* endpoint of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
     int mem_type, dest;
-    ucp_tag_message_h matched; /* message that a matching probe has removed from libucp's queue */
+    int takes;                 /* a probe removes the message from libucp's queue */
+    ucp_tag_message_h matched; /* message that a probe has removed; NULL once its receive has begun */
     ucch_offer found;          /* offer that the probe has found, or the receive has matched */
 } ucch_start;
 
@@ -42,6 +48,7 @@ struct ucch_message {
     int waits;
     ucch_gate gate;
     ucch_message *behind;
+    int is_dropped; /* a probe whose owner has gone: the message that it has taken is matched again */
     /* Data that may go by lanes: its memory and size, and the message of the lane. `matched`: the receiver still has to
      * answer; `moving`: the lane has the data. */
     ucch_lanes *lanes;
@@ -63,6 +70,8 @@ int ucch_offer_arrived_locked(ucch_message *m);
 int ucch_offer_advance_locked(ucch_message *m);
 void ucch_offer_abandon_locked(ucch_message *m);
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
+void ucch_claim_locked(ucch_message *m, ucch_message *from);
+int ucch_probe_dropped(ucch_message *probe);
 
 /* For callers that hold the lock. */
 void ucch_message_abandon_locked(ucch_message *m);

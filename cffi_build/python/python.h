@@ -67,10 +67,15 @@ struct posted {
     char busy;                /* a thread uses `op` without the GIL */
 };
 
-/* messages.c: a new request, with an active operation; and one that could not be begun, in the end. */
+/* Results of ucch_wait; 0: still active. */
+enum { DONE = 1, FAILED };
+
+/* requests.c: a new request, with an active operation; and one that could not be begun, in the end. */
 posted *ucch_posted_new(const posted_kind *kind, PyObject *by, Py_ssize_t *active, ucch_op *op, double timeout);
 void ucch_posted_forget(posted *q);
+int ucch_wait_all_briefly(ucch_op **ops, const double *timeouts, int n);
 
-/* Add the types of messages.c to the module. Returns 0 or -1. */
+/* Add the types of requests.c, and of messages.c, to the module. Return 0 or -1. */
+int ucch_add_requests(PyObject *module);
 int ucch_add_messages(PyObject *module);
 #endif

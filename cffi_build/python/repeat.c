@@ -21,8 +21,6 @@ enum { BY_NAME = SIDES, BY_OP, BY_ROOT, OBJECTS };
 /* Kinds of words in the description of counts and datatypes; IS_TYPE is followed by the address of a datatype. */
 enum { IS_NONE, IS_NUMBER, IS_LIST, IS_LIST_OF_TYPES, IS_TUPLE, IS_TYPE };
 enum { PEER, WHAT, LOCAL, TARGET, HERE, THERE, BYTES, NUMBERS };
-/* Results of ucch_wait; 0: still active. */
-enum { DONE = 1, FAILED };
 
 /* What distinguishes calls. Its objects are kept alive, so that no other object gets their address. */
 typedef struct signature {

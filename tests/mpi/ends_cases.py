@@ -345,15 +345,35 @@ def daemons_within_calls(seed, end):
 
 
 def forked_child_is_refused(comm):
-    """The child used to take part in its parent's calls. The parent continues."""
+    """The child used to take part in its parent's calls. The parent continues, also with what it does in C."""
     (x, y), z, other = arrays(10), np.empty(10), 1 - RANK
+    started = comm.Send_init(x, other, 2), comm.Recv_init(y, other, 2)
+
+    def messages():
+        for sent in comm.Isend(x, other, 1), comm.Isend(x, other, 1):
+            comm.Recv(y, other, 1)
+            sent.Wait()
+        comm.Sendrecv(x, other, 1, y, other, 1)
+        comm.Send(x, other, 1)
+        assert comm.Probe(other, 1)
+        taken = comm.Mprobe(other, 1)
+        u.PersistentRequest.Startall(started)
+        u.Request.Waitall(started)
+        assert not comm.Iprobe(other, 1)
+        return taken
+
+    messages().Recv(y)
+    taken = messages()
     comm.Allreduce(x, y)
     again = comm.Allreduce_init(x, y)
-    receive = comm.Irecv(z, other)  # is matched when the child has gone
+    receive = comm.Irecv(z, other, 0)  # is matched when the child has gone
     calls = [
         lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, other), again.Start,
         lambda: comm.Bcast(x), comm.Barrier, u.Communicator, lambda: comm.bcast(RANK), lambda: comm.mpi.Barrier(),
         receive.Wait, receive.Test, lambda: u.Request.Waitall([receive]),
+        lambda: comm.Send(x, other, 1), lambda: comm.Recv(y, other, 1), lambda: comm.Irecv(y, other, 1),
+        lambda: comm.Sendrecv(x, other, 1, y, other, 1), lambda: comm.Probe(other, 1), lambda: comm.Iprobe(other, 1),
+        lambda: comm.Mprobe(other, 1), lambda: taken.Recv(y), started[0].Start, started[1].Start,
     ]  # fmt: skip
     if not (child := os.fork()):
         signal.alarm(100)
@@ -367,6 +387,8 @@ def forked_child_is_refused(comm):
             os._exit(1)
     status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == 7, status
+    taken.Recv(y)
+    messages().Recv(y)
     again.Start()
     again.Wait()
     comm.Allreduce(x, y)

@@ -234,6 +234,37 @@ def case_interrupted_as_it_is_taken_out(comm):
     made.Free()
 
 
+def case_dropped_while_a_thread_waits(comm):
+    """A thread may wait for a request that another one frees, or drops: the message arrives all the same."""
+    right, left = neighbours(comm)
+    for size, drops in product((3, LONG), (Request.Free, list.clear)):
+        arrays = [(np.full(size, float(tag)), np.full(size, -1.0)) for tag in range(20)]
+        comm.Sendrecv(arrays[0][0], right, 99, np.empty(size), left, 99)
+        requests = [comm.Irecv(into, left, tag) for tag, (_, into) in enumerate(arrays)]
+        waiting, ends = [threading.Event() for _ in requests], []
+
+        def wait(request, event, ends=ends):
+            event.set()
+            ends.append(request.Wait())
+
+        threads = [threading.Thread(target=wait, args=both) for both in zip(requests, waiting, strict=True)]
+        for thread, event in zip(threads, waiting, strict=True):
+            thread.start()
+            event.wait()
+        for request in requests if drops is Request.Free else [requests]:
+            drops(request)
+        del request
+        for tag, (data, _) in enumerate(arrays):
+            comm.Send(data, right, tag)
+        for thread in threads:
+            thread.join()
+        assert ends == [True] * len(waiting)
+        for tag, (_, into) in enumerate(arrays):
+            while (into != tag).any():
+                comm.Iprobe(left, 98)
+        comm.Barrier()
+
+
 def case_idioms_of_mpi4py(comm):
     """Ranks and tags as numpy integers; MPI's null requests and messages in lists and comparisons."""
     right, left = neighbours(comm)

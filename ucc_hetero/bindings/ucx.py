@@ -254,10 +254,10 @@ class Worker:
         Returns:
             tuple[int, int] | None: Its tag and length in bytes, or None.
         """
-        found = ffi.new("ucch_offer *")
-        if not lib.ucch_probe(self.handle, tag, mask, found, ffi.NULL):
+        found = owned(lib.ucch_message_new(), lib.ucch_message_free)
+        if not lib.ucch_probe(found, self.handle, tag, mask, False):
             return None
-        return int(found.code), int(found.bytes)
+        return int(found.info.sender_tag), int(found.info.length)
 
     def _message(self) -> Message:
         message = Message()

@@ -173,7 +173,6 @@ class Closing(State, ABC):
     def _discard(self) -> None:
         """Discard messages for receives that were cancelled, but not those of collectives."""
         if not self.broken:
-            self.given_back.clear()
             self.members.discard_users()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -564,8 +565,12 @@ def _make_progress() -> None:
     run_poll_hooks()
 
 
+#: Held while a request becomes an ordinary one: another thread may wait for it, or drop it.
+_becoming = threading.RLock()
+
+
 class PostedRequest(posted, Request):  # type: ignore[misc]
-    """The request of a call that was begun in C, where it is also waited for (cffi_build/python/messages.c).
+    """The request of a call that was begun in C, where it is also waited for (cffi_build/python/requests.c).
 
     For all else, and after an error, it becomes an ordinary request."""
 
@@ -588,8 +593,9 @@ class PostedRequest(posted, Request):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name not in _ENDED:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        if self._become_ordinary() is False:  # another thread may have completed it meanwhile
-            return _ENDED[name]
+        with _becoming:
+            if name not in vars(self) and self._become_ordinary() is False:  # another thread may have completed it
+                return _ENDED[name]
         return object.__getattribute__(self, name)
 
 

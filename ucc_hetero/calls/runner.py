@@ -78,13 +78,13 @@ class Runner(Closing):
     def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         from mpi4py import MPI
 
-        #: Repeats calls on numpy arrays in one crossing into C where possible. It has a copy of the time limit, which
-        #: the base class sets.
+        #: Repeats calls on numpy arrays in one crossing into C where possible.
         self._repeater: Any = None
         every = sampled()
         if repeater and not every:
             goes_on = self._await, self._interrupted, self._go_on_counted, self._adopt, fill_empty
             self._repeater = repeater((self.run, self._begin_call, *goes_on), MPI.IN_PLACE, dropped_calls)
+        self.in_c = self._repeater
         super().__init__(mpi, seat, queues)
         if self._repeater is not None:
             self.posters.append(self._repeater)
@@ -143,17 +143,6 @@ class Runner(Closing):
             run_poll_hooks()
 
     # --- calls --------------------------------------------------------------------------------------------------------
-
-    @property
-    def timeout(self) -> float:
-        """Seconds after which a call fails; 0: never."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        if self._repeater is not None:
-            self._repeater.timeout = seconds
 
     def run(
         self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None

@@ -58,7 +58,24 @@ class Refusing:
             self._refuse(error)
 
 
-class State:
+class Limited:
+    """What has a time limit, and an object in C that does the same and has the limit, too; None if there is none."""
+
+    in_c: Any = None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call, or a wait for a message, fails; 0: never."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        if self.in_c is not None:
+            self.in_c.timeout = seconds
+
+
+class State(Limited):
     """One communicator as its calls see it: ranks, time limit, usability. Collective to create."""
 
     def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
@@ -73,8 +90,6 @@ class State:
         #: True in a child of the process that made it, and after ``MPI.Finalize``.
         self.orphaned = False
         self.refusing = Refusing(self.refuse)
-        #: Messages that were taken out of libucp's queue and not received (p2p/taken.py), in that order.
-        self.given_back: list[Any] = []
         #: Objects of C: they have begun calls whose requests are not in ``under_way``.
         self.posters: list[Any] = []
 

@@ -18,7 +18,7 @@ from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, broken_text, gone_text, unheard_text, with_record_path
+from ..calls.state import LOST, Limited, broken_text, gone_text, unheard_text, with_record_path
 from ..device import no_runtime, stream_handle
 from ..errors import (
     CollectiveError,
@@ -35,7 +35,6 @@ from ..native.waiting import SLICE, progress_mpi, progress_until
 from ..transport import wires
 from .arrays import Arrays
 from .captured import CapturedMessage, CapturedMessages
-from .taken import Taken, again
 from .transfer import (
     COMM_SHIFT,
     OWN,
@@ -72,7 +71,7 @@ def _hold(transfer: AnyTransfer) -> None:
         held.add(transfer)
 
 
-class Messages:
+class Messages(Limited):
     """Sends and receives of one communicator. ``own``: internal messages of the package, matched apart from users'."""
 
     def __init__(self, state: Runner, *, own: bool = False) -> None:
@@ -80,8 +79,6 @@ class Messages:
 
         self.state, members = state, state.members
         self.rank, self.size = state.rank, state.size
-        #: Does the same for plain arrays (p2p/quick.py); None if there is none.
-        self.messenger: Any = None
         self.timeout = state.timeout
         self.process = members.job.process
         self.worker = self.process.worker.handle
@@ -112,26 +109,15 @@ class Messages:
             self._slots[self.any_source] = lib.UCCH_ALL_PEERS
         self._slots.pop(self.rank, None)
 
-    @property
-    def timeout(self) -> float:
-        """Seconds after which a wait for a message fails; 0: never."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        if self.messenger is not None:
-            self.messenger.timeout = seconds
-
     def make_messenger(self, functions: tuple[Any, ...], queues: tuple[Any, ...]) -> Any:
         """Make a `messenger`; ``queues``: containers that are empty while nothing unusual is to be looked at."""
         tags = int(ffi.cast("uintptr_t", self.worker)), int(ffi.cast("uintptr_t", self.state.board.native)), self._base
         ranks = self.rank, self.size, self.any_source, self.any_tag
         slots = [self._slots.get(rank, self.size) for rank in (*range(self.size), self.any_source)]
-        self.messenger = messenger(functions, queues, (*tags, _COMM_MASK), ranks, slots)
-        self.messenger.timeout = self.timeout
-        self.state.posters.append(self.messenger)
-        return self.messenger
+        self.in_c = messenger(functions, queues, (*tags, _COMM_MASK), ranks, slots)
+        self.in_c.timeout = self.timeout
+        self.state.posters.append(self.in_c)
+        return self.in_c
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
@@ -330,11 +316,6 @@ class Messages:
             stream = ffi.cast("void *", transfer.stream)
             if lib.ucch_message_after(transfer.handle, stream) < 0:
                 raise self._not_begun(transfer)
-        if self.state.given_back and transfer.what == "receive" and transfer.stream is None:
-            taken = again(self.state, *self.pattern(transfer.peer, transfer.tag))
-            if taken is not None:
-                self.begin_taken(transfer, taken, timeout)
-                return
         transfer.begin(timeout)
 
     def start_in_lane(
@@ -433,14 +414,15 @@ class Messages:
         board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
-    def begin_taken(self, transfer: Transfer, taken: Taken, timeout: float) -> None:
-        """Start the receive of a message that a matching probe took out of the queue."""
+    def begin_taken(self, transfer: Transfer, taken: Any, timeout: float) -> None:
+        """Start the receive of the message that a probe, ``taken``, has taken out."""
         pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         self._watch(transfer)
         if self.lanes != ffi.NULL and transfer.peer != self.rank:
             self._set_lanes(transfer)
-        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, taken.handle, taken.found, memory, timeout)
+        if lib.ucch_recv_taken(transfer.handle, pointer, nbytes, taken, memory, timeout) == lib.UCCH_FAIL_BUSY:
+            raise ValueError("this message has been received already")
 
     def run(self, transfer: AnyTransfer | CapturedMessage, status: Any = None) -> None:
         if isinstance(transfer, CapturedMessage):
@@ -518,9 +500,7 @@ class Messages:
             lib.ucch_progress_thread(1)
             return 0
 
-        def again() -> int:
-            return -1 if self.state.given_back else lib.ucch_message_again(transfer.handle)
-
+        again = partial(lib.ucch_message_again, transfer.handle)
         plain = transfer.buffer.vendor == "host" and not (copy or transfer.moved) and self.lanes == ffi.NULL
         about = self._request_hooks(transfer) | {"timeout": self.timeout, "owner": self.state}
         direct = again if plain and transfer.peer != self.null else None

@@ -13,15 +13,14 @@ from ..calls.request import Request, set_status
 from ..calls.state import unheard_text
 from ..docstrings import forms
 from ..errors import CollectiveError, CollectiveTimeout, PeerError
-from ..native.libraries import ffi, lib
+from ..native.libraries import lib, owned
 from ..native.waiting import callable_mpi, progress_until
 from .messages import Messages
-from .taken import Taken, again
 from .transfer import Transfer, source_and_tag
 
 _T = TypeVar("_T")
 
-#: How often to look for an object before anything else is checked.
+#: How often to look for a message before anything else is checked.
 _LOOKS = 50
 #: Seconds between two checks that the source is alive.
 _CHECK_S = 0.01
@@ -36,14 +35,15 @@ class Message:
     which has no data, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
-    def __init__(self, messages: Messages, taken: Taken | None, source: int, tag: int) -> None:
+    def __init__(self, messages: Messages, taken: Any, source: int, tag: int) -> None:
+        """``taken``: the engine's message that has it; None for MPI.PROC_NULL."""
         self._messages, self._taken, self.source, self.tag = messages, taken, source, tag
         #: True for the message from MPI.PROC_NULL, which has no data.
         self._none = source == messages.null
 
     def __bool__(self) -> bool:
         """True until the message is received."""
-        return bool(self._taken) or self._none
+        return self._none or bool(self._taken is not None and lib.ucch_has_taken(self._taken))
 
     def __eq__(self, other: object) -> bool:
         """True for the same message, or for the MPI constant that it equals (see the class)."""
@@ -155,25 +155,20 @@ def probe(messages: Messages, source: int | None, tag: int | None, status: Any, 
         return Message(messages, None, messages.null, messages.any_tag)
     value, mask = messages.pattern(source, tag)
     messages.reach(source)
-    # Make progress for everything: the sender may wait for another message of this rank.
-    lib.ucch_progress_once()
-    found = ffi.new("ucch_offer *")
-    taken = again(messages.state, value, mask) if messages.state.given_back else None
-    if taken is None and not lib.ucch_probe(messages.worker, value, mask, found, ffi.NULL):
+    # Made first: if a signal's exception comes behind the probe, it is dropped, and its message is matched again.
+    probe = owned(lib.ucch_message_new(), lib.ucch_message_free)
+    if not lib.ucch_probe(probe, messages.worker, value, mask, remove):
         return None
-    if taken is None and remove:
-        taken = Taken.none_yet(messages.state, messages.process, messages.lanes)
-        if not lib.ucch_probe(messages.worker, value, mask, taken.found, taken.handle):
-            return None  # another thread has it
-    if taken is not None:
-        found = taken.found
-    where, what = source_and_tag(int(found.code))
-    set_status(status, where, what, int(found.bytes))
-    return Message(messages, taken, where, what)
+    where, what = source_and_tag(int(probe.info.sender_tag))
+    set_status(status, where, what, int(probe.info.length))
+    return Message(messages, probe, where, what)
 
 
 def mprobe(messages: Messages, source: int | None, tag: int | None, status: Any) -> Message:
     """Wait for a message and take it out. ``CollectiveTimeout`` after the communicator's time limit."""
+    for _ in range(_LOOKS):
+        if (found := probe(messages, source, tag, status, remove=True)) is not None:
+            return found
     return awaited(messages, source, tag, lambda: probe(messages, source, tag, status, remove=True))
 
 

@@ -28,7 +28,7 @@ class Quick:
         if messenger is None or messages.lanes != ffi.NULL:  # a lane may bring what a receive waits for
             return
         ends = set_status, self._go_on, self._give_up, self._adopt
-        queues = held, dropped_calls, messages.state.given_back, messages.captured.waiting
+        queues = held, dropped_calls, messages.captured.waiting
         functions = *general, partial(object_arrived, messages), *ends
         self._made = made = messages.make_messenger(functions, queues)
         self.send, self.recv, self.sendrecv = made.send, made.recv, made.sendrecv
