@@ -28,11 +28,11 @@ from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi
 from .closing import Closing
 from .mpi_reduction import block_calls
 from .persistent import PersistentRequest, free_all
+from .posted import PostedRequest
 from .preparation import BoundedDict, Preparation, Prepared, ProgramCache, ProgramPool
 from .request import (
     Captured,
     Launched,
-    PostedRequest,
     Request,
     dropped_calls,
     fill_empty,

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.request import PostedRequest, Request, dropped_calls, forget, kept_by, set_status
+from ..calls.posted import PostedRequest
+from ..calls.request import Request, dropped_calls, forget, kept_by, set_status
 from ..native.libraries import ffi, messenger
 from .messages import Messages, held
 from .probe import awaited, object_arrived, probe
