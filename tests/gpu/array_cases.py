@@ -94,43 +94,29 @@ def forms(comm, kind):
 
 
 def streams(comm, kind):
-    """Between work of one stream, which is still busy when the calls are made; nothing is waited for in between."""
-    if not kind.streams:
-        return
-    n, p, r = 200_000, comm.size, comm.rank
-    stream, before = kind.stream(), kind.stream()
-    kind.read(kind.put(blank(n)), stream)  # kernels are there from now on
-    for seed in range(4):
-        each = everyone(comm, n, seed=seed)
-        x, y, g = kind.put(blank(n)), kind.into(blank(n)), kind.into(blank(n * p))
-        kind.work(stream)
-        kind.fill(x, each[r], stream)
-        first = comm.Iallreduce(x, y, stream=stream)
-        second = comm.Iallgather(y, g, stream=stream)
-        same(kind.read(g, stream), np.tile(each.sum(0), p))
-        first.Wait()
-        second.Wait()
-    comm.Allreduce(x, y, stream=before)
-    same(kind.read(y, before), each.sum(0))
-
-
-def messages_in_streams(comm, kind):
-    """A send takes the data as of its place in the stream; a receive writes once earlier work has read the old data."""
+    """Between work of one stream, which is still busy when calls and messages are made; nothing is waited for in
+    between. A send takes the data as of its place in the stream; a receive writes once earlier work has read the old
+    data."""
     if not kind.streams:
         return
     p, r = comm.size, comm.rank
-    right, left = (r + 1) % p, (r - 1) % p
-    stream = kind.stream()
-    kind.read(kind.put(blank(1)), stream)
-    for n in (1, 200_000, 5_000_000):
-        x, y = kind.put(blank(n)), kind.into(blank(n))
-        for tag in range(3):
-            kind.work(stream)
-            kind.fill(x, data(r, n, seed=tag), stream)
-            requests = [comm.Irecv(y, left, tag, stream=stream), comm.Isend(x, right, tag, stream=stream)]
-            for request in requests:
-                request.Wait()
-            same(kind.get(y), data(left, n, seed=tag))
+    stream, before, right, left = kind.stream(), kind.stream(), (r + 1) % p, (r - 1) % p
+    kind.read(kind.put(blank(1)), stream)  # kernels are there from now on
+    for seed, n in enumerate((1, 200_000, 200_000, 5_000_000)):
+        each = everyone(comm, n, seed=seed)
+        x, y, z, g = kind.put(blank(n)), kind.into(blank(n)), kind.into(blank(n)), kind.into(blank(n * p))
+        kind.work(stream)
+        kind.fill(x, each[r], stream)
+        requests = [
+            comm.Iallreduce(x, y, stream=stream), comm.Iallgather(y, g, stream=stream),
+            comm.Irecv(z, left, seed, stream=stream), comm.Isend(x, right, seed, stream=stream),
+        ]  # fmt: skip
+        same(kind.read(g, stream), np.tile(each.sum(0), p))
+        for request in requests:
+            request.Wait()
+        same(kind.get(z), each[left])
+    comm.Allreduce(x, y, stream=before)
+    same(kind.read(y, before), each.sum(0))
 
 
 def another_device(comm, kind):

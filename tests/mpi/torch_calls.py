@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import DEVICE, N, R, data, same
-from torch_catalogue import NAMES, OPS, drawn_blocks, made, plain, poisoned
+from torch_catalogue import NAMES, OPS, drawn_blocks, every_call, made, plain, poisoned
 from torch_model import fresh, sgd, train
 
 import ucc_hetero.torch.backend
@@ -158,44 +158,20 @@ def case_split_groups():
 
 
 def case_groups():
-    evens = dist.new_group(list(range(0, N, 2)))
-    if R % 2 == 0:
-        t = torch.ones(1)
-        dist.all_reduce(t, group=evens)
-        assert t.item() == (N + 1) // 2 and dist.get_group_rank(evens, R) == R // 2
-    backwards = dist.new_group(list(reversed(range(N))))
-    outputs = [torch.empty(1) for _ in range(N)]
-    dist.all_gather(outputs, torch.tensor([float(R)]), group=backwards)
-    ranks = dist.get_process_group_ranks(backwards)
-    assert [o.item() for o in outputs] == ranks, (outputs, ranks)
-    alone = dist.new_group([1])
-    if R == 1:
-        t = torch.ones(2)
-        dist.all_reduce(t, group=alone)
-        dist.broadcast(t, 1, group=alone)
-        dist.barrier(group=alone)
-        assert t.tolist() == [1, 1]
+    for ranks in (range(0, N, 2), reversed(range(N)), [1]):
+        every_call(dist.new_group([*ranks]))
     for ranks in 3 * ([R], [R // 2 * 2, R // 2 * 2 + 1]):  # ranks of other groups make theirs at the same time
-        t = torch.ones(1)
-        dist.all_reduce(t, group=dist.new_group(ranks))
-        assert t.item() == len(ranks)
+        every_call(dist.new_group(ranks), ["allreduce_"])
     pair, _ = dist.new_subgroups(2)
-    t = torch.tensor([float(R)])
-    dist.all_reduce(t, group=pair)
-    assert t.item() == 2 * (R // 2 * 2) + 1
+    every_call(pair)
     beside = dist.new_group(backend="gloo")
-    dist.all_reduce(t, group=beside)
+    every_call(beside, ["allreduce_"])
     assert dist.get_backend(beside) == "gloo" and dist.get_backend(pair) == "ucch"
     dist.destroy_process_group(pair)
     mesh = dist.init_device_mesh(DEVICE, (N // 2, 2), mesh_dim_names=("dp", "tp"))
-    t = torch.tensor([1.0])
-    dist.all_reduce(t, group=mesh["tp"].get_group())
-    dist.all_reduce(t, group=mesh["dp"].get_group())
-    assert t.item() == N
-    same(
-        dist.distributed_c10d._resolve_process_group(dist.group.WORLD.group_name).rank() + torch.zeros(1),
-        torch.zeros(1) + R,
-    )
+    for name in ("dp", "tp"):
+        every_call(mesh[name].get_group())
+    assert dist.distributed_c10d._resolve_process_group(dist.group.WORLD.group_name).rank() == R
 
 
 def case_sparse():

@@ -84,7 +84,7 @@ def case_random():
     """Calls made again and again with other numbers in other tensors, and one that only resembles them among them. Each
     rank's tensors are in forms of their own, and it waits in its own way."""
     dice, own = shared_dice()
-    for turn in range(40):
+    for turn in range(25):
         name, dtype = dice.choice(NAMES), dice.choice([*FLOATS, *INTEGERS, *ODD])
         dtype = dtype if dtype in REDUCED or name not in REDUCES else torch.float32
         op, shape = dice.choice(REDUCED.get(dtype, [OPS.SUM])), dice.choice([(1, 1), (3, 2), (4, 4), (130, 3), (0, 2)])
@@ -119,7 +119,7 @@ def case_coalesced():
     """As many tensors as before, or more or fewer; some ranks wait at once, others later."""
     dice, own = shared_dice()
     names = ["allreduce_", "_allgather_base_", "_reduce_scatter_base_"]
-    for turn in range(40):
+    for turn in range(25):
         name, n, many = dice.choice(names), dice.choice((2, 50, 3000)), dice.randint(1, 4)
         calls = [made(name, drawn_blocks(10 * turn + k, (n,))) for k in range(many)]
         how = {"async_ops": own.random() < 0.5} | own.choice(({}, {"device": torch.device(DEVICE)}))

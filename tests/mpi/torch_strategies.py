@@ -76,22 +76,6 @@ def case_checkpoint_meanwhile():
     assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
 
 
-def case_dtensor():
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    mesh = dist.init_device_mesh(DEVICE, (N,))
-    torch.manual_seed(3)
-    a, b = torch.randn(N * 3 + 1, 8), torch.randn(8, 5)
-    sharded = distribute_tensor(a, mesh, [Shard(0)])  # uneven
-    assert torch.equal(sharded.full_tensor(), a)
-    product = sharded @ distribute_tensor(b, mesh, [Replicate()])
-    assert torch.allclose(product.full_tensor(), a @ b, atol=1e-6)
-    again = sharded.redistribute(mesh, [Shard(1)])
-    assert torch.equal(again.full_tensor(), a)
-    inner = again @ distribute_tensor(b, mesh, [Shard(0)])  # partial sums
-    assert torch.allclose(inner.redistribute(mesh, [Replicate()]).to_local(), a @ b, atol=1e-5)
-
-
 def case_groups_choose_for_themselves():
     """A group of one vendor's ranks uses only that vendor's library, a mixed group islands and bridge."""
     mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("across", "inside"))

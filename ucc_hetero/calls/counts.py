@@ -6,7 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,24 +15,23 @@ from ..planner.collectives import Call
 from .arguments import Bound
 from .request import Request
 
-if TYPE_CHECKING:
-    from .preparation import Prepared
-
 
 class CountExchange(NamedTuple):
     """The exchange of counts before a call: this rank's are in ``mine``, those of all ranks arrive in ``rows``."""
 
     mine: Any
     rows: Any
-    prepared: Prepared
+    #: A `Prepared`.
+    prepared: Any
 
 
 @dataclass(slots=True, eq=False)
 class CountsAlong:
     """Counts that go along with a non-blocking call, as a call of their own. They are compared at its end."""
 
-    begin: Callable[[Prepared], Request]
-    prepared: Prepared
+    begin: Callable[[Any], Request]
+    #: A `Prepared`.
+    prepared: Any
     compare: Callable[[], None]
     _request: Request | None = None
 
