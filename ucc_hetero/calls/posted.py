@@ -7,7 +7,7 @@ from typing import Any
 
 from ..native.libraries import ffi, posted, refuse_children, requests
 from ..native.waiting import progress_mpi, refuse_finalized
-from .request import Request, run_poll_hooks
+from .request import WAYS, Request, run_poll_hooks
 
 
 def _make_progress() -> None:
@@ -55,4 +55,4 @@ class PostedRequest(posted, Request):  # type: ignore[misc]
 _ENDED: dict[str, Any] = {"_call": None, "_keep": None, "_op": ffi.NULL, "_owner": None, "_timeout": 0.0}
 
 
-requests(PostedRequest, _make_progress, Request.Wait, Request.Test, Request._ended, Request._arm)
+requests(PostedRequest, _make_progress, *WAYS)

@@ -557,6 +557,10 @@ class Request:
         return ready, None if ready is None else [None] * len(ready)
 
 
+#: Methods that requests of calls that C has begun have there, too (posted.py).
+WAYS = Request.Wait, Request.Test, Request._ended, Request._arm
+
+
 def native_of(request: Request) -> Any:
     """The native operation of a request. It lives as long as the object that :func:`kept_by` returns."""
     return request._op
