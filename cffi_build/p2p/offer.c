@@ -231,6 +231,7 @@ int ucch_probe(ucch_message *m, ucp_worker_h worker, uint64_t tag, uint64_t mask
     m->worker = worker;
     *s = (ucch_start){.what = START_PROBE, .tag = tag, .mask = mask, .takes = takes};
     ucch_progress_locked(); /* for everything: the sender may wait for another message of this rank */
+    ucp_worker_progress(worker);
     ucch_message **at = find_dropped_locked(m->worker, s->tag, s->mask), *dropped = *at;
     ucp_tag_recv_info_t info = {0, 0};
     if (dropped) {

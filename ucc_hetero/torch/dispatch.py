@@ -55,7 +55,7 @@ class GroupComm:
         self._check_aborted = check_aborted
         self.lock = threading.RLock()
         #: The runner's time limit; -1 before the first call.
-        self._seconds = -1.0
+        self.seconds = -1.0
         #: Messages have a lock of their own: a peer may need a message of ours before it makes the collective.
         self.message_lock = threading.RLock()
         self.runner.wait = partial(wait_op, poll_hook=self._poll)
@@ -97,8 +97,8 @@ class GroupComm:
     def within(self, seconds: float) -> Runner:
         """The runner, with the time limit of the next call. The limit also holds for teams that the call creates."""
         runner = self.runner
-        if self._seconds != seconds:
-            self._seconds = runner.timeout = seconds
+        if self.seconds != seconds:
+            self.seconds = runner.timeout = seconds
             runner.members.teams.timeout = seconds or NO_LIMIT
         return runner
 
@@ -282,7 +282,8 @@ class Dispatch:
             else:
                 stream = None if device is None else current_handle(device)
                 with comm.lock:
-                    work, made = self.done_work, comm.within(seconds).repeat(again, stream, (calls,))
+                    runner = comm.runner if comm.seconds == seconds else comm.within(seconds)
+                    work, made = self.done_work, runner.repeat(again, stream, (calls,))
                 if finish is not None or again[0][0].mean:
                     self._complete(again[:made], calls, finish)
         except UCCHError as failure:
