@@ -12,7 +12,7 @@
  * fifth of the host's time. At 1 MiB both were as fast: pinned memory was busy all the time. */
 #define BY_ONE 65536
 #define THREADS 512
-/* Bytes of a move per block. Shorter slices were slower: every block polls the flags and fences its writes. */
+/* Bytes of a move per block. Shorter slices were slower: every block fences its writes. */
 #define SLICE ((uint64_t)32 << 10)
 /* Blocks wait for each other, so all must be resident at once. */
 #define MOST_BLOCKS 16

@@ -56,6 +56,15 @@ def case_every_type_and_operation():
         same(tensor, (sum(data(r, (7,)) for r in range(N)) * factor).to(dtype))
 
 
+def case_nothing_to_move():
+    for name, asynchronous in product(NAMES, (False, True)):
+        one = made(name, drawn_blocks(1, (0, 3)), N - 1)
+        work = one.call(async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        one.check(name)
+
+
 class OfAUser(torch.Tensor):
     pass
 

@@ -53,8 +53,8 @@ __device__ void await_move(const ucch_moves &all, const ucch_move &m, unsigned s
         PUT(&m.steps->taken, AWAIT_UNLESS(m.wait, step + m.least, &all.replays->stop.word));
 }
 /* Of the blocks that do a move the first one polls the word of another rank, and tells the others on the device: with
- * eight that polled host memory a broadcast of 16 MiB took twice as long. Blocks of the LL protocol have no words in
- * common: they poll data, and seldom wait for a slot. */
+ * sixteen that polled host memory a broadcast of 16 MiB took twice as long (H200). Blocks of the LL protocol have no
+ * words in common: they poll data, and seldom wait for a slot. */
 __device__ void await_together(const ucch_moves &all, const ucch_move &m, unsigned k, unsigned block,
                                const counted &now, unsigned number) {
     if (m.kind == MOVE_LL_SEND || block == 0) await_move(all, m, now.step[k], now.taken[k]);
