@@ -1,5 +1,5 @@
 /* Posted: the base class of requests of calls that C has begun, messages (messages.c) and collectives (repeat.c); its
- * subclass in Python is ucc_hetero/calls/request.py's PostedRequest. Waits that take long and errors are left to
+ * subclass in Python is ucc_hetero/calls/posted.py's PostedRequest. Waits that take long and errors are left to
  * Python, which makes an ordinary request of it. */
 #include "python/python.h"
 #ifndef Py_GIL_DISABLED
